@@ -1,0 +1,1 @@
+"""The way in: AOTAutograd and the passes on FX graphs."""

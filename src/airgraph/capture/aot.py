@@ -1,0 +1,44 @@
+"""From torch.compile to FX graphs of functional ATen ops: Dynamo has done its part, AOTAutograd does the next.
+
+Forward, backward and inference graphs all go to the same compiler, which is told which one it gets. Writes to inputs stay
+in the graph as a closing `copy_`. Ops are decomposed only where PyTorch itself does so on the way (and where the user
+asks for it): a graph of the user's own ops is what people want to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition
+
+Compiled = Callable[[list[Any]], Any]
+FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
+GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
+
+
+def compile_by_aot(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compiler: GraphCompiler,
+    *,
+    keep_input_mutations: bool,
+    decompositions: Mapping[Any, Callable[..., Any]] | None,
+) -> Compiled:
+    """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it."""
+
+    def phase(name: str) -> FxCompiler:
+        return lambda graph, inputs: compiler(graph, inputs, name)
+
+    return aot_module_simplified(
+        gm,
+        list(example_inputs),
+        fw_compiler=phase("forward"),
+        bw_compiler=phase("backward"),
+        inference_compiler=phase("inference"),
+        partition_fn=default_partition,
+        decompositions=dict(decompositions or {}),
+        keep_inference_input_mutations=keep_input_mutations,
+    )

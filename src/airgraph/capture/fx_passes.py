@@ -1,0 +1,152 @@
+"""Passes on the FX graph, before it is converted: the user's first and last, ours between.
+
+user pre-pass → no-ops → symbolic inputs → views as reshapes → user post-pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from airgraph.config import Config
+
+aten = torch.ops.aten
+Observe = Callable[[str, torch.fx.GraphModule], None]
+
+
+def run_fx_passes(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, observe: Observe
+) -> torch.fx.GraphModule:
+    for name, run in passes(config):
+        run(gm, inputs)
+        observe(name, gm)
+    complete_metadata(gm, inputs)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def passes(config: Config) -> list[tuple[str, Callable[[torch.fx.GraphModule, Sequence[Any]], Any]]]:
+    """Those that this configuration asks for, in order."""
+    convert = config.mode == "max-autotune"
+    chosen: list[tuple[str, Any, bool]] = [
+        ("post_grad_custom_pre_pass", user_pass(config.pre_pass, config), config.pre_pass is not None),
+        ("remove_noop_ops", remove_noops, config.remove_noop_ops),
+        ("optimize_sym_input", symbolic_inputs, convert),
+        ("view_to_reshape", views_as_reshapes, convert),
+        ("post_grad_custom_post_pass", user_pass(config.post_pass, config), config.post_pass is not None),
+    ]
+    return [(name, run) for name, run, wanted in chosen if wanted]
+
+
+def user_pass(
+    function: Callable[..., Any] | None, config: Config
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Any]:
+    """A user's pass gets the configuration it was set in."""
+    given = config if config.foreign is None else config.foreign
+    return lambda gm, inputs: function(gm, inputs, given) if function else None
+
+
+# -- no-ops ---------------------------------------------------------------------------------------------------------
+def same_tensor(node: torch.fx.Node) -> bool:
+    """The result is its first argument in everything that can be seen of it."""
+    source = node.args[0]
+    if not isinstance(source, torch.fx.Node):
+        return False
+    a, b = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return (a.dtype, a.device, tuple(a.shape), a.stride()) == (b.dtype, b.device, tuple(b.shape), b.stride())
+
+
+def whole(node: torch.fx.Node) -> bool:
+    """A slice of everything."""
+    return same_tensor(node) and bool(len(node.args) < 5 or node.args[4] == 1)
+
+
+def first_power(node: torch.fx.Node) -> bool:
+    return same_tensor(node) and bool(node.args[1] == 1)
+
+
+def no_padding(node: torch.fx.Node) -> bool:
+    return same_tensor(node) and all(isinstance(p, int) and p == 0 for p in node.args[1])  # type: ignore[union-attr]
+
+
+def ones(node: torch.fx.Node) -> bool:
+    return same_tensor(node) and all(isinstance(r, int) and r == 1 for r in node.args[1])  # type: ignore[union-attr]
+
+
+NOOPS: dict[Any, Callable[[torch.fx.Node], bool]] = {
+    aten.alias.default: same_tensor,
+    aten.detach.default: same_tensor,
+    aten.clone.default: same_tensor,
+    aten.view.default: same_tensor,
+    aten.reshape.default: same_tensor,
+    aten._unsafe_view.default: same_tensor,
+    aten.expand.default: same_tensor,
+    aten._to_copy.default: same_tensor,
+    aten.slice.Tensor: whole,
+    aten.repeat.default: ones,
+    aten.constant_pad_nd.default: no_padding,
+    aten.pow.Tensor_Scalar: first_power,
+}
+
+
+def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Nodes that give back their argument. One that leaves the graph stays: its caller may count on memory of its own."""
+    written = {n.args[0] for n in gm.graph.nodes if n.target is aten.copy_.default}
+    for node in list(gm.graph.nodes):
+        test = NOOPS.get(node.target)
+        if test is None or any(user.op == "output" for user in node.users) or not test(node):
+            continue
+        if node.args[0] in written and any(user.target is aten.copy_.default for user in node.users):
+            continue
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+
+
+# -- symbols --------------------------------------------------------------------------------------------------------
+def symbolic_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """A symbolic int that is also a size of some input is read from there, so that the number itself need not be passed."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    tensors = [n for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
+    for node in placeholders:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt) or not node.users:
+            continue
+        found = next(
+            ((t, i) for t in tensors for i, size in enumerate(t.meta["val"].shape) if same_symbol(size, value)), None
+        )
+        if found is None:
+            continue
+        with gm.graph.inserting_after(found[0]):
+            size = gm.graph.call_function(aten.sym_size.int, found)
+        size.meta["val"] = value
+        node.replace_all_uses_with(size)
+
+
+def same_symbol(a: Any, b: torch.SymInt) -> bool:
+    return isinstance(a, torch.SymInt) and a.node.expr == b.node.expr
+
+
+def views_as_reshapes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """`view` insists on strides that only exist at the boundary; inside a graph it means `reshape`."""
+    for node in gm.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+
+
+# -- metadata -------------------------------------------------------------------------------------------------------
+def complete_metadata(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Nodes a user's pass has added carry no fake values yet; one run of the graph on fake tensors gives them some."""
+    if all("val" in n.meta for n in gm.graph.nodes if n.op in ("call_function", "placeholder")):
+        return
+    mode = next((i.fake_mode for i in inputs if isinstance(i, FakeTensor)), None) or FakeTensorMode(
+        allow_non_fake_inputs=True
+    )
+    fake = [mode.from_tensor(i) if isinstance(i, torch.Tensor) and not isinstance(i, FakeTensor) else i for i in inputs]
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fake)

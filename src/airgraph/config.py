@@ -1,0 +1,129 @@
+"""What a user can set: `Config` for one backend, `KNOBS` for the process (environment variables).
+
+airgraph.backend(dump="py", dump_path="graphs", strict=True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from airgraph.errors import ConfigError
+
+Mode = Literal["max-autotune", "reduce-overhead"]
+DumpType = Literal["py", "txt", "pbtxt"]
+EngineName = Literal["reference"]
+
+
+def option(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of one backend. Every field can be given to `airgraph.backend(...)` or `torch.compile(options=...)`."""
+
+    mode: Mode = option(
+        "max-autotune", "max-autotune: convert to GE ops and optimise; reduce-overhead: keep every ATen op"
+    )
+    engine: EngineName = option("reference", "what runs the graph; reference runs each op by its PyTorch meaning")
+    strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
+    dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
+    dump_path: str = option(".", "the folder dumps are written to; it must exist")
+    pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
+    post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
+    remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
+    keep_input_mutations: bool = option(True, "leave writes to inputs in the graph of an inference call")
+    passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/architecture.md lists them")
+    decompositions: Mapping[Any, Callable[..., Any]] | None = option(None, "ATen op → decomposition, added to our own")
+    verify: bool = option(False, "check the graph after every pass (also: AIRGRAPH_VERIFY=1)")
+    log: str = option("airgraph", "the name of the Python logger that is written to")
+    remarks: tuple[str, ...] = option((), "what the journal should say about these options, one line each")
+    foreign: Any = option(None, "the configuration object of another API this one was made from; handed to user passes")
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):
+            _check_value(f.name, getattr(self, f.name), hints[f.name])
+        if self.dump is not None:
+            check_dump_path(self.dump_path)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [f.name for f in dataclasses.fields(cls)]
+
+    @classmethod
+    def make(cls, base: Config | None = None, **options: Any) -> Config:
+        """`base` with `options` on top; an unknown name is an error that lists the known ones."""
+        for name in options:
+            if name not in cls.names():
+                raise ConfigError(f"unknown option {name!r}", where={"known": ", ".join(cls.names())})
+        return dataclasses.replace(base or cls(), **options)
+
+
+def _check_value(name: str, value: Any, hint: Any) -> None:
+    """Literal, bool, str, tuple of str, Callable and Mapping, each possibly `| None`."""
+    choices = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if type(None) in typing.get_args(hint):
+        if value is None:
+            return
+        hint = choices[0] if len(choices) == 1 else hint
+    if typing.get_origin(hint) is Literal:
+        allowed = [a for a in typing.get_args(hint) if a is not None]
+        if value not in allowed:
+            raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": ", ".join(map(repr, allowed))})
+    elif hint in (bool, str) and not isinstance(value, hint):
+        raise ConfigError(
+            f"{name} cannot be {value!r}", where={"allowed": {bool: "True, False", str: "a string"}[hint]}
+        )
+    elif typing.get_origin(hint) is tuple and not (isinstance(value, tuple) and all(isinstance(v, str) for v in value)):
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a tuple of strings"})
+    elif typing.get_origin(hint) is Callable and not callable(value):
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a callable or None"})
+    elif typing.get_origin(hint) is Mapping and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a mapping or None"})
+
+
+def check_dump_path(path: str) -> None:
+    """Dumps go to a folder the user made, so that a typing error does not scatter files."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"dump_path {path!r} is not a folder", hint=f"mkdir -p {path}")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"dump_path {path!r} is not writable", hint=f"chmod u+wx {path}, or another folder")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One environment variable: how it reads and what it is for."""
+
+    name: str
+    default: str
+    allowed: tuple[str, ...]
+    doc: str
+
+    def get(self) -> str:
+        value = os.environ.get(self.name, self.default)
+        if self.allowed and value not in self.allowed:
+            raise ConfigError(f"{self.name} cannot be {value!r}", where={"allowed": ", ".join(map(repr, self.allowed))})
+        return value
+
+    def on(self) -> bool:
+        return self.get() == "1"
+
+
+KNOBS = {
+    knob.name: knob
+    for knob in (
+        Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
+        Knob("AIRGRAPH_LOG", "", ("", "debug", "info", "event", "warning", "error"), "level of airgraph's own loggers"),
+        Knob(
+            "TNG_LOG_LEVEL", "3", (), "level of the engine's lines on stderr: 0 debug 1 info 2 warning 3 error 4 event"
+        ),
+        Knob("TORCH_COMPILE_DEBUG", "0", (), "1: write every stage of every graph under torch_compile_debug/"),
+    )
+}

@@ -1,0 +1,219 @@
+"""Element by element: arithmetic, comparison, logic, selection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import common_type, promoted, real, to
+from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.ir import ge
+from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+UNARY = {
+    aten.abs.default: "Abs",
+    aten.acos.default: "Acos",
+    aten.acosh.default: "Acosh",
+    aten.asin.default: "Asin",
+    aten.asinh.default: "Asinh",
+    aten.atan.default: "Atan",
+    aten.atanh.default: "Atanh",
+    aten.ceil.default: "Ceil",
+    aten.cos.default: "Cos",
+    aten.cosh.default: "Cosh",
+    aten.erf.default: "Erf",
+    aten.erfc.default: "Erfc",
+    aten.erfinv.default: "Erfinv",
+    aten.exp.default: "Exp",
+    aten.expm1.default: "Expm1",
+    aten.floor.default: "Floor",
+    aten.log.default: "Log",
+    aten.log1p.default: "Log1p",
+    aten.neg.default: "Neg",
+    aten.reciprocal.default: "Reciprocal",
+    aten.round.default: "Round",
+    aten.rsqrt.default: "Rsqrt",
+    aten.sign.default: "Sign",
+    aten.sin.default: "Sin",
+    aten.sinh.default: "Sinh",
+    aten.sqrt.default: "Sqrt",
+    aten.tan.default: "Tan",
+    aten.tanh.default: "Tanh",
+    aten.trunc.default: "Trunc",
+}
+BINARY = {
+    aten.atan2.default: "Atan2",
+    aten.div.Scalar: "RealDiv",
+    aten.div.Tensor: "RealDiv",
+    aten.floor_divide.default: "FloorDiv",
+    aten.maximum.default: "Maximum",
+    aten.minimum.default: "Minimum",
+    aten.mul.Scalar: "Mul",
+    aten.mul.Tensor: "Mul",
+    aten.pow.Scalar: "Pow",
+    aten.pow.Tensor_Scalar: "Pow",
+    aten.pow.Tensor_Tensor: "Pow",
+    aten.remainder.Scalar: "FloorMod",
+    aten.remainder.Scalar_Tensor: "FloorMod",
+    aten.remainder.Tensor: "FloorMod",
+}
+COMPARE = {
+    aten.eq.Scalar: "Equal",
+    aten.eq.Tensor: "Equal",
+    aten.ge.Scalar: "GreaterEqual",
+    aten.ge.Tensor: "GreaterEqual",
+    aten.gt.Scalar: "Greater",
+    aten.gt.Tensor: "Greater",
+    aten.le.Scalar: "LessEqual",
+    aten.le.Tensor: "LessEqual",
+    aten.lt.Scalar: "Less",
+    aten.lt.Tensor: "Less",
+    aten.ne.Scalar: "NotEqual",
+    aten.ne.Tensor: "NotEqual",
+}
+TESTS = {aten.isinf.default: "IsInf", aten.isnan.default: "IsNan"}
+# Logical op on truth values, bitwise op on integers.
+LOGIC = {
+    aten.bitwise_and.Tensor: ("LogicalAnd", "BitwiseAnd"),
+    aten.bitwise_or.Tensor: ("LogicalOr", "BitwiseOr"),
+    aten.logical_and.default: ("LogicalAnd", None),
+    aten.logical_or.default: ("LogicalOr", None),
+}
+
+
+def unary(op: str) -> Any:
+    def convert(self: Value, *, meta_outputs: TensorSpec) -> Value:
+        return getattr(ge, op)(*promoted(self, dtype=meta_outputs.dtype))
+
+    return convert
+
+
+def binary(op: str) -> Any:
+    def convert(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
+        return getattr(ge, op)(*promoted(self, other, dtype=meta_outputs.dtype))
+
+    return convert
+
+
+def compare(op: str) -> Any:
+    def convert(self: Value, other: Any) -> Value:
+        return getattr(ge, op)(*promoted(self, other, dtype=common_type(self, other)))
+
+    return convert
+
+
+def test(op: str) -> Any:
+    def convert(self: Value) -> Value:
+        real(self)
+        return getattr(ge, op)(self)
+
+    return convert
+
+
+def logic(truth: str, bits: str | None) -> Any:
+    def convert(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
+        op = truth if meta_outputs.dtype == DataType.DT_BOOL or bits is None else bits
+        return getattr(ge, op)(*promoted(self, other, dtype=meta_outputs.dtype))
+
+    return convert
+
+
+for table, make in ((UNARY, unary), (BINARY, binary), (COMPARE, compare), (TESTS, test)):
+    for target, op in table.items():
+        REGISTRY.register(target, make(op))
+for target, ops in LOGIC.items():
+    REGISTRY.register(target, logic(*ops))
+
+
+@converts(aten.add.Tensor, aten.add.Scalar)
+def add(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+    """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    self, other = promoted(self, other, dtype=meta_outputs.dtype)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return ge.Add(self, other)
+    return ge.AxpyV2(self, other, to(alpha, meta_outputs.dtype))
+
+
+@converts(aten.sub.Tensor, aten.sub.Scalar)
+def sub(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    self, other = promoted(self, other, dtype=meta_outputs.dtype)
+    if not (isinstance(alpha, int | float) and alpha == 1):
+        other = ge.Mul(other, to(alpha, meta_outputs.dtype))
+    return ge.Sub(self, other)
+
+
+@converts(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+    """rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    return sub(other, self, alpha, meta_outputs=meta_outputs)
+
+
+@converts(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(self: Value, other: Any, *, rounding_mode: str | None, meta_outputs: TensorSpec) -> Value:
+    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
+    self, other = promoted(self, other, dtype=meta_outputs.dtype)
+    if rounding_mode == "floor":
+        return ge.FloorDiv(self, other)
+    if not meta_outputs.dtype.is_float:
+        raise NoConversion("integer division that rounds to zero")
+    quotient = ge.RealDiv(self, other)
+    return ge.Trunc(quotient) if rounding_mode == "trunc" else quotient
+
+
+@converts(aten.logical_not.default)
+def logical_not(self: Value) -> Value:
+    """logical_not(Tensor self) -> Tensor"""
+    return ge.LogicalNot(*promoted(self, dtype=DataType.DT_BOOL))
+
+
+@converts(aten.bitwise_not.default)
+def bitwise_not(self: Value) -> Value:
+    """bitwise_not(Tensor self) -> Tensor"""
+    return ge.LogicalNot(self) if self.dtype == DataType.DT_BOOL else ge.Invert(self)
+
+
+@converts(aten.where.self)
+def where(condition: Value, self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
+    """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
+    then, otherwise = promoted(self, other, dtype=meta_outputs.dtype)
+    return ge.SelectV2(to(condition, DataType.DT_BOOL), then, otherwise)
+
+
+@converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(self: Value, mask: Value, value: Any, *, meta_outputs: TensorSpec) -> Value:
+    """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
+    self, value = promoted(self, value, dtype=meta_outputs.dtype)
+    return ge.MaskedFill(self, mask, value)
+
+
+@converts(aten.clamp.default, aten.clamp.Tensor)
+def clamp(self: Value, min: Any = None, max: Any = None, *, meta_outputs: TensorSpec) -> Value:
+    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
+    dtype = meta_outputs.dtype
+    (x,) = promoted(self, dtype=dtype)
+    if min is not None and max is not None:
+        return ge.ClipByValueV2(x, *promoted(min, max, dtype=dtype))
+    return ge.Maximum(x, to(min, dtype)) if min is not None else ge.Minimum(x, to(max, dtype))
+
+
+@converts(aten.clamp_min.default)
+def clamp_min(self: Value, min: Any, *, meta_outputs: TensorSpec) -> Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    return clamp(self, min, None, meta_outputs=meta_outputs)
+
+
+@converts(aten.addcmul.default)
+def addcmul(self: Value, t1: Value, t2: Value, *, value: Any = 1, meta_outputs: TensorSpec) -> Value:
+    """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    return ge.Addcmul(*promoted(self, t1, t2, value, dtype=meta_outputs.dtype))
+
+
+@converts(aten.addcdiv.default)
+def addcdiv(self: Value, t1: Value, t2: Value, *, value: Any = 1, meta_outputs: TensorSpec) -> Value:
+    """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    return ge.Addcdiv(*promoted(self, t1, t2, value, dtype=meta_outputs.dtype))

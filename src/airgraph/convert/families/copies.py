@@ -1,0 +1,56 @@
+"""Copies, casts and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import TORCH_TYPES, real, to
+from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.ir import ge
+from airgraph.ir.graph import Value
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@converts(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+def identity(self: Value, *, memory_format: Any = None) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor. Strides are a matter of the boundary."""
+    return ge.Identity(self)
+
+
+@converts(aten._to_copy.default)
+def to_copy(self: Value, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+            non_blocking: bool = False, memory_format: Any = None, meta_outputs: TensorSpec) -> Value:  # fmt: skip
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, …) -> Tensor"""
+    if meta_outputs.place != self.type.place or layout not in (None, torch.strided) or pin_memory:
+        raise NoConversion("a copy to another device or layout")
+    if self.dtype.is_complex and not meta_outputs.dtype.is_complex:
+        raise NoConversion("a cast from complex to real")
+    return convert_element_type(self, dtype, meta_outputs=meta_outputs)
+
+
+@converts(prims.convert_element_type.default)
+def convert_element_type(a: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
+    """convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
+    if a.dtype not in TORCH_TYPES or meta_outputs.dtype not in TORCH_TYPES:
+        raise NoConversion("an element type without a GE number")
+    return ge.Identity(a) if a.dtype == meta_outputs.dtype else ge.Cast(a, dst_type=int(meta_outputs.dtype))
+
+
+@converts(aten.copy.default)
+def copy(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: TensorSpec) -> Value:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
+    real(self, src)
+    if src.type.place != self.type.place:
+        raise NoConversion("a copy from another device")
+    return ge.BroadcastTo(to(src, meta_outputs.dtype), ge.Shape(self, dtype=9))
+
+
+@converts(aten.copy_.default)
+def copy_(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: TensorSpec) -> Value:
+    """copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!): the write to an input at the end"""
+    if self.node.op != "Data":
+        raise NoConversion("a write to something that is not an input")
+    return ge.Assign(self, src)

@@ -1,0 +1,72 @@
+"""Sums, means, extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import promoted
+from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec
+from airgraph.ir import ge
+from airgraph.ir.graph import Value
+
+aten = torch.ops.aten
+
+
+def axes_of(x: Value, dims: Sequence[int] | int | None) -> list[int]:
+    """No dims means all of them; a scalar has none."""
+    if x.rank == 0:
+        return []
+    listed = [dims] if isinstance(dims, int) else list(dims or range(x.rank))
+    return [d % x.rank for d in listed]
+
+
+def reduction(op: str) -> Any:
+    """For reductions whose last argument is the type to compute in."""
+
+    def convert(
+        self: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
+    ) -> Value:
+        if isinstance(dim, Value):
+            raise NoConversion("symbolic axes")
+        (x,) = promoted(self, dtype=meta_outputs.dtype)
+        return getattr(ge, op)(x, axes_of(x, dim), keep_dims=keepdim)
+
+    return convert
+
+
+def total(op: str) -> Any:
+    """For reductions over everything."""
+
+    def convert(self: Value, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
+        return reduction(op)(self, dtype=dtype, meta_outputs=meta_outputs)
+
+    return convert
+
+
+REDUCTIONS = {
+    aten.sum.dim_IntList: "ReduceSum",
+    aten.mean.dim: "ReduceMean",
+    aten.amax.default: "ReduceMax",
+    aten.amin.default: "ReduceMin",
+    aten.prod.dim_int: "ReduceProd",
+    aten.any.dim: "ReduceAny",
+    aten.any.dims: "ReduceAny",
+    aten.all.dim: "ReduceAll",
+    aten.all.dims: "ReduceAll",
+}
+TOTALS = {
+    aten.sum.default: "ReduceSum",
+    aten.mean.default: "ReduceMean",
+    aten.max.default: "ReduceMax",
+    aten.min.default: "ReduceMin",
+    aten.prod.default: "ReduceProd",
+    aten.any.default: "ReduceAny",
+    aten.all.default: "ReduceAll",
+}
+for target, op in REDUCTIONS.items():
+    REGISTRY.register(target, reduction(op))
+for target, op in TOTALS.items():
+    REGISTRY.register(target, total(op))

@@ -1,0 +1,61 @@
+"""FX nodes as dumps and errors show them.
+
+addmm: torch.float32[100, 64]npu:0 = torch.ops.aten.addmm.default(primals_2: torch.float32[64]npu:0, …)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from airgraph.convert.metadata import SYMBOLIC
+from airgraph.ir.graph import Note
+
+
+def note_of(node: torch.fx.Node) -> Note:
+    return Note(source_line(node), node_code(node))
+
+
+def source_line(node: torch.fx.Node) -> str | None:
+    """`"model.py", line 24, in forward    x = self.linear1(x)`: the innermost frame of the user's stack.
+
+    Python 3.11 marks the expression with carets under the line; they mean nothing on one line and are dropped.
+    """
+    if not node.stack_trace:
+        return None
+    frame = node.stack_trace.split(" File ")[-1]
+    lines = [line for line in frame.split("\n") if not re.fullmatch(r"[ ~^]*[~^][ ~^]*", line)]
+    return "".join(lines).rstrip()
+
+
+def node_code(node: torch.fx.Node) -> str:
+    args = [argument(a) for a in node.args] + [f"{k}={argument(v)}" for k, v in node.kwargs.items()]
+    return f"{typed(node)} = {target_text(node.target)}({', '.join(args)})"
+
+
+def argument(arg: Any) -> str:
+    if isinstance(arg, torch.fx.Node):
+        return typed(arg)
+    if isinstance(arg, list | tuple) and any(isinstance(a, torch.fx.Node) for a in arg):
+        return f"[{', '.join(map(argument, arg))}]"
+    return str(arg)
+
+
+def typed(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return f"{node.name}: {value.dtype}[{', '.join(map(str, value.shape))}]{value.device}"
+    if isinstance(value, SYMBOLIC):
+        return f'{node.name}: "Sym({value})"'
+    return node.name
+
+
+def target_text(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return f"torch.ops.{target}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"torch.ops.higher_order.{target}"
+    module = getattr(target, "__module__", "").lstrip("_")
+    return f"{module}.{target.__name__}" if hasattr(target, "__name__") else str(target)

@@ -1,0 +1,86 @@
+"""What FX knows of a value, in the words of the IR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from airgraph.errors import ConvertError
+from airgraph.ir.boundary import Layout
+from airgraph.ir.types import DataType, Dim, Place, TensorType, dim
+
+GE_TYPES: dict[torch.dtype, DataType] = {
+    torch.float32: DataType.DT_FLOAT,
+    torch.float16: DataType.DT_FLOAT16,
+    torch.bfloat16: DataType.DT_BF16,
+    torch.float64: DataType.DT_DOUBLE,
+    torch.int8: DataType.DT_INT8,
+    torch.int16: DataType.DT_INT16,
+    torch.int32: DataType.DT_INT32,
+    torch.int64: DataType.DT_INT64,
+    torch.uint8: DataType.DT_UINT8,
+    torch.uint16: DataType.DT_UINT16,
+    torch.uint32: DataType.DT_UINT32,
+    torch.uint64: DataType.DT_UINT64,
+    torch.bool: DataType.DT_BOOL,
+    torch.complex32: DataType.DT_COMPLEX32,
+    torch.complex64: DataType.DT_COMPLEX64,
+    torch.complex128: DataType.DT_COMPLEX128,
+    torch.qint8: DataType.DT_QINT8,
+    torch.quint8: DataType.DT_QUINT8,
+    torch.qint32: DataType.DT_QINT32,
+    torch.float8_e5m2: DataType.DT_FLOAT8_E5M2,
+    torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
+    torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
+}
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# TorchAir gives a symbolic float the type float32; Python's floats are doubles, and eager computes with all their digits.
+NUMBERS: dict[type, DataType] = {int: DataType.DT_INT64, float: DataType.DT_DOUBLE, bool: DataType.DT_BOOL}
+
+
+def ge_type(dtype: torch.dtype) -> DataType:
+    """The element type; UNDEFINED for one GE has no number for: only PyTorch's own ops can handle such a value."""
+    return GE_TYPES.get(dtype, DataType.DT_UNDEFINED)
+
+
+def place_of(device: torch.device) -> Place:
+    return "CPU" if device.type == "cpu" else "NPU"
+
+
+def size_of(value: Any) -> Dim:
+    """An int, or the expression behind a SymInt."""
+    return dim(value.node.expr) if isinstance(value, SYMBOLIC) else value
+
+
+def python_type(value: Any) -> type:
+    """int, float or bool: what a symbolic or plain number is in Python."""
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds.get(type(value), type(value))
+
+
+def type_of(value: Any) -> TensorType:
+    """The type of a fake tensor or of a number."""
+    if isinstance(value, torch.Tensor):
+        return TensorType(ge_type(value.dtype), tuple(map(size_of, value.shape)), place_of(value.device))
+    kind = python_type(value)
+    if kind in NUMBERS:
+        return TensorType(NUMBERS[kind], (), "CPU")
+    return TensorType(DataType.DT_RESOURCE, (), "CPU")
+
+
+def strides_of(value: torch.Tensor) -> tuple[Dim, ...]:
+    if value.layout != torch.strided:
+        raise ConvertError(f"a {value.layout} tensor cannot enter or leave a graph", hint="only strided tensors do")
+    return tuple(map(size_of, value.stride()))
+
+
+def layout_of(value: torch.Tensor, base: torch.Tensor | None = None) -> Layout:
+    """The layout of a tensor, as a view of `base` if given. (Where `base` itself lies in its storage differs from call to
+    call, and Dynamo does not guard on it; so only the distance between the two is kept.)"""
+    offset: Dim = 0
+    if base is not None:
+        here = size_of(value.storage_offset())
+        there = size_of(base.storage_offset())
+        offset = dim(here - there * base.element_size() // value.element_size())
+    return Layout(tuple(map(size_of, value.shape)), strides_of(value), offset)

@@ -1,0 +1,91 @@
+"""Views that wait. `t(t(x))` costs nothing, and a Transpose stands where it is used, not where it was written.
+
+A chain of permutations and reshapes is kept as steps; neighbours of the same kind merge and identities vanish. The nodes
+are emitted when an op that is no view needs the value. This is what TorchAir's `enable_view_optimize` does, and why its
+dumps show a Transpose after the FX line of the matmul that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from airgraph.convert.metadata import size_of
+from airgraph.ir import ge
+from airgraph.ir.graph import Value
+
+aten = torch.ops.aten
+RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+PERMUTES = {aten.t.default, aten.transpose.int, aten.permute.default}
+VIEWS = RESHAPES | PERMUTES
+
+
+@dataclass(frozen=True)
+class Permute:
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reshape:
+    shape: tuple[Any, ...]  # ints and host values
+    is_identity: bool
+
+
+Step = Permute | Reshape
+
+
+@dataclass(frozen=True)
+class PendingView:
+    base: Value
+    steps: tuple[Step, ...]
+
+    def emit(self) -> Value:
+        value = self.base
+        for step in self.steps:
+            if isinstance(step, Permute):
+                value = ge.Transpose(value, list(step.perm))
+            elif all(isinstance(d, int) for d in step.shape):
+                value = ge.Reshape(value, list(step.shape))
+            else:
+                value = ge.Reshape(value, ge.Pack(list(step.shape), N=len(step.shape)))
+        return value
+
+
+def extend(source: Value | PendingView, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
+    """`source` seen through one more view."""
+    pending = source if isinstance(source, PendingView) else PendingView(source, ())
+    before, after = (tuple(map(size_of, n.meta["val"].shape)) for n in (node.args[0], node))  # type: ignore[union-attr]
+    if node.target in RESHAPES:
+        shape = after if all(isinstance(d, int) for d in after) else tuple(args[1])
+        return add(pending, Reshape(shape, is_identity=before == after))
+    return add(pending, Permute(permutation(node.target, len(before), args[1:])))
+
+
+def permutation(target: Any, rank: int, args: Sequence[Any]) -> tuple[int, ...]:
+    if target is aten.permute.default:
+        return tuple(a % rank for a in args[0])
+    axes = list(range(rank))
+    a, b = (0, 1) if target is aten.t.default else args[:2]
+    if rank > 1:
+        axes[a], axes[b] = axes[b], axes[a]
+    return tuple(axes)
+
+
+def add(pending: PendingView, step: Step) -> PendingView:
+    steps = list(pending.steps)
+    last = steps[-1] if steps else None
+    if isinstance(step, Permute) and isinstance(last, Permute):
+        steps[-1] = Permute(tuple(last.perm[i] for i in step.perm))  # (x.permute(p)).permute(q) = x.permute(p∘q)
+    elif isinstance(step, Reshape) and isinstance(last, Reshape):
+        if not step.is_identity:
+            steps[-1] = Reshape(step.shape, is_identity=False)
+    else:
+        steps.append(step)
+    return PendingView(pending.base, tuple(s for s in steps if not identity(s)))
+
+
+def identity(step: Step) -> bool:
+    return step.is_identity if isinstance(step, Reshape) else step.perm == tuple(range(len(step.perm)))

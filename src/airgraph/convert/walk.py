@@ -1,0 +1,347 @@
+"""FX graph → our graph: one node after the other, in order.
+
+Each FX node becomes what its converter emits, or an AtenCall if it has none. Views (`t`, `permute`, `view`, …) wait until
+somebody other than a view needs them: a chain of them then becomes at most one Transpose and one Reshape, as in TorchAir.
+At the end the boundary is written down: which outputs are views, of what, with which strides.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from airgraph.convert import aten_call
+from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
+from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
+from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
+from airgraph.convert.views import VIEWS, PendingView, extend
+from airgraph.errors import AirgraphError, ConvertError
+from airgraph.ir import ge
+from airgraph.ir.boundary import Boundary, Fresh, Layout, Number, NumberIn, ObjectIn, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.graph import Graph, Value
+from airgraph.ir.ops import OPS
+from airgraph.ir.types import DataType, TensorType
+from airgraph.ir.verify import agree
+from airgraph.journal import Journal
+
+HasKernel = Callable[[str], bool]
+
+
+def convert(gm: torch.fx.GraphModule, name: str, registry: Registry, journal: Journal, *, strict: bool = False,
+            has_kernel: HasKernel = lambda op: op in OPS) -> tuple[Graph, Boundary]:  # fmt: skip
+    """The graph and boundary of an FX graph whose nodes carry `meta["val"]`."""
+    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel)
+    with ge.building(walker.graph):
+        for node in gm.graph.nodes:
+            walker.visit(node)
+    return walker.graph, walker.boundary
+
+
+@dataclass
+class Walker:
+    gm: torch.fx.GraphModule
+    graph: Graph
+    registry: Registry
+    journal: Journal
+    strict: bool
+    has_kernel: HasKernel
+    boundary: Boundary = field(default_factory=Boundary)
+    env: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    writes: list[Value] = field(default_factory=list)
+
+    def visit(self, node: torch.fx.Node) -> None:
+        match node.op:
+            case "placeholder":
+                self.env[node] = self.argument(node)
+            case "get_attr":
+                self.env[node] = self.attribute(node)
+            case "call_function":
+                if node.stack_trace:
+                    self.graph.notes.append(note_of(node))
+                self.env[node] = self.call(node)
+            case "output":
+                self.finish(node)
+            case _:
+                raise ConvertError(f"an FX graph of ATen ops has no {node.op} node", where=where(node))
+
+    # -- inputs -----------------------------------------------------------------------------------------------------
+    def argument(self, node: torch.fx.Node) -> Value:
+        value, index = node.meta.get("val"), len(self.boundary.arguments)
+        name = str(node.target)
+        t, known = type_of(value), None
+        if isinstance(value, torch.Tensor):
+            self.boundary.arguments.append(TensorIn(name, t, strides_of(value), str(value.device)))
+        elif python_type(value) in (int, float, bool):
+            known = size_of(value) if isinstance(value, SYMBOLIC) else sympy.Symbol(f"{name}_value")
+            self.boundary.arguments.append(NumberIn(name, known, python_type(value)))
+        else:
+            self.boundary.arguments.append(ObjectIn(name))
+        return self.graph.add("Data", (), {"index": index}, [t], known=known, name=name).output
+
+    def attribute(self, node: torch.fx.Node) -> Any:
+        """A tensor that was part of the traced code becomes a constant; a sub-graph is handed to the op that uses it."""
+        held = operator.attrgetter(str(node.target))(self.gm)
+        if not isinstance(held, torch.Tensor):
+            return held
+        t = type_of(held)
+        if t.dtype == DataType.DT_UNDEFINED or held.is_complex():
+            return ge.AtenCall([], target="torch.clone", args=[aten_call.keep(held, self.graph, "tensor")], types=[t])[
+                0
+            ]
+        return ge.constant(to_array(held), t.dtype, place=t.place)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def call(self, node: torch.fx.Node) -> Any:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            return self.lookup(node.args[0])[node.args[1]]
+        if isinstance(value, bool | int | float) and not isinstance(value, SYMBOLIC):
+            return value  # a size that turned out to be fixed
+        converter = self.registry.find(node.target)
+        if converter is None:
+            return self.aten_call(node, "it has no converter")
+        if node.target in VIEWS and not converter.user:
+            args, _ = self.arguments(node)
+            return extend(args[0], node, args)
+        return self.converted(node, converter)
+
+    def converted(self, node: torch.fx.Node, converter: Converter) -> Any:
+        args, kwargs = self.arguments(node)
+        if converter.wants_meta:
+            kwargs["meta_outputs"] = specs(node.meta.get("val"))
+        before = len(self.graph.nodes)
+        try:
+            result = converter.function(*args, **kwargs)
+        except AirgraphError as error:
+            raise ConvertError(error.what, where={**error.where, **where(node)}, hint=error.hint) from error
+        except NoConversion as refusal:
+            self.graph.erase(self.graph.nodes[before:])
+            return self.aten_call(node, str(refusal))
+        unknown = [n.op for n in self.graph.nodes[before:] if not self.has_kernel(n.op)]
+        if unknown:
+            self.graph.erase(self.graph.nodes[before:])
+            return self.aten_call(
+                node, f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"
+            )
+        self.journal.counters["converted"] += 1
+        self.writes += [n.output for n in self.graph.nodes[before:] if n.op == "Assign"]
+        return self.checked(node, result)
+
+    def checked(self, node: torch.fx.Node, result: Any) -> Any:
+        """One value for each output FX expects, of the type FX expects; the exact (symbolic) shape is FX's."""
+        expected = node.meta.get("val")
+        several = isinstance(expected, list | tuple)
+        given = list(result) if isinstance(result, list | tuple) else [result]
+        wanted = list(expected) if isinstance(expected, list | tuple) else [expected]
+        if len(given) != len(wanted):
+            raise complaint(node, f"gave {len(given)} outputs, the op has {len(wanted)}")
+        values = [self.checked_one(node, v, e) for v, e in zip(given, wanted)]
+        return values if several else values[0]
+
+    def checked_one(self, node: torch.fx.Node, value: Any, expected: Any) -> Any:
+        if not isinstance(value, Value):
+            if isinstance(expected, torch.Tensor) and value is not None:
+                raise complaint(node, f"gave {value!r} instead of a tensor")
+            return value
+        if expected is None or value.node.op == "Data":
+            return value
+        wanted = type_of(expected)
+        if value.dtype != DataType.DT_UNDEFINED:
+            if value.dtype != wanted.dtype:
+                hint = "ge.Cast(y, dst_type=meta_outputs.dtype)"
+                raise complaint(node, f"gave {value.dtype.name}, the op gives {wanted.dtype.name}", hint)
+            if not agree(value.type, wanted):
+                raise complaint(node, f"gave {value.type}, the op gives {wanted}")
+        value.type = wanted
+        return with_known(value, expected)
+
+    def aten_call(self, node: torch.fx.Node, reason: str) -> Any:
+        """The op by PyTorch itself, with the strides FX recorded for its inputs."""
+        if self.strict:
+            what = f"no converter for {target_text(node.target)} (strict=True): {reason}"
+            hint = "strict=False to run this op by PyTorch, or register one: docs/converters.md"
+            raise ConvertError(what, where=where(node), hint=hint)
+        if self.registry.converters:  # with an empty registry every op is meant to go this way
+            self.journal.fall_back(target_text(node.target), reason, source_line(node))
+        args, kwargs = self.arguments(node, pack=False)
+        inputs: list[Value] = []
+        data = aten_call.encode(list(args), inputs, self.graph)
+        named = aten_call.encode(kwargs, inputs, self.graph)
+        metas = {id(self.lookup(n)): n.meta.get("val") for n in node.all_input_nodes}
+        strides = tuple(recorded_strides(metas.get(id(v))) for v in inputs)
+        leaves, structure = torch.utils._pytree.tree_flatten(node.meta.get("val"))
+        results = iter(
+            ge.AtenCall(
+                inputs,
+                target=aten_call.target_name(node.target, self.graph),
+                args=data,
+                kwargs=named,
+                types=[type_of(leaf) for leaf in leaves if leaf is not None],
+                strides=strides if any(s is not None for s in strides) else (),
+            )
+        )
+        values: list[Any] = [None if leaf is None else with_known(next(results), leaf) for leaf in leaves]
+        return torch.utils._pytree.tree_unflatten(values, structure) if values else None
+
+    # -- arguments --------------------------------------------------------------------------------------------------
+    def lookup(self, node: Any) -> Any:
+        """What a node became; a waiting view is emitted now."""
+        entry = self.env[node]
+        if isinstance(entry, PendingView):
+            value = entry.emit()
+            entry = self.env[node] = self.checked_one(node, value, node.meta.get("val"))
+        return entry
+
+    def arguments(self, node: torch.fx.Node, pack: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack."""
+        view = node.target in VIEWS and pack
+
+        def resolve(arg: Any) -> Any:
+            if isinstance(arg, torch.fx.Node):
+                entry = self.env[arg]
+                return entry if view and isinstance(entry, PendingView) else self.lookup(arg)
+            if isinstance(arg, list | tuple):
+                items = [resolve(a) for a in arg]
+                sizes = any(isinstance(v, Value) and isinstance(a.meta.get("val"), SYMBOLIC)
+                            for v, a in zip(items, arg) if isinstance(a, torch.fx.Node))  # fmt: skip
+                return ge.Pack(items, N=len(items)) if pack and sizes and not view else items
+            if isinstance(arg, dict):
+                return {k: resolve(v) for k, v in arg.items()}
+            return arg
+
+        return tuple(map(resolve, node.args)), {k: resolve(v) for k, v in node.kwargs.items()}
+
+    # -- outputs ----------------------------------------------------------------------------------------------------
+    def finish(self, node: torch.fx.Node) -> None:
+        returned = node.args[0]
+        outputs = Outputs(self)
+        for out in returned if isinstance(returned, list | tuple) else [returned]:
+            self.boundary.results.append(outputs.result(out))
+        ge.NetOutput(outputs.values, dependencies=[w.node for w in self.writes])
+
+
+class Outputs:
+    """Sorts what a graph returns: memory of its own, views of inputs, views of other outputs, numbers, plain values."""
+
+    def __init__(self, walker: Walker) -> None:
+        self.walker = walker
+        self.values: list[Value] = []
+        self.places: dict[int, int] = {}  # id of a value → its place among the outputs
+        nodes = walker.gm.graph.nodes
+        self.inputs = [(i, n.meta["val"]) for i, n in enumerate(n for n in nodes if n.op == "placeholder")
+                       if isinstance(n.meta.get("val"), torch.Tensor)]  # fmt: skip
+        self.owners = storage_owners(walker.gm)
+
+    def result(self, out: Any) -> Any:
+        if not isinstance(out, torch.fx.Node):
+            return Plain(out)
+        meta = out.meta.get("val")
+        if isinstance(meta, SYMBOLIC):
+            return Number(size_of(meta))
+        if not isinstance(meta, torch.Tensor):
+            value = self.walker.lookup(out)
+            return Plain(value if not isinstance(value, Value) else None)
+        for index, argument in self.inputs:
+            if storage_key(argument) == storage_key(meta):
+                return OfInput(index, layout_of(meta, argument), int(ge_type(meta.dtype)))
+        return self.computed(out, meta)
+
+    def computed(self, out: torch.fx.Node, meta: torch.Tensor) -> Fresh | OfOutput:
+        owner = self.owners.get(storage_key(meta), out)
+        if owner is out:
+            return Fresh(self.place(out), layout_of(meta), str(meta.device))
+        base = owner.meta["val"]
+        dtype = int(ge_type(meta.dtype))
+        return OfOutput(self.place(owner), strides_of(base), layout_of(meta, base), dtype, str(meta.device))
+
+    def place(self, node: torch.fx.Node) -> int:
+        """Each value leaves once, cast to the type FX says it has."""
+        value = self.walker.lookup(node)
+        key = id(value)
+        if key not in self.places:
+            self.places[key] = len(self.values)
+            meta = node.meta["val"]
+            dtype = ge_type(meta.dtype)
+            if self.walker.registry.converters and dtype != DataType.DT_UNDEFINED:
+                place = place_of(meta.device)
+                value = ge.Cast(value, dst_type=int(dtype))
+                value.type = TensorType(dtype, value.type.shape, place)
+            self.values.append(value)
+        return self.places[key]
+
+
+def storage_key(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def storage_owners(gm: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
+    """For memory that several outputs share: the node that made it, so that they can be handed out as views of it."""
+    output = next(n for n in gm.graph.nodes if n.op == "output")
+    keys = [
+        storage_key(n.meta["val"]) for n in set(output.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)
+    ]
+    shared = {key for key in keys if keys.count(key) > 1}
+    owners: dict[int, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and storage_key(value) in shared:
+            owners.setdefault(storage_key(value), node)
+    return owners
+
+
+# -- small things ---------------------------------------------------------------------------------------------------
+def complaint(node: torch.fx.Node, what: str, hint: str = "") -> ConvertError:
+    usual = "one value for each output, of the type in meta_outputs: docs/converters.md"
+    return ConvertError(f"the converter of {target_text(node.target)} {what}", where=where(node), hint=hint or usual)
+
+
+def where(node: torch.fx.Node) -> dict[str, str]:
+    source = source_line(node)
+    return {"graph": node_code(node), **({"from": source} if source else {})}
+
+
+def specs(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [specs(v) for v in value]
+    if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        t = type_of(value)
+        return TensorSpec(t.dtype, len(t.shape or ()), t.shape or (), t.place)
+    return value
+
+
+def recorded_strides(value: Any) -> tuple[Any, ...] | None:
+    """None for a contiguous tensor."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    strides = layout_of(value).strides
+    return None if strides == contiguous_strides(layout_of(value)) else strides
+
+
+def contiguous_strides(layout: Layout) -> tuple[Any, ...]:
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(layout.shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def with_known(value: Value, meta: Any) -> Value:
+    """Numbers of the host carry their expression: that is what tells them from tensors of one element."""
+    if isinstance(meta, SYMBOLIC) or python_type(meta) in (int, float, bool):
+        value.known = size_of(meta)
+    return value
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """bfloat16 and float8, which NumPy lacks, as their bits."""
+    plain = tensor.detach().cpu().contiguous()
+    bits = {torch.bfloat16: torch.uint16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8,
+            torch.float8_e8m0fnu: torch.uint8}.get(plain.dtype)  # fmt: skip
+    return (plain.view(bits) if bits else plain).numpy()

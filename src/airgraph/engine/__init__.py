@@ -1,0 +1,1 @@
+"""Engines run graphs. `reference` is the oracle for all others."""

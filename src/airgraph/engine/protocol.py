@@ -1,0 +1,33 @@
+"""What a program needs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from airgraph.ir.graph import Graph
+
+Symbols = dict[Any, Any]  # sympy symbol → its value in this call
+
+
+class Executable(Protocol):
+    """A graph made ready to run on one device."""
+
+    def run(
+        self, inputs: Mapping[str, Any], symbols: Symbols
+    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
+        """`inputs` by the names of the Data nodes. Gives the values of NetOutput, and the writes: (Data name, new value).
+
+        Sizes that only running can tell (of `nonzero`, say) are added to `symbols`.
+        """
+        ...
+
+
+class Engine(Protocol):
+    name: str
+
+    def has_kernel(self, op: str) -> bool: ...
+
+    def load(self, graph: Graph, device: torch.device) -> Executable: ...

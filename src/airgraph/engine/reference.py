@@ -1,0 +1,267 @@
+"""The reference engine: each node by its PyTorch meaning, one after the other. Slow and obvious; the oracle for all others.
+
+    for step in steps: env[step.outputs] = step.function(*env[step.inputs])
+
+Values are kept until their last reader has run. Writes to inputs are not done here: they are handed back, and the program
+applies them last, when nothing can read the old value any more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from airgraph.convert.aten_call import decode, find_target
+from airgraph.convert.metadata import SYMBOLIC
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS, torch_type
+from airgraph.engine.printing import format_string
+from airgraph.engine.protocol import Symbols
+from airgraph.engine.strides import contiguous_strides, restride
+from airgraph.errors import EngineError
+from airgraph.ir.graph import Graph, Input, Node, Value
+from airgraph.ir.ops import OPS, Slot
+from airgraph.ir.symbols import evaluate
+from airgraph.ir.types import DataType
+from airgraph.ir.verify import place
+
+Env = dict[int, Any]  # id of a value → tensor
+MapDevice = Callable[[torch.device], torch.device]
+
+
+class ReferenceEngine:
+    name = "reference"
+
+    def __init__(self, map_device: MapDevice = lambda device: device) -> None:
+        self.map_device = map_device
+
+    def has_kernel(self, op: str) -> bool:
+        return op in MEANINGS or op in STRUCTURAL or op in USER_KERNELS
+
+    def load(self, graph: Graph, device: torch.device) -> ReferenceExecutable:
+        return ReferenceExecutable(graph, device, self.map_device)
+
+
+@dataclass(frozen=True)
+class Step:
+    node: Node
+    run: Callable[[Env, Symbols], Sequence[Any]]
+    last_uses: tuple[int, ...]  # ids of the values nobody reads after this step
+
+
+class ReferenceExecutable:
+    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice) -> None:
+        self.graph = graph
+        self.device = device
+        self.map_device = map_device
+        self.inputs = {node.name: id(node.output) for node in graph.inputs}
+        self.constants = {id(n.output): self.constant(n) for n in graph.of("Const")}
+        self.writes = [(n.inputs[0].node.name, id(n.inputs[1])) for n in graph.of("Assign")]  # type: ignore[union-attr]
+        self.outputs = [id(v) for v in graph.net_output.values()]
+        self.steps = self.schedule()
+
+    def schedule(self) -> list[Step]:
+        skipped = ("Data", "Const", "NetOutput", "Assign")
+        nodes = [node for node in self.graph.nodes if node.op not in skipped]
+        kept = {*self.outputs, *(value for _, value in self.writes), *self.constants}
+        steps: list[Step] = []
+        for node in reversed(nodes):
+            dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
+            kept |= dying
+            steps.append(Step(node, self.step(node), tuple(dying)))
+        return steps[::-1]
+
+    def run(
+        self, inputs: Mapping[str, Any], symbols: Symbols
+    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
+        env: Env = dict(self.constants)
+        for name, key in self.inputs.items():
+            env[key] = as_tensor(inputs[name])
+        for step in self.steps:
+            try:
+                results = step.run(env, symbols)
+            except EngineError:
+                raise
+            except Exception as error:
+                raise EngineError(f"{step.node.op} failed: {error}", where=place(self.graph, step.node)) from error
+            for value, result in zip(step.node.outputs, results):
+                env[id(value)] = result
+            for key in step.last_uses:
+                env.pop(key, None)
+        return [env[key] for key in self.outputs], [(name, env[key]) for name, key in self.writes]
+
+    # -- one node ---------------------------------------------------------------------------------------------------
+    def step(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+        match node.op:
+            case "AtenCall":
+                return self.aten_call(node)
+            case "Fill":
+                return self.fill(node)
+            case "StringFormat":
+                return lambda env, symbols: [format_string([env[id(v)] for v in node.values()], **attributes(node))]
+            case "PrintV2":
+                return self.print(node)
+        meaning = MEANINGS.get(node.op) or USER_KERNELS.get(node.op)
+        if meaning is None:
+            raise EngineError(f"no kernel for GE op {node.op}", where=place(self.graph, node),
+                              hint=f'@airgraph.register_kernel("{node.op}") on a function of tensors')  # fmt: skip
+        if node.op in USER_KERNELS:
+            return self.user_kernel(node, meaning)
+        attrs, slots = attributes(node), OPS[node.op].slots
+        on_device = node.outputs[0].type.place == "NPU"
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            args = [self.argument(entry, slot, env, symbols, on_device) for entry, slot in zip(node.inputs, slots)]
+            result = meaning(*args, **attrs)
+            results = [result] if isinstance(result, torch.Tensor) else result
+            return [typed(r, v.type.dtype) for r, v in zip(results, node.outputs)]
+
+        return run
+
+    def user_kernel(self, node: Node, kernel: Callable[..., Any]) -> Callable[[Env, Symbols], Sequence[Any]]:
+        attrs = {k: v.value for k, v in node.attrs.items() if k not in ("input_names", "output_names")}
+        plain = Slot("x")
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            result = kernel(*(self.argument(entry, plain, env, symbols, True) for entry in node.inputs), **attrs)
+            results = [result] if isinstance(result, torch.Tensor) else list(result)
+            if len(results) != len(node.outputs):
+                raise EngineError(f"the kernel of {node.op} gave {len(results)} outputs, the node has {len(node.outputs)}",
+                                  where=place(self.graph, node))  # fmt: skip
+            return results
+
+        return run
+
+    def argument(self, entry: Input, slot: Slot, env: Env, symbols: Symbols, on_device: bool) -> Any:
+        if entry is None:
+            return None
+        if isinstance(entry, tuple):
+            return [self.argument(v, slot, env, symbols, on_device) for v in entry]
+        if slot.index:
+            return numbers(entry, env, symbols)
+        tensor = env[id(entry)]
+        if on_device and tensor.ndim and tensor.device != self.device and tensor.device.type == "cpu":
+            return tensor.to(self.device)  # a constant or size that meets tensors of the device
+        return tensor
+
+    def fill(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+        dims, value = node.inputs
+        assert isinstance(dims, Value) and isinstance(value, Value)
+        dtype = TORCH_TYPES[value.dtype]
+        device = self.device if node.output.type.place == "NPU" else torch.device("cpu")
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            number = env[id(value)]
+            shape = numbers(dims, env, symbols)
+            if number.device.type == "cpu":
+                return [torch.full(shape, number.item(), dtype=dtype, device=device)]
+            return [number.to(dtype).expand(shape).clone()]
+
+        return run
+
+    def print(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+        (text,) = node.values()
+        stream, end = attributes(node)["output_stream"], attributes(node)["end"]
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            print(env[id(text)], end=end, file=getattr(sys, stream), flush=True)
+            return []
+
+        return run
+
+    def aten_call(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+        target = find_target(node.attrs["target"], self.graph)
+        values = list(node.values())
+        layouts = node.attrs["strides"] or (None,) * len(values)
+        expected = [(v, v.type.shape or ()) for v in node.outputs]
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            inputs = [call_input(v, layout, env, symbols) for v, layout in zip(values, layouts)]
+            args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
+            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(target(*args, **kwargs)) if leaf is not None]
+            for (value, shape), leaf in zip(expected, leaves):
+                learn(value, shape, leaf, symbols)
+            return [as_tensor(leaf) for leaf in leaves]
+
+        return run
+
+    def constant(self, node: Node) -> torch.Tensor:
+        value, dtype = node.attrs["value"], node.output.dtype
+        if isinstance(value, str):
+            return value  # type: ignore[return-value]
+        if isinstance(value, np.ndarray):
+            tensor = from_array(value, TORCH_TYPES[dtype])
+        else:
+            tensor = torch.tensor(value, dtype=scalar_type(dtype) if np.ndim(value) == 0 else TORCH_TYPES[dtype])
+        return tensor.to(self.device) if node.output.type.place == "NPU" else tensor
+
+
+# -- small things ---------------------------------------------------------------------------------------------------
+def attributes(node: Node) -> dict[str, Any]:
+    return {**OPS[node.op].attrs, **node.attrs}
+
+
+def as_tensor(value: Any) -> Any:
+    """Numbers are tensors inside the engine; a float of Python is a double."""
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    if isinstance(value, int):
+        return torch.tensor(value, dtype=torch.int64)
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
+def typed(result: torch.Tensor, dtype: DataType) -> torch.Tensor:
+    """The type the graph says; scalar constants carry more digits than float16 and may leave their mark."""
+    wanted = TORCH_TYPES.get(dtype, result.dtype)
+    return result if result.dtype == wanted else result.to(wanted)
+
+
+def scalar_type(dtype: DataType) -> torch.dtype:
+    """PyTorch computes `half_tensor * 0.1` with 0.1 in float32; a scalar constant therefore keeps those digits."""
+    return torch.float32 if dtype in (DataType.DT_FLOAT16, DataType.DT_BF16) else TORCH_TYPES[dtype]
+
+
+def numbers(value: Value, env: Env, symbols: Symbols) -> Any:
+    """An index input as Python ints: from what was known when compiling, else from the tensor."""
+    if value.known is not None:
+        return evaluate(value.known, symbols)
+    return env[id(value)].tolist()
+
+
+def call_input(value: Value, layout: Any, env: Env, symbols: Symbols) -> Any:
+    """For a call into PyTorch: numbers as numbers, tensors with the strides FX recorded."""
+    tensor = env[id(value)]
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if value.type.is_scalar and value.known is not None:
+        return tensor.item()
+    if tensor.layout != torch.strided:
+        return tensor
+    strides = evaluate(layout, symbols) if layout is not None else contiguous_strides(tensor.shape)
+    return restride(tensor, strides)
+
+
+def learn(value: Value, shape: Sequence[Any], leaf: Any, symbols: Symbols) -> None:
+    """Sizes and numbers only running can tell, such as the length of nonzero's result."""
+    if isinstance(leaf, torch.Tensor):
+        for size, actual in zip(shape, leaf.shape):
+            if getattr(size, "is_Symbol", False):
+                symbols.setdefault(size, actual)
+    elif getattr(value.known, "is_Symbol", False) and not isinstance(leaf, SYMBOLIC):
+        symbols.setdefault(value.known, leaf)
+
+
+def from_array(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=dtype)
+    tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
+    same_bits = tensor.element_size() == dtype.itemsize and tensor.dtype != dtype and array.dtype.kind == "u"
+    return tensor.view(dtype) if same_bits else tensor.to(dtype)
+
+
+__all__ = ["ReferenceEngine", "torch_type"]

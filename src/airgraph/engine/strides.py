@@ -1,0 +1,37 @@
+"""Bringing a tensor into a given layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def same_layout(x: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Strides of dimensions of size 1 say nothing; those of an empty tensor neither."""
+    if x.numel() == 0:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), strides))
+
+
+def restride(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """`x` itself if it lies so already, else a copy that does."""
+    return x if same_layout(x, strides) else copy_strided(x, strides)
+
+
+def copy_strided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides. A dimension of stride 0 has all its elements in one place, so one of them is enough."""
+    index = tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(strides, x.shape))
+    part = x[index] if index else x
+    out = torch.empty_strided(part.shape, tuple(strides), dtype=x.dtype, device=x.device)
+    out.copy_(part)
+    return out.as_strided(x.shape, tuple(strides)) if part.shape != x.shape else out

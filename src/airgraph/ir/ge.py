@@ -1,0 +1,273 @@
+"""Builders: `ge.Mul(x, y)` adds a node to the current graph and gives back its output.
+
+    with building(Graph("graph_1")) as graph:
+        x = ge.Data(index=0, dtype=0, shape=[2, 3], placement="NPU", node_name="x")
+        y = ge.Mul(x, ge.Const(2, dtype=0))
+        ge.NetOutput([y])
+
+There is a builder for every row of the op table. Plain numbers and lists become constants: index inputs as int64, a
+float as the one float type among the other inputs, an int as their one type. `dependencies=[values]` adds control edges.
+This is also the language of `py` dumps, so executing a dump builds the graph again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sympy
+
+from airgraph.errors import VerifyError
+from airgraph.ir import attr  # noqa: F401  (ge.attr.Float is part of the language)
+from airgraph.ir.graph import Graph, Input, Node, Value
+from airgraph.ir.ops import OPS, Call, Op
+from airgraph.ir.types import UNKNOWN, DataType, Dim, Place, TensorType, is_number
+
+_current = threading.local()
+
+
+@contextmanager
+def building(graph: Graph, folder: str | Path = ".") -> Iterator[Graph]:
+    """Builders add to `graph` inside this block; files of constants are looked for in `folder`."""
+    stack = _stack()
+    stack.append((graph, Path(folder)))
+    try:
+        yield graph
+    finally:
+        stack.pop()
+
+
+def _stack() -> list[tuple[Graph, Path]]:
+    return _current.__dict__.setdefault("stack", [(Graph(), Path("."))])
+
+
+def current_graph() -> Graph:
+    """The graph that builders add to now; outside any `building` block one of the thread's own."""
+    return _stack()[-1][0]
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    op = OPS.get(name)
+    if op is None:
+        raise AttributeError(f"there is no GE op {name!r} in the op table")
+    return lambda *args, **kwargs: build(op, args, kwargs)
+
+
+def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    control = dependencies(kwargs.pop("dependencies", ()))
+    name = kwargs.pop("node_name", None)
+    given = [*args, *(kwargs.pop(slot.name, None) for slot in op.slots[len(args) :])]
+    _check_call(op, given, kwargs)
+    inputs = promote(op, given)
+    call = Call(op, inputs, kwargs)
+    known = op.known(call) if op.known else None
+    if op.infer is None:
+        raise VerifyError(f"{op.name} has a builder of its own")
+    node = current_graph().add(op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name)
+    if not op.outputs:
+        return node
+    return node.output if len(op.outputs) == 1 and "*" not in op.outputs[0] else list(node.outputs)
+
+
+def _check_call(op: Op, given: Sequence[Any], attrs: dict[str, Any]) -> None:
+    if len(given) > len(op.slots):
+        raise VerifyError(f"{op.name} takes {len(op.slots)} inputs, got {len(given)}", where={"inputs": _names(op)})
+    for slot, arg in zip(op.slots, given):
+        if arg is None and not slot.optional:
+            raise VerifyError(f"{op.name} needs its input {slot.name!r}", where={"inputs": _names(op)})
+    for name in attrs:
+        if name not in op.attrs:
+            allowed = ", ".join(op.attrs) or "none"
+            raise VerifyError(f"{op.name} has no attribute or input {name!r}",
+                              where={"attributes": allowed, "inputs": _names(op)})  # fmt: skip
+
+
+def _names(op: Op) -> str:
+    return ", ".join(slot.name for slot in op.slots) or "none"
+
+
+def dependencies(values: Sequence[Value | Node]) -> list[Node]:
+    return [v.node if isinstance(v, Value) else v for v in values]
+
+
+# -- constants ------------------------------------------------------------------------------------------------------
+def promote(op: Op, given: Sequence[Any]) -> list[Input]:
+    """Plain numbers and lists become constants of the type the op expects there."""
+    tensors = [v for arg in given for v in (arg if isinstance(arg, list | tuple) else (arg,)) if isinstance(v, Value)]
+    beside = {v.dtype for v, slot in zip(given, op.slots) if isinstance(v, Value) and not slot.index} or {
+        v.dtype for v in tensors
+    }
+    result: list[Input] = []
+    for slot, arg in zip(op.slots, given):
+        if slot.dynamic:
+            items = [] if arg is None else arg
+            result.append(tuple(_promote_one(op, slot.name, item, slot.index, beside) for item in items))
+        else:
+            result.append(None if arg is None else _promote_one(op, slot.name, arg, slot.index, beside))
+    return result
+
+
+def _promote_one(op: Op, name: str, arg: Any, index: bool, beside: set[DataType]) -> Value:
+    if isinstance(arg, Value):
+        return arg
+    if index:
+        return constant(arg, DataType.DT_INT64, literal=True)
+    return constant(arg, literal_type(op, name, arg, beside), literal=True)
+
+
+def literal_type(op: Op, name: str, value: Any, beside: set[DataType]) -> DataType:
+    """A float takes the one float type beside it, an int the one type beside it; without any, float32 and int64."""
+    flat = np.asarray(value, dtype=object).ravel().tolist()
+    if any(isinstance(v, bool) for v in flat):
+        return DataType.DT_BOOL
+    whole = not any(isinstance(v, float) for v in flat)
+    fitting = {t for t in beside if (t.is_int if whole else t.is_float)}
+    if len(fitting) > 1:
+        shown = ", ".join(sorted(t.name for t in fitting))
+        raise VerifyError(f"cannot promote {op.name} input {name!r} = {value!r}: the other inputs are {shown}",
+                          hint="ge.Const(value, dtype=...)")  # fmt: skip
+    if fitting:
+        return fitting.pop()
+    return DataType.DT_INT64 if whole else DataType.DT_FLOAT
+
+
+def constant(
+    value: Any, dtype: DataType, *, literal: bool = False, name: str | None = None, place: Place = "CPU"
+) -> Value:
+    """A Const node. `literal`: it was written as a plain number or list, and dumps show it so."""
+    value = plain(value)
+    shape = value.shape if isinstance(value, np.ndarray) else np.shape(value)
+    type_ = TensorType(dtype, tuple(int(d) for d in shape), place)
+    attrs = {"value": value, "literal": literal}
+    known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
+    return current_graph().add("Const", (), attrs, [type_], known=known, name=name).output
+
+
+def plain(value: Any) -> Any:
+    """Numbers and nested lists of them; a NumPy array stays one."""
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, sympy.Basic):
+        if not value.is_Integer:
+            raise VerifyError(f"{value} is symbolic and cannot be a constant")
+        return int(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_number(value) or isinstance(value, str | np.ndarray):
+        return value
+    raise VerifyError(
+        f"{value!r} ({type(value).__name__}) cannot be a constant", hint="numbers, lists of numbers, arrays"
+    )
+
+
+def nested_tuple(value: Any) -> Any:
+    return tuple(map(nested_tuple, value)) if isinstance(value, list) else value
+
+
+# -- ops whose builders are not like the others ---------------------------------------------------------------------
+def Const(v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True) -> Value:
+    if dtype is None:
+        dtype = literal_type(OPS["Const"], "value", v, set())
+    return constant(v, DataType(dtype), name=node_name)
+
+
+def Data(*, index: int, dtype: int, shape: Sequence[Any], placement: Place, node_name: str | None = None,
+         known: Any = None) -> Value:  # fmt: skip
+    """An input."""
+    graph = current_graph()
+    name = node_name or graph.unique_name("Data")
+    type_ = TensorType(DataType(dtype), dims(shape, name), placement)
+    return graph.add("Data", (), {"index": index}, [type_], known=known, name=name).output
+
+
+def dims(shape: Sequence[Any], name: str) -> tuple[Dim, ...] | None:
+    """A printed shape: -1 becomes a symbol named after its place, [-2] is an unknown rank."""
+    if list(shape) == [-2]:
+        return None
+    return tuple(
+        sympy.Symbol(f"{name}_{i}", integer=True, nonnegative=True) if d == -1 else d for i, d in enumerate(shape)
+    )
+
+
+def FileConstant(file: str, dtype: int) -> Value:
+    """A constant kept in a file beside the dump."""
+    return constant(np.load(_stack()[-1][1] / Path(file).name, allow_pickle=False), DataType(dtype))
+
+
+def Empty(shape: Sequence[int], dtype: int) -> Value:
+    """A constant without elements."""
+    return constant(np.empty(tuple(shape), np.uint8), DataType(dtype))
+
+
+def node(name: str) -> Node:
+    """A node of the current graph, for `dependencies` on one that has no output."""
+    return current_graph().node(name)
+
+
+def AtenCall(x: Sequence[Value], *, target: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None,
+             types: Sequence[TensorType | Sequence[Any]], strides: Sequence[Any] = (), node_name: str | None = None,
+             dependencies: Sequence[Value | Node] = ()) -> list[Value]:  # fmt: skip
+    """A call into PyTorch. `types`: one for each tensor or number it returns, as TensorType or [dtype, shape, place]."""
+    graph = current_graph()
+    name = node_name or graph.unique_name("AtenCall")
+    given = [
+        t if isinstance(t, TensorType) else TensorType(DataType(t[0]), dims(t[1], f"{name}_{i}"), t[2])
+        for i, t in enumerate(types)
+    ]
+    attrs = {"target": target, "args": list(args), "kwargs": kwargs or {}, "strides": tuple(strides)}
+    waits = [d.node if isinstance(d, Value) else d for d in dependencies]
+    return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=waits, name=name).outputs)
+
+
+def NetOutput(values: Sequence[Value], dependencies: Sequence[Value | Node] = ()) -> Node:
+    control = [v.node if isinstance(v, Value) else v for v in dependencies]
+    return current_graph().add("NetOutput", [tuple(values)], {}, [], control=control, name="NetOutput")
+
+
+def Clone(x: Value, *, dependencies: Sequence[Value | Node] = (), node_name: str | None = None) -> Value:
+    """TorchAir's name for TensorMove."""
+    if not isinstance(x, Value):
+        raise AssertionError(f"Clone needs a Tensor, got {type(x).__name__}")
+    return build(OPS["TensorMove"], [x], {"dependencies": dependencies, "node_name": node_name})
+
+
+def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, outputs: Sequence[Any] | None = None,
+              attrs: dict[str, Any] | None = None, node_name: str | None = None) -> Any:  # fmt: skip
+    """A node of any type, also one that is not in the table. By position (`custom_op("Mul", x, y)`) it must be there.
+
+    ge.custom_op("MyOp", inputs={"x": x, "mask": None, "parts": [a, b]}, outputs=["y", ("rest", 2)],
+                 attrs={"alpha": ge.attr.Float(0.5)})
+    """
+    if args:
+        op = OPS.get(op_type)
+        if op is None:
+            raise VerifyError(f"GE op {op_type} is not in the op table, so its inputs have no order",
+                              hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})")  # fmt: skip
+        count = len(op.slots)
+        named = dict(zip(op.attrs, args[count:]))
+        return build(op, args[:count], {**named, "node_name": node_name})
+    names = tuple(name if isinstance(name, str) else tuple(name) for name in outputs or ())
+    count = sum(1 if isinstance(name, str) else name[1] for name in names)
+    entries: list[Input] = [_custom_input(value) for value in (inputs or {}).values()]
+    stored = {name: _attr_value(name, value) for name, value in (attrs or {}).items()}
+    stored |= {"input_names": tuple(inputs or {}), "output_names": names}
+    node = current_graph().add(op_type, entries, stored, [UNKNOWN] * count, name=node_name)
+    return node.output if count == 1 and isinstance(names[0], str) else list(node.outputs)
+
+
+def _custom_input(value: Any) -> Input:
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    if value is None or isinstance(value, Value):
+        return value
+    raise AssertionError(f"an input of custom_op is a Tensor, a list of Tensors or None, got {type(value).__name__}")
+
+
+def _attr_value(name: str, value: Any) -> Any:
+    if not hasattr(value, "ge_kind"):
+        raise AssertionError(f"attribute {name!r} of custom_op must be one of ge.attr.*, got {type(value).__name__}")
+    return value

@@ -1,0 +1,39 @@
+"""Inputs, constants, outputs, copies, casts, writes and calls into PyTorch."""
+
+from __future__ import annotations
+
+from airgraph.ir.ops.rules import broadcast, like
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType
+
+
+def cast(call: Call) -> list[TensorType]:
+    return call.result(DataType(call.attr("dst_type")), call.shape("x"))
+
+
+def kept(call: Call) -> object:
+    return call.value("x").known
+
+
+def cast_known(call: Call) -> object:
+    """An integer cast keeps an integer's value."""
+    whole = DataType(call.attr("dst_type")).is_int and call.dtype("x").is_int
+    return call.value("x").known if whole else None
+
+
+# The builders of these give the types themselves.
+define("Data", "", None, effect="input", index=REQUIRED)
+define("Const", "", None, value=REQUIRED, literal=False)
+define("NetOutput", "x*", None, outputs="", effect="output")
+
+define("Identity", "x", like(), known=kept)
+define("TensorMove", "x", like())
+define("Cast", "x", cast, known=cast_known, dst_type=REQUIRED)
+define("Assign", "ref value", broadcast("ref"), outputs="ref", effect="write")
+define("StringFormat", "x*", lambda call: [TensorType(DataType.DT_STRING, (), "CPU")], template="{}", placeholder="{}",
+       summarize=3)  # fmt: skip
+define("PrintV2", "x", lambda call: [], outputs="", effect="print", output_stream="stderr", end="\n")
+
+# Any ATen overload, custom op or higher-order op, run by PyTorch itself. `args` and `kwargs` are plain data in which
+# "%2" stands for x[2] and "@torch.float32" for an object of PyTorch; `strides` are those FX recorded for the inputs.
+define("AtenCall", "x*", None, outputs="y*", effect="call", target=REQUIRED, args=REQUIRED, kwargs={}, strides=())

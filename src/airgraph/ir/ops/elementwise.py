@@ -1,0 +1,61 @@
+"""Ops that work element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from airgraph.ir.ops.rules import broadcast, like
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, dim
+
+BOOL = DataType.DT_BOOL
+
+UNARY = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor Invert Log1p Neg Reciprocal
+    Relu Rsqrt Sigmoid Sign Sin Sinh Sqrt Tan Tanh Trunc"""
+BINARY = "Atan2 BitwiseAnd BitwiseOr FloorDiv FloorMod Maximum Minimum Mod Pow RealDiv"
+COMPARE = "Equal NotEqual Less LessEqual Greater GreaterEqual"
+
+
+def arithmetic(fn: Callable[[Any, Any], Any]) -> Callable[[Call], Any]:
+    """Integer scalars of the host stay known: this is how symbolic sizes are computed."""
+
+    def known(call: Call) -> Any:
+        a, b = call.value("x1").known, call.value("x2").known
+        if a is None or b is None or isinstance(a, tuple) or isinstance(b, tuple) or not call.dtype("x1").is_int:
+            return None
+        return dim(fn(a, b))
+
+    return known
+
+
+for name in UNARY.split():
+    define(name, "x", like())
+for name in BINARY.split():
+    define(name, "x1 x2", broadcast("x1", "x2"))
+for name in COMPARE.split():
+    define(name, "x1 x2", broadcast("x1", "x2", dtype=BOOL))
+define("Add", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a + b))
+define("Sub", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a - b))
+define("Mul", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a * b))
+define("AxpyV2", "x1 x2 alpha", broadcast("x1", "x2"))
+define("Log", "x", like(), base=-1.0, scale=1.0, shift=0.0)
+define("Round", "x", like(), decimals=0)
+define("LogicalNot", "x", like(dtype=BOOL))
+define("LogicalAnd", "x1 x2", broadcast("x1", "x2", dtype=BOOL))
+define("LogicalOr", "x1 x2", broadcast("x1", "x2", dtype=BOOL))
+define("IsInf", "x", like(dtype=BOOL))
+define("IsNan", "x", like(dtype=BOOL))
+define("SelectV2", "condition then else", broadcast("then", "else", "condition"))
+define("Addcmul", "input_data x1 x2 value", broadcast("input_data", "x1", "x2"))
+define("Addcdiv", "input_data x1 x2 value", broadcast("input_data", "x1", "x2"))
+define("MaskedFill", "x mask value", broadcast("x", "mask"))
+define("ClipByValueV2", "x clip_value_min clip_value_max", broadcast("x", "clip_value_min", "clip_value_max"))
+define("Swish", "x", like(), scale=1.0)
+define("Gelu", "x", like(), approximate="none")
+define("LeakyRelu", "x", like(), negative_slope=0.0)
+define("ReluGrad", "gradients features", like("gradients"))
+define("ThresholdGradV2D", "gradients features", like("gradients"), threshold=REQUIRED)
+define("SigmoidGrad", "y dy", like("y"))
+define("TanhGrad", "y dy", like("y"))
+define("GeluGrad", "dy x y", like("dy"), approximate="none")

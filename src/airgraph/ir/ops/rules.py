@@ -1,0 +1,127 @@
+"""Type rules shared by op families: how shapes follow from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airgraph.errors import VerifyError
+from airgraph.ir.ops.table import Call, TypeRule
+from airgraph.ir.types import DataType, Dim, TensorType, dim, numel
+
+Shape = tuple[Dim, ...]
+MaybeShape = Shape | None
+
+
+def broadcast_shapes(shapes: Sequence[MaybeShape]) -> MaybeShape:
+    """NumPy's rule. Two different symbolic sizes can only be equal (PyTorch has guarded on it); an int is preferred."""
+    known = [s for s in shapes if s is not None]
+    if len(known) != len(shapes):
+        return None
+    rank = max(map(len, known), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in known:
+        for i, d in enumerate(shape, rank - len(shape)):
+            result[i] = _broadcast_dim(result[i], d)
+    return tuple(result)
+
+
+def _broadcast_dim(a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise VerifyError(f"sizes {a} and {b} do not broadcast")
+    return a if isinstance(a, int) else b
+
+
+def broadcast(*names: str, dtype: DataType | None = None) -> TypeRule:
+    """All named inputs broadcast; the element type is the first one's unless given."""
+
+    def rule(call: Call) -> list[TensorType]:
+        used = [name for name in names if call.has(name)]
+        return call.result(
+            call.dtype(used[0]) if dtype is None else dtype, broadcast_shapes([call.shape(n) for n in used])
+        )
+
+    return rule
+
+
+def like(name: str = "x", dtype: DataType | None = None, outputs: int = 1) -> TypeRule:
+    """The type of one input, perhaps with another element type."""
+
+    def rule(call: Call) -> list[TensorType]:
+        return call.result(call.dtype(name) if dtype is None else dtype, call.shape(name)) * outputs
+
+    return rule
+
+
+def axes_of(numbers: object, rank: int) -> list[int] | None:
+    """Axes as non-negative ints; None where they are not known."""
+    listed = numbers if isinstance(numbers, tuple) else (numbers,)
+    if not all(isinstance(a, int) for a in listed):
+        return None
+    return [int(a) + rank if a < 0 else int(a) for a in listed]
+
+
+def reduced(shape: MaybeShape, axes: Sequence[int] | None, keep: bool) -> MaybeShape:
+    if shape is None or axes is None:
+        return None
+    if keep:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def reduction(dtype: DataType | None = None, axes: str = "axes") -> TypeRule:
+    """x over some axes (all of them where the list is empty), `keep_dims` says whether they stay as 1."""
+
+    def rule(call: Call) -> list[TensorType]:
+        shape = call.shape("x")
+        numbers = call.numbers(axes)
+        over = None if shape is None else axes_of(numbers, len(shape))
+        if over == [] and shape is not None:
+            over = list(range(len(shape)))
+        out = call.dtype("x") if dtype is None else dtype
+        return call.result(out, reduced(shape, over, call.attr("keep_dims")))
+
+    return rule
+
+
+def matmul(first: str, second: str, t1: str, t2: str) -> TypeRule:
+    """[…, n, k] × […, k, m], each side perhaps transposed."""
+
+    def rule(call: Call) -> list[TensorType]:
+        a, b = call.shape(first), call.shape(second)
+        if a is None or b is None:
+            return call.result(call.dtype(first), None)
+        if len(a) < 2 or len(b) < 2:
+            raise VerifyError(f"{call.op.name} needs matrices, got {list(a)} and {list(b)}")
+        n, k = (a[-1], a[-2]) if call.attr(t1) else (a[-2], a[-1])
+        k2, m = (b[-1], b[-2]) if call.attr(t2) else (b[-2], b[-1])
+        if isinstance(k, int) and isinstance(k2, int) and k != k2:
+            raise VerifyError(f"{call.op.name} of {list(a)} and {list(b)}: inner sizes {k} and {k2} differ")
+        batch = broadcast_shapes([a[:-2], b[:-2]])
+        return call.result(call.dtype(first), None if batch is None else (*batch, n, m))
+
+    return rule
+
+
+def reshaped(old: MaybeShape, new: object) -> MaybeShape:
+    """`new` with its one -1 filled in."""
+    if not isinstance(new, tuple):
+        return None
+    wild = [i for i, d in enumerate(new) if d == -1]
+    if not wild:
+        return tuple(dim(d) for d in new)
+    if old is None:
+        return None
+    rest = numel(d for d in new if d != -1)
+    filled = list(new)
+    total = numel(old)
+    filled[wild[0]] = dim(total // rest if isinstance(total, int) and isinstance(rest, int) else total / rest)
+    return tuple(filled)
+
+
+def permuted(shape: MaybeShape, perm: object) -> MaybeShape:
+    axes = None if shape is None else axes_of(perm, len(shape))
+    return None if shape is None or axes is None else tuple(shape[a] for a in axes)

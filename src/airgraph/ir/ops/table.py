@@ -1,0 +1,132 @@
+"""The op table: for every GE op its inputs, attributes, outputs, types and effects.
+
+    define("MatMulV2", "x1 x2 bias? offset_w?", matmul, transpose_x1=False, transpose_x2=False)
+
+Inputs are words; a mark behind one says what kind it is:
+    x       a value
+    x?      may be left out
+    x*      any number of values, given as a list
+    x#      indices, axes, sizes or a shape: literals become int64, and engines get the numbers, not a tensor
+An attribute whose default is `REQUIRED` must be given. The type rule gets a `Call` and returns the type of each output;
+`known` (optional) computes the value itself from known inputs, so that sizes flow through the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from airgraph.errors import VerifyError
+from airgraph.ir.graph import Input, Value
+from airgraph.ir.types import DataType, Dim, Place, TensorType
+
+Effect = Literal["none", "input", "write", "print", "random", "call", "output"]
+TypeRule = Callable[["Call"], Sequence[TensorType]]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of an op."""
+
+    name: str
+    optional: bool = False
+    dynamic: bool = False
+    index: bool = False
+
+    @classmethod
+    def parse(cls, word: str) -> Slot:
+        return cls(word.rstrip("?*#"), "?" in word, "*" in word, "#" in word)
+
+
+@dataclass(frozen=True)
+class Op:
+    name: str
+    slots: tuple[Slot, ...]
+    infer: TypeRule | None  # None: the builder gives the types
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("y",)
+    known: Callable[[Call], Any] | None = None
+    effect: Effect = "none"
+
+    def slot(self, name: str) -> int:
+        return next(i for i, slot in enumerate(self.slots) if slot.name == name)
+
+    @property
+    def is_pure(self) -> bool:
+        return self.effect == "none"
+
+
+OPS: dict[str, Op] = {}
+
+
+def define(
+    name: str,
+    inputs: str,
+    infer: TypeRule | None,
+    *,
+    outputs: str = "y",
+    known: Callable[[Call], Any] | None = None,
+    effect: Effect = "none",
+    **attrs: Any,
+) -> None:
+    slots = tuple(map(Slot.parse, inputs.split()))
+    OPS[name] = Op(name, slots, infer, attrs, tuple(outputs.split()), known, effect)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an op, as its type rule sees it."""
+
+    op: Op
+    inputs: Sequence[Input]
+    given: Mapping[str, Any]
+
+    def attr(self, name: str) -> Any:
+        value = self.given.get(name, self.op.attrs.get(name, REQUIRED))
+        if value is REQUIRED:
+            raise VerifyError(f"{self.op.name} needs the attribute {name!r}")
+        return value
+
+    def has(self, name: str) -> bool:
+        return self.inputs[self.op.slot(name)] is not None
+
+    def value(self, name: str) -> Value:
+        entry = self.inputs[self.op.slot(name)]
+        if not isinstance(entry, Value):
+            raise VerifyError(f"{self.op.name} needs a value for its input {name!r}")
+        return entry
+
+    def many(self, name: str) -> tuple[Value, ...]:
+        entry = self.inputs[self.op.slot(name)]
+        return entry if isinstance(entry, tuple) else ()
+
+    def type(self, name: str) -> TensorType:
+        return self.value(name).type
+
+    def dtype(self, name: str) -> DataType:
+        return self.type(name).dtype
+
+    def shape(self, name: str) -> tuple[Dim, ...] | None:
+        return self.type(name).shape
+
+    def numbers(self, name: str) -> Any:
+        """The known value of an index input (an int, an expression or a tuple); None where it is only known when run."""
+        return self.value(name).known
+
+    @property
+    def place(self) -> Place:
+        """NPU as soon as one input is there."""
+        every = [v for e in self.inputs for v in (e if isinstance(e, tuple) else (e,)) if v is not None]
+        return "NPU" if any(v.type.place == "NPU" for v in every) else "CPU"
+
+    def result(self, dtype: DataType, shape: Sequence[Dim] | None) -> list[TensorType]:
+        return [TensorType(dtype, None if shape is None else tuple(shape), self.place)]

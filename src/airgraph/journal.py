@@ -1,0 +1,197 @@
+"""The journal: what happened to a graph, stage by stage, and why.
+
+Every compilation has a `Journal`. A stage writes its name, its seconds and its reasons there; logs, dumps, reports and
+tests read it. Two kinds of lines leave it at once, as TorchAir's do:
+
+    [INFO] TORCHAIR(1630010,python):2025-11-07 15:35:39.502.029 [pipeline.py:51]1630010 compiler inputs     (stdout)
+    [INFO] TORCHAIR(1630010,python):2025-11-07-15:35:39.502.029 [pipeline.py:78]1630010 Static FX graph …   (stderr)
+
+The first is the Python logger named in the config (`logger.setLevel(logging.INFO)` shows it), the second the engine's,
+whose level is TNG_LOG_LEVEL. AIRGRAPH_LOG sets both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from airgraph.config import KNOBS
+
+EVENT_LEVEL = 35  # between WARNING and ERROR, as TorchAir has it
+logging.addLevelName(EVENT_LEVEL, "EVENT")
+
+
+# -- log lines ------------------------------------------------------------------------------------------------------
+class _Format(logging.Formatter):
+    """`[LEVEL] NAME(pid,process):date time [file:line]thread message`"""
+
+    def __init__(self, tag: str, between: str) -> None:
+        super().__init__()
+        self.tag, self.between = tag, between
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime(f"%Y-%m-%d{self.between}%H:%M:%S", time.localtime(record.created))
+        micros = int(record.created % 1 * 1_000_000)
+        stamp = f"{seconds}.{micros // 1000:03d}.{micros % 1000:03d}"
+        head = f"[{record.levelname}] {self.tag}({record.process},python):{stamp}"
+        text = f"{head} [{record.filename}:{record.lineno}]{threading.get_native_id()} {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Stream(logging.StreamHandler):
+    """Writes to whatever sys.stdout (or stderr) is at that moment, so that redirection works."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.stream_name = name
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = getattr(sys, self.stream_name)
+        super().emit(record)
+
+
+def event(self: logging.Logger, message: str, *args: Any) -> None:
+    if self.isEnabledFor(EVENT_LEVEL):
+        self._log(EVENT_LEVEL, message, args, stacklevel=2)
+
+
+class EventLogger(logging.Logger):
+    """A logger with TorchAir's extra level: `logger.event(...)`."""
+
+    event = event
+
+
+def _logger(name: str, tag: str, stream: str, between: str, level: int) -> EventLogger:
+    """The logger of that name, with our format the first time it is asked for."""
+    logger = logging.getLogger(name)
+    if not isinstance(logger, EventLogger):
+        logger.__class__ = EventLogger  # the loggers of others keep their class
+        handler = _Stream(stream)
+        handler.setFormatter(_Format(tag, between))
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(level)
+    return logger  # type: ignore[return-value]
+
+
+def get_logger(name: str = "airgraph") -> EventLogger:
+    """The Python logger of one API: on stdout, ERROR and above unless the user or AIRGRAPH_LOG says otherwise."""
+    return _logger(name, name.upper(), "stdout", " ", _level_of(KNOBS["AIRGRAPH_LOG"].get(), logging.ERROR))
+
+
+def get_engine_logger(name: str = "airgraph") -> EventLogger:
+    """The engine's logger: on stderr, its level is TNG_LOG_LEVEL. The variable is read at each compilation."""
+    logger = _logger(f"{name}.engine", name.upper(), "stderr", "-", logging.ERROR)
+    wish = KNOBS["AIRGRAPH_LOG"].get()
+    logger.setLevel(_level_of(wish, logging.ERROR) if wish else _tng_level(logger))
+    return logger
+
+
+def _level_of(word: str, default: int) -> int:
+    return {"": default, "event": EVENT_LEVEL}.get(word, getattr(logging, word.upper(), default) if word else default)
+
+
+TNG_LEVELS = {"0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR, "4": EVENT_LEVEL}
+
+
+def _tng_level(logger: logging.Logger) -> int:
+    value = KNOBS["TNG_LOG_LEVEL"].get()
+    if value not in TNG_LEVELS:
+        logger.warning("TNG_LOG_LEVEL=%s is not one of 0 1 2 3 4; using 3 (ERROR)", value)
+    return TNG_LEVELS.get(value, logging.ERROR)
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------
+@dataclass
+class Stage:
+    """One step of a compilation: how long it took and what it had to say."""
+
+    name: str
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Fallback:
+    """An op that PyTorch runs because nothing here does."""
+
+    target: str
+    reason: str
+    source: str | None
+
+
+class Journal:
+    """The story of one compiled graph."""
+
+    def __init__(self, graph: str = "", phase: str = "", log: str = "airgraph") -> None:
+        self.graph = graph
+        self.phase = phase
+        self.log_name = log
+        self.stages: list[Stage] = []
+        self.fallbacks: list[Fallback] = []
+        self.counters: Counter[str] = Counter()
+        self.remarks: list[str] = []
+
+    @property
+    def log(self) -> EventLogger:
+        return get_logger(self.log_name)
+
+    @property
+    def engine_log(self) -> EventLogger:
+        return get_engine_logger(self.log_name)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Stage]:
+        stage = Stage(name)
+        self.stages.append(stage)
+        start = time.perf_counter()
+        try:
+            yield stage
+        finally:
+            stage.seconds = time.perf_counter() - start
+
+    def remark(self, text: str) -> None:
+        self.remarks.append(text)
+        self.log.info(text, stacklevel=2)
+
+    def fall_back(self, target: str, reason: str, source: str | None) -> None:
+        self.fallbacks.append(Fallback(target, reason, source))
+        self.counters["fallbacks"] += 1
+        self.log.info(
+            "no converter for %s: PyTorch runs it (%s)%s", target, reason, f", from {source}" if source else ""
+        )
+
+    def text(self) -> str:
+        """For people: one line a stage, then what fell back and why."""
+        lines = [f"{self.graph} ({self.phase})"]
+        for stage in self.stages:
+            lines.append(f"  {stage.name:<12} {stage.seconds * 1e3:8.2f} ms")
+            lines += [f"      {note}" for note in stage.notes]
+        lines += [f"  fallback     {f.target}: {f.reason}" for f in self.fallbacks]
+        lines += [f"  remark       {remark}" for remark in self.remarks]
+        return "\n".join(lines)
+
+
+KEPT = 256  # journals of the newest graphs; older ones are dropped
+JOURNALS: deque[Journal] = deque(maxlen=KEPT)
+TOTALS: Counter[str] = Counter()
+
+
+def open_journal(graph: str, phase: str, log: str) -> Journal:
+    journal = Journal(graph, phase, log)
+    JOURNALS.append(journal)
+    TOTALS["graphs"] += 1
+    return journal
+
+
+def rank() -> int:
+    """The rank of this process in a distributed job."""
+    return int(os.environ.get("RANK", "0") or 0)

@@ -1,0 +1,148 @@
+"""The whole way, one stage a line. Read this file first.
+
+    torch.compile(model, backend="airgraph")
+      Dynamo ─ AOTAutograd ─▶ compile_graph ─▶ FX passes ─▶ convert ─▶ graph passes ─▶ engine ─▶ program
+
+Each stage writes its result, its time and its reasons into the journal; dumps and logs are made from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.capture.aot import compile_by_aot
+from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.config import KNOBS, Config
+from airgraph.convert import EMPTY, REGISTRY, convert
+from airgraph.convert.metadata import SYMBOLIC
+from airgraph.engine.reference import ReferenceEngine
+from airgraph.errors import ConfigError
+from airgraph.ir.graph import Graph
+from airgraph.ir.verify import verify
+from airgraph.journal import Journal, open_journal
+from airgraph.passes import FAMILIES, PASSES, run_passes
+from airgraph.runtime.device import computing_device
+from airgraph.runtime.program import Program
+from airgraph.store.dump import Dumper
+
+_numbers = itertools.count(1)
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str, config: Config, model: int = 0
+) -> Program:
+    """One FX graph → one program."""
+    name = f"graph_{next(_numbers)}"
+    journal = open_journal(name, phase, config.log)
+    dump = Dumper(name, phase, config, model)
+    announce(gm, inputs, config, journal)
+    start = time.perf_counter()
+
+    dump.fx(f"aot_{phase}_graph", gm)
+    with journal.stage("fx_passes"):
+        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"aot_{phase}_graph_after_{step}", g))
+    engine = ReferenceEngine(computing_device)
+    with journal.stage("convert"):
+        registry = REGISTRY if config.mode == "max-autotune" else EMPTY
+        graph, boundary = convert(gm, name, registry, journal, strict=config.strict, has_kernel=engine.has_kernel)
+    dump.graph("original", graph)
+    check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
+    if check:
+        verify(graph, "convert")
+    graph = run_passes(graph, journal, off=config.passes_off, check=check, observe=dump.after_pass)
+    dump.graph("optimized", graph)
+    with journal.stage("load"):
+        executable = engine.load(graph, computing_device(device_of(inputs)))
+    classify(graph, inputs, journal, time.perf_counter() - start)
+    return Program(name, boundary, executable, journal)
+
+
+def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:
+    log = journal.log
+    log.info("compiler inputs")
+    for i, value in enumerate(inputs):
+        log.info("  input %s: %s", i, value)
+    log.info("  graph: %s", gm.graph)
+    for remark in config.remarks:
+        journal.remark(remark)
+    if config.mode == "reduce-overhead":
+        journal.remark("mode reduce-overhead: every op is PyTorch's own; graphs are not captured in this version")
+
+
+def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
+    """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
+    fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
+    ge = "static" if graph.is_static else "dynamic"
+    journal.counters[f"{ge}_graphs"] += 1
+    number = graph.name.removeprefix("graph_")
+    log = journal.engine_log
+    log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
+    log.info("Create graph executor for %s graph %s", ge, number)
+    log.event("Compile Graph %s consume: %.3f ms.", number, seconds * 1e3)
+    log.debug("%s", journal.text())
+
+
+def is_symbolic(value: Any) -> bool:
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return any(isinstance(s, SYMBOLIC) for s in sizes)
+
+
+def device_of(inputs: Sequence[Any]) -> torch.device:
+    """Where the graph works: the first accelerator among its inputs, else the CPU."""
+    devices = [i.device for i in inputs if isinstance(i, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+# -- the ways in ----------------------------------------------------------------------------------------------------
+Backend = Callable[..., Any]
+_models = itertools.count()
+
+
+def backend(config: Config | None = None, **options: Any) -> Backend:
+    """A backend for torch.compile.
+
+        torch.compile(model, backend=airgraph.backend(dump="py", dump_path="graphs"))
+
+    `config` and `options` are fields of `airgraph.Config`; an option wins over the same field of `config`.
+    """
+    base = make_config(config, options)
+
+    def compile_model(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+                      options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+        chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
+        model = next(_models)
+        Dumper.model(model, gm)
+        return compile_by_aot(
+            gm,
+            example_inputs,
+            lambda graph, inputs, phase: compile_graph(graph, inputs, phase, chosen, model),
+            keep_input_mutations=chosen.keep_input_mutations,
+            decompositions=chosen.decompositions,
+        )
+
+    return compile_model
+
+
+def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
+    config = Config.make(base, **options)
+    known = [*PASSES, *FAMILIES]
+    for name in config.passes_off:
+        if name not in known:
+            raise ConfigError(f"passes_off names {name!r}, which is no pass", where={"passes": ", ".join(known)})
+    return config
+
+
+def get_compiler(config: Config | None = None, **options: Any) -> Callable[..., Program]:
+    """A compiler for people who call AOTAutograd themselves: `aot_module_simplified(gm, inputs, fw_compiler=...)`."""
+    chosen = make_config(config, options)
+    return lambda gm, example_inputs: compile_graph(gm, example_inputs, "inference", chosen)
+
+
+def airgraph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """The backend behind `torch.compile(model, backend="airgraph", mode=..., options={...})`."""
+    return backend()(gm, example_inputs, **kwargs)

@@ -1,0 +1,1 @@
+"""Programs: a graph bound to inputs, outputs and a device."""

@@ -1,0 +1,225 @@
+"""A program: a graph made ready by an engine, with the boundary that makes it look like the PyTorch code it came from.
+
+    arguments ─ check ─ bind symbols ─ unwrap emulated devices ─▶ run ─▶ own memory ─▶ writes to inputs ─▶ results
+
+The order of the last three is what makes aliasing right: results that would share memory with an argument they are not a
+view of get memory of their own, then the writes happen, then views of inputs are taken and see what was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.protocol import Executable, Symbols
+from airgraph.engine.strides import copy_strided, same_layout
+from airgraph.errors import BindError
+from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.symbols import evaluate
+from airgraph.ir.types import DataType
+from airgraph.journal import EVENT_LEVEL, Journal
+from airgraph.runtime.device import adapter_for
+
+NUMBER = {int: (int,), float: (int, float), bool: (bool, int)}
+
+
+class Program:
+    """Called with the arguments of the FX graph, as one list (PyTorch's boxed convention, which lets them be freed)."""
+
+    _boxed_call = True
+
+    def __init__(self, name: str, boundary: Boundary, executable: Executable, journal: Journal) -> None:
+        self.name = name
+        self.boundary = boundary
+        self.executable = executable
+        self.journal = journal
+        self.calls = 0
+        self._cache: dict[tuple[Any, ...], dict[Any, Any]] = {}
+
+    def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
+        given = [*args, *rest] if isinstance(args, list | tuple) else [args, *rest]
+        if isinstance(args, list):
+            args.clear()
+        with torch.autograd.profiler.record_function("npu_fx_compiler inference"):
+            self._log_values("runtime inputs", "input", given)
+            results = self.run(given)
+            self._log_values("runtime outputs", "output", results)
+        self.calls += 1
+        return results
+
+    def run(self, args: list[Any]) -> list[Any]:
+        start = time.perf_counter()
+        symbols = self.bind(args)
+        inputs = {spec.name: to_host(arg) for spec, arg in zip(self.boundary.arguments, args)}
+        bound = time.perf_counter()
+        outputs, writes = self.executable.run(inputs, symbols)
+        owned = self.own(outputs, [*inputs.values()], symbols)
+        self.write(writes, inputs)
+        results = [self.result(r, args, owned, symbols) for r in self.boundary.results]
+        if self.journal.engine_log.isEnabledFor(EVENT_LEVEL):
+            micros = [int((b - a) * 1e6) for a, b in ((start, bound), (bound, time.perf_counter()))]
+            self.journal.engine_log.event("Graph %s run, process input: %sus, graph run: %sus", self.name, *micros)
+        return results
+
+    # -- arguments --------------------------------------------------------------------------------------------------
+    def bind(self, args: Sequence[Any]) -> Symbols:
+        """Check every argument against what was compiled for, and give the symbols their values."""
+        wanted = self.boundary.arguments
+        if len(args) != len(wanted):
+            raise BindError(f"{self.name} takes {len(wanted)} arguments, got {len(args)}")
+        symbols: Symbols = {}
+        for i, (spec, arg) in enumerate(zip(wanted, args)):
+            match spec:
+                case NumberIn():
+                    self.bind_number(i, spec, arg, symbols)
+                case TensorIn():
+                    self.bind_tensor(i, spec, arg, symbols)
+        return symbols
+
+    def bind_number(self, i: int, spec: NumberIn, arg: Any, symbols: Symbols) -> None:
+        if not isinstance(arg, NUMBER[spec.kind]):
+            raise self.refuse(i, spec, f"a number ({spec.kind.__name__})", repr(arg))
+        if getattr(spec.expr, "is_Symbol", False):
+            symbols[spec.expr] = arg
+
+    def bind_tensor(self, i: int, spec: TensorIn, arg: Any, symbols: Symbols) -> None:
+        if not isinstance(arg, torch.Tensor):
+            raise self.refuse(i, spec, "a tensor", type(arg).__name__)
+        dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
+        if arg.dtype != dtype:
+            raise self.refuse(i, spec, str(dtype), str(arg.dtype))
+        if str(arg.device) != spec.device:
+            raise self.refuse(i, spec, f"device {spec.device}", f"device {arg.device}")
+        shape = spec.type.shape or ()
+        if len(shape) != arg.ndim:
+            raise self.refuse(i, spec, f"shape {list(shape)}", f"shape {list(arg.shape)}")
+        for size, actual in zip(shape, arg.shape):
+            if isinstance(size, int):
+                if size != actual:
+                    raise self.refuse(i, spec, f"shape {list(shape)}", f"shape {list(arg.shape)}")
+            elif size.is_Symbol and symbols.setdefault(size, actual) != actual:
+                raise self.refuse(
+                    i, spec, f"{size} = {symbols[size]} in shape {list(shape)}", f"shape {list(arg.shape)}"
+                )
+
+    def refuse(self, i: int, spec: Argument, wanted: str, got: str) -> BindError:
+        return BindError(f"argument {i} ({spec.name}) of {self.name} must be {wanted}, got {got}",
+                         hint="compile again for these arguments, or mark the size as dynamic")  # fmt: skip
+
+    # -- results ----------------------------------------------------------------------------------------------------
+    def own(self, outputs: Sequence[Any], inputs: Sequence[Any], symbols: Symbols) -> list[Any]:
+        """The computed outputs, each laid out as FX recorded, none sharing memory with an argument or another output."""
+        taken = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and strided(t)}
+        owned: list[Any] = []
+        for index, value in enumerate(outputs):
+            if not isinstance(value, torch.Tensor) or not strided(value):
+                owned.append(value)
+                continue
+            strides = self.size(self.layouts.get(index), symbols)
+            address = value.untyped_storage().data_ptr()
+            if strides is None or (same_layout(value, strides) and address not in taken and compact(value)):
+                owned.append(value if strides is None or address not in taken else value.clone())
+            else:
+                owned.append(copy_strided(value, strides))
+            taken.add(owned[-1].untyped_storage().data_ptr())
+        return owned
+
+    @property
+    def layouts(self) -> dict[int, tuple[Any, ...]]:
+        """The strides each computed output must have."""
+        found: dict[int, tuple[Any, ...]] = {}
+        for result in self.boundary.results:
+            if isinstance(result, Fresh):
+                found[result.index] = result.layout.strides
+            elif isinstance(result, OfOutput):
+                found[result.index] = result.base
+        return found
+
+    def write(self, writes: Sequence[tuple[str, torch.Tensor]], inputs: dict[str, Any]) -> None:
+        """The values first, if one of them might be changed by the write of another; then all writes."""
+        if len(writes) > 1:
+            addresses = {inputs[name].untyped_storage().data_ptr() for name, _ in writes}
+            writes = [(n, v.clone() if v.untyped_storage().data_ptr() in addresses else v) for n, v in writes]
+        for name, value in writes:
+            inputs[name].copy_(value)
+
+    def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
+        match result:
+            case Fresh(index, _, device):
+                return from_host(owned[index], device)
+            case OfInput(argument, layout, dtype):
+                return self.view(args[argument], layout, dtype, symbols)
+            case OfOutput(index, _, layout, dtype, device):
+                return self.view(from_host(owned[index], device), layout, dtype, symbols)
+            case Number(expr):
+                return evaluate(expr, symbols)
+            case Plain(value):
+                return value
+        raise AssertionError(result)
+
+    def view(self, base: torch.Tensor, layout: Layout, dtype: int, symbols: Symbols) -> torch.Tensor:
+        """A view of `base` with another layout, perhaps with its bytes read as another type."""
+        shape, strides, offset = (self.size(part, symbols) for part in (layout.shape, layout.strides, layout.offset))
+        wanted = TORCH_TYPES.get(DataType(dtype), base.dtype)
+        if wanted == base.dtype:
+            return base.as_strided(shape, strides, base.storage_offset() + offset)
+        host = to_host(base)
+        start = host.storage_offset() * host.element_size() // wanted.itemsize + offset
+        seen = torch.empty(0, dtype=wanted, device=host.device).set_(host.untyped_storage(), start, shape, strides)
+        return from_host(seen, str(base.device))
+
+    def size(self, expr: Any, symbols: Symbols) -> Any:
+        """Expressions are evaluated once for each combination of sizes seen."""
+        if expr is None or isinstance(expr, int):
+            return expr
+        key = tuple(symbols.values())
+        known = self._cache.setdefault(key, {})
+        if expr not in known:
+            known[expr] = evaluate(expr, symbols)
+        return known[expr]
+
+    def _log_values(self, title: str, word: str, values: Sequence[Any]) -> None:
+        log = self.journal.log
+        if log.isEnabledFor(10):
+            log.debug(title)
+            for i, value in enumerate(values):
+                log.debug("  %s %s: %s", word, i, summary(value))
+
+
+def summary(value: Any) -> str:
+    """As TorchAir logs a runtime value."""
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value)}({value})"
+    return (f"{type(value)}({value.size()}, {value.dtype}, contiguous={value.is_contiguous()}, "
+            f"data_ptr={value.data_ptr()})")  # fmt: skip
+
+
+def strided(x: torch.Tensor) -> bool:
+    return x.layout == torch.strided
+
+
+def compact(x: torch.Tensor) -> bool:
+    """Its storage holds nothing else: a small slice must not keep a large result alive."""
+    return x.untyped_storage().nbytes() <= 2 * x.numel() * x.element_size() + 64
+
+
+def to_host(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    adapter = adapter_for(value.device)
+    return adapter.to_host(value) if adapter else value
+
+
+def from_host(value: Any, device: str) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    wanted = torch.device(device)
+    adapter = adapter_for(wanted)
+    return adapter.from_host(value, wanted) if adapter else value
+
+
+Runner = Callable[[list[Any]], list[Any]]
