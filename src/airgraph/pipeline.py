@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import compile_by_aot
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, convert
 from airgraph.convert.metadata import SYMBOLIC
+from airgraph.engine.protocol import Executable
 from airgraph.engine.reference import ReferenceEngine
 from airgraph.errors import ConfigError
+from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
@@ -46,6 +49,16 @@ def compile_graph(
     dump.fx(f"aot_{phase}_graph", gm)
     with journal.stage("fx_passes"):
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"aot_{phase}_graph_after_{step}", g))
+    with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
+        executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
+    classify(executable.graph, inputs, journal, time.perf_counter() - start)
+    return Program(name, boundary, executable, journal)
+
+
+def build(
+    gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, dump: Dumper, device: torch.device
+) -> tuple[Executable, Boundary]:
+    """From an FX graph with its metadata to something that runs."""
     engine = ReferenceEngine(computing_device)
     with journal.stage("convert"):
         registry = REGISTRY if config.mode == "max-autotune" else EMPTY
@@ -57,9 +70,7 @@ def compile_graph(
     graph = run_passes(graph, journal, off=config.passes_off, check=check, observe=dump.after_pass)
     dump.graph("optimized", graph)
     with journal.stage("load"):
-        executable = engine.load(graph, computing_device(device_of(inputs)))
-    classify(graph, inputs, journal, time.perf_counter() - start)
-    return Program(name, boundary, executable, journal)
+        return engine.load(graph, computing_device(device)), boundary
 
 
 def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:

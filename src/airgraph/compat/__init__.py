@@ -1,0 +1,68 @@
+"""Other people's scripts, unchanged: `torchair` and the `npu` device, on any machine.
+
+    import airgraph.compat
+    airgraph.compat.install()
+    import torchair
+
+Nothing is changed by importing this package; `install()` does it, and `uninstall()` takes the modules away again. A real
+`torchair` or `torch_npu` is never shadowed: where one is installed, `install()` says so and stops.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+
+from airgraph.errors import CompatError
+
+# The names that become importable, and the packages behind them.
+MODULES = {"torchair": "airgraph.compat.torchair"}
+REAL = ("torchair", "torch_npu")
+_installed: dict[str, object] = {}
+
+
+def install(host: str = "cpu") -> None:
+    """Make `torchair` importable and the device `npu` usable; its tensors live on `host` ("cpu" or "cuda").
+
+    A second call does nothing.
+    """
+    if _installed:
+        return
+    for name in REAL:
+        if is_real(name):
+            raise CompatError(f"a real {name} is installed here, and airgraph does not shadow it",
+                              hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
+    from airgraph.compat import npu
+
+    npu.install(host=host)
+    for alias, package in MODULES.items():
+        for name in all_modules(package):
+            _installed[alias + name.removeprefix(package)] = importlib.import_module(name)
+    sys.modules.update(_installed)  # type: ignore[arg-type]
+
+
+def uninstall() -> None:
+    """Take the modules away again. (PyTorch keeps the name `npu` for the rest of the process.)"""
+    from airgraph.compat import npu
+
+    for name, module in _installed.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    _installed.clear()
+    npu.uninstall()
+
+
+def is_real(name: str) -> bool:
+    """Installed, and not one of ours."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return module not in _installed.values()
+    return importlib.util.find_spec(name) is not None
+
+
+def all_modules(package: str) -> list[str]:
+    """A package and everything below it."""
+    root = importlib.import_module(package)
+    return [package, *(m.name for m in pkgutil.walk_packages(root.__path__, f"{package}."))]

@@ -15,6 +15,8 @@ Symbols = dict[Any, Any]  # sympy symbol → its value in this call
 class Executable(Protocol):
     """A graph made ready to run on one device."""
 
+    graph: Graph
+
     def run(
         self, inputs: Mapping[str, Any], symbols: Symbols
     ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:

@@ -19,7 +19,7 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS, torch_type
+from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.strides import contiguous_strides, restride
@@ -262,6 +262,3 @@ def from_array(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
     same_bits = tensor.element_size() == dtype.itemsize and tensor.dtype != dtype and array.dtype.kind == "u"
     return tensor.view(dtype) if same_bits else tensor.to(dtype)
-
-
-__all__ = ["ReferenceEngine", "torch_type"]

@@ -1,0 +1,7 @@
+"""`python -m airgraph`"""
+
+import sys
+
+from airgraph.tools.cli import main
+
+sys.exit(main())

@@ -1,0 +1,47 @@
+"""TorchAir's API on airgraph: `import torchair` after `airgraph.compat.install()` or under `airgraph run`.
+
+config = torchair.CompilerConfig()
+config.debug.graph_dump.type = "py"
+model = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airgraph.compat.torchair import configs, core, ge, ops
+from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
+from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
+from airgraph.compat.torchair.core.utils import logger
+from airgraph.compat.torchair.npu_fx_compiler import get_compiler, get_npu_backend
+
+__all__ = [
+    "CompilerConfig",
+    "configs",
+    "core",
+    "ge",
+    "get_compiler",
+    "get_npu_backend",
+    "logger",
+    "ops",
+    "register_fx_node_ge_converter",
+]
+
+# Parts of TorchAir that airgraph does not have yet: asking for one says so instead of looking like a typing error.
+LATER = (
+    "dynamo_export",
+    "inference",
+    "llm_datadist",
+    "npu_format_cast_via_cpu",
+    "patch_for_hcom",
+    "register_replacement",
+    "scope",
+    "tools",
+    "use_internal_format_weight",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATER:
+        raise AttributeError(f"torchair.{name} is not available in this version of airgraph: see docs/torchair.md")
+    raise AttributeError(f"module 'torchair' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Where TorchAir keeps its converters; dumps import `ge_apis` from here."""

@@ -1,0 +1,47 @@
+"""TorchAir's two ways in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from airgraph import pipeline
+from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
+from airgraph.config import Config
+from airgraph.errors import ConfigError
+
+
+def get_npu_backend(*, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Any] | None = None
+                    ) -> Callable[..., Any]:  # fmt: skip
+    """A backend for torch.compile. (A partial, as in TorchAir: its `keywords["compiler_config"]` can be asked for.)"""
+    config = checked(compiler_config)
+    check_support(config)
+    to_config(config, custom_decompositions)  # a wrong setting is reported here, not inside torch.compile
+    return functools.partial(npu_backend, compiler_config=config, decompositions=custom_decompositions)
+
+
+def npu_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, compiler_config: CompilerConfig,
+                decompositions: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None,
+                mode: str | None = None) -> Any:  # fmt: skip
+    config = apply_options(compiler_config, options)
+    if mode is not None:
+        config.mode = mode
+    return pipeline.backend(to_config(config, decompositions))(gm, example_inputs)
+
+
+def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
+    """For one's own backends: `aot_module_simplified(gm, inputs, fw_compiler=torchair.get_compiler(config))`."""
+    return pipeline.get_compiler(to_config(checked(compiler_config), None))
+
+
+def checked(config: CompilerConfig | None) -> CompilerConfig:
+    if config is not None and not isinstance(config, CompilerConfig):
+        raise ConfigError(f"compiler_config must be a torchair.CompilerConfig, got {type(config).__name__}")
+    return config or CompilerConfig()
+
+
+def to_config(config: CompilerConfig, decompositions: Mapping[Any, Any] | None) -> Config:
+    return pipeline.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})

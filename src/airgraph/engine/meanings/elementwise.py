@@ -1,0 +1,92 @@
+"""Element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from airgraph.engine.meanings.table import Meaning, Tensor
+
+
+def power(x: Tensor, y: Tensor) -> Tensor:
+    """A scalar exponent as a number: PyTorch then takes x * x for 2 and sqrt for 0.5, and so must we."""
+    return torch.pow(x, y.item()) if y.ndim == 0 and y.device.type == "cpu" and x.ndim else torch.pow(x, y)
+
+
+def number(x: Tensor) -> Any:
+    return x.item() if x.ndim == 0 and x.device.type == "cpu" else x
+
+
+ELEMENTWISE: dict[str, Meaning] = {
+    "Abs": torch.abs,
+    "Acos": torch.acos,
+    "Acosh": torch.acosh,
+    "Asin": torch.asin,
+    "Asinh": torch.asinh,
+    "Atan": torch.atan,
+    "Atanh": torch.atanh,
+    "Ceil": torch.ceil,
+    "Cos": torch.cos,
+    "Cosh": torch.cosh,
+    "Erf": torch.erf,
+    "Erfc": torch.erfc,
+    "Erfinv": torch.erfinv,
+    "Exp": torch.exp,
+    "Expm1": torch.expm1,
+    "Floor": torch.floor,
+    "Invert": torch.bitwise_not,
+    "Log1p": torch.log1p,
+    "Neg": torch.neg,
+    "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu,
+    "Rsqrt": torch.rsqrt,
+    "Sigmoid": torch.sigmoid,
+    "Sign": torch.sign,
+    "Sin": torch.sin,
+    "Sinh": torch.sinh,
+    "Sqrt": torch.sqrt,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+    "Trunc": torch.trunc,
+    "Atan2": torch.atan2,
+    "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or,
+    "FloorDiv": torch.floor_divide,
+    "FloorMod": torch.remainder,
+    "Maximum": torch.maximum,
+    "Minimum": torch.minimum,
+    "Mod": torch.remainder,
+    "Pow": power,
+    "RealDiv": torch.true_divide,
+    "Equal": torch.eq,
+    "NotEqual": torch.ne,
+    "Less": torch.lt,
+    "LessEqual": torch.le,
+    "Greater": torch.gt,
+    "GreaterEqual": torch.ge,
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "AxpyV2": lambda x1, x2, alpha: torch.add(x1, x2, alpha=alpha.item()),
+    "Log": lambda x, base, scale, shift: torch.log(x),
+    "Round": lambda x, decimals: torch.round(x, decimals=decimals) if decimals else torch.round(x),
+    "LogicalNot": torch.logical_not,
+    "LogicalAnd": torch.logical_and,
+    "LogicalOr": torch.logical_or,
+    "IsInf": torch.isinf,
+    "IsNan": torch.isnan,
+    "SelectV2": torch.where,
+    "Addcmul": lambda x, x1, x2, value: torch.addcmul(x, x1, x2, value=value.item()),
+    "Addcdiv": lambda x, x1, x2, value: torch.addcdiv(x, x1, x2, value=value.item()),
+    "MaskedFill": lambda x, mask, value: torch.masked_fill(x, mask, number(value)),
+    "ClipByValueV2": lambda x, low, high: torch.clamp(x, low, high),
+    "Swish": lambda x, scale: torch.nn.functional.silu(x),
+    "Gelu": lambda x, approximate: torch.nn.functional.gelu(x, approximate=approximate),
+    "LeakyRelu": lambda x, negative_slope: torch.nn.functional.leaky_relu(x, negative_slope),
+    "ReluGrad": lambda g, x: torch.ops.aten.threshold_backward(g, x, 0),
+    "ThresholdGradV2D": lambda g, x, threshold: torch.ops.aten.threshold_backward(g, x, threshold),
+    "SigmoidGrad": lambda y, dy: torch.ops.aten.sigmoid_backward(dy, y),
+    "TanhGrad": lambda y, dy: torch.ops.aten.tanh_backward(dy, y),
+    "GeluGrad": lambda dy, x, y, approximate: torch.ops.aten.gelu_backward(dy, x, approximate=approximate),
+}
