@@ -60,9 +60,10 @@ class Program:
         owned = self.own(outputs, [*inputs.values()], symbols)
         self.write(writes, inputs)
         results = [self.result(r, args, owned, symbols) for r in self.boundary.results]
-        if self.journal.engine_log.isEnabledFor(EVENT_LEVEL):
+        log = self.journal.log
+        if log.isEnabledFor(EVENT_LEVEL):
             micros = [int((b - a) * 1e6) for a, b in ((start, bound), (bound, time.perf_counter()))]
-            self.journal.engine_log.event("Graph %s run, process input: %sus, graph run: %sus", self.name, *micros)
+            log.event("%s run at %s, process input: %sus, graph run: %sus", self.journal.log_name, time.time(), *micros)
         return results
 
     # -- arguments --------------------------------------------------------------------------------------------------

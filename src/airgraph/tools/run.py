@@ -16,9 +16,7 @@ def run_script(script: str, args: Sequence[str], *, host: str = "cpu") -> int:
     path = Path(script)
     if not path.is_file():
         reason = "is a folder" if path.is_dir() else "does not exist"
-        raise CompatError(
-            f"the script {script} {reason}", hint="airgraph run SCRIPT [ARGS], with the path of a Python file"
-        )
+        raise CompatError(f"the script {script} {reason}", hint="airgraph run SCRIPT [ARGS]")
     compat.install(host=host)
     sys.argv = [script, *args]
     sys.path.insert(0, str(path.resolve().parent))

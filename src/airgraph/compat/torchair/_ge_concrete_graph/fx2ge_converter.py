@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airgraph.convert.registry import REGISTRY, register_converter
+from airgraph.convert.registry import register_converter
 
 
 class Converter:
@@ -54,11 +54,6 @@ def declare_supported(cases: Sequence[Any]) -> Callable[[Any], Any]:
         return converter
 
     return declare
-
-
-def declared_cases(aten_op: Any) -> bool:
-    """Whether an op has a converter at all."""
-    return REGISTRY.find(aten_op) is not None
 
 
 __all__ = ["Converter", "declare_supported", "register_fx_node_ge_converter"]

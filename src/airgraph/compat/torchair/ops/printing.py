@@ -53,11 +53,7 @@ def npu_print(*args: Any, summarize_size: int = 3, tensor_detail: bool = False) 
     `summarize_size`: how many elements at either end of a dimension are shown; -1 shows all.
     `tensor_detail`: `tensor([1 2 3], shape=[3], dtype=torch.int64)` instead of the elements alone.
     """
-    if (
-        isinstance(summarize_size, bool)
-        or not isinstance(summarize_size, int)
-        or (summarize_size != -1 and summarize_size < 1)
-    ):
+    if type(summarize_size) is not int or (summarize_size != -1 and summarize_size < 1):
         raise ValueError(f"summarize_size must be -1 or a positive int, got {summarize_size!r}")
     if not isinstance(tensor_detail, bool):
         raise TypeError(f"tensor_detail must be a bool, got {type(tensor_detail).__name__}")
