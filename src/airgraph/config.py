@@ -69,14 +69,16 @@ class Config:
 def _check_value(name: str, value: Any, hint: Any) -> None:
     """Literal, bool, str, tuple of str, Callable and Mapping, each possibly `| None`."""
     choices = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-    if type(None) in typing.get_args(hint):
+    optional = type(None) in typing.get_args(hint)
+    if optional:
         if value is None:
             return
         hint = choices[0] if len(choices) == 1 else hint
     if typing.get_origin(hint) is Literal:
-        allowed = [a for a in typing.get_args(hint) if a is not None]
+        allowed = typing.get_args(hint)
         if value not in allowed:
-            raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": ", ".join(map(repr, allowed))})
+            shown = ", ".join(map(repr, (*allowed, None) if optional else allowed))
+            raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": shown})
     elif hint in (bool, str) and not isinstance(value, hint):
         raise ConfigError(
             f"{name} cannot be {value!r}", where={"allowed": {bool: "True, False", str: "a string"}[hint]}

@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from airgraph.config import KNOBS
@@ -90,9 +91,19 @@ def get_logger(name: str = "airgraph") -> EventLogger:
 def get_engine_logger(name: str = "airgraph") -> EventLogger:
     """The engine's logger: on stderr, its level is TNG_LOG_LEVEL. The variable is read at each compilation."""
     logger = _logger(f"{name}.engine", name.upper(), "stderr", "-", logging.ERROR)
-    wish = KNOBS["AIRGRAPH_LOG"].get()
+    wish = "debug" if KNOBS["TORCH_COMPILE_DEBUG"].on() else KNOBS["AIRGRAPH_LOG"].get()
     logger.setLevel(_level_of(wish, logging.ERROR) if wish else _tng_level(logger))
     return logger
+
+
+def log_to_file(name: str, path: Path) -> None:
+    """Everything both loggers of that name say, also into a file. Their level becomes DEBUG for it."""
+    for logger in (get_logger(name), get_engine_logger(name)):
+        if not any(getattr(h, "baseFilename", None) == str(path.resolve()) for h in logger.handlers):
+            handler = logging.FileHandler(path.resolve(), encoding="utf-8")
+            handler.setFormatter(_Format(name.upper(), " "))
+            logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
 
 
 def _level_of(word: str, default: int) -> int:
@@ -104,9 +115,13 @@ TNG_LEVELS = {"0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": 
 
 def _tng_level(logger: logging.Logger) -> int:
     value = KNOBS["TNG_LOG_LEVEL"].get()
-    if value not in TNG_LEVELS:
-        logger.warning("TNG_LOG_LEVEL=%s is not one of 0 1 2 3 4; using 3 (ERROR)", value)
+    if value not in TNG_LEVELS and value not in _complained:
+        _complained.add(value)  # the level is asked for with every line
+        logger.error("TNG_LOG_LEVEL=%s is not one of 0 1 2 3 4; using 3 (ERROR)", value)
     return TNG_LEVELS.get(value, logging.ERROR)
+
+
+_complained: set[str] = set()
 
 
 # -- the journal ----------------------------------------------------------------------------------------------------
@@ -135,6 +150,7 @@ class Journal:
         self.graph = graph
         self.phase = phase
         self.log_name = log
+        self.classification = ""  # "Static FX graph, static graph" and the like
         self.stages: list[Stage] = []
         self.fallbacks: list[Fallback] = []
         self.counters: Counter[str] = Counter()

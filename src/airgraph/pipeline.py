@@ -31,7 +31,7 @@ from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.program import Program
-from airgraph.store.dump import Dumper
+from airgraph.store.dump import Dumper, write_model
 
 _numbers = itertools.count(1)
 
@@ -46,9 +46,9 @@ def compile_graph(
     announce(gm, inputs, config, journal)
     start = time.perf_counter()
 
-    dump.fx(f"aot_{phase}_graph", gm)
+    dump.fx("graph", gm)
     with journal.stage("fx_passes"):
-        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"aot_{phase}_graph_after_{step}", g))
+        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g))
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
         executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
     classify(executable.graph, inputs, journal, time.perf_counter() - start)
@@ -89,7 +89,7 @@ def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: flo
     """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
     fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
     ge = "static" if graph.is_static else "dynamic"
-    journal.counters[f"{ge}_graphs"] += 1
+    journal.classification = f"{fx.lower()} FX graph, {ge} GE graph"
     number = graph.name.removeprefix("graph_")
     log = journal.engine_log
     log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
@@ -127,7 +127,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
                       options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
         model = next(_models)
-        Dumper.model(model, gm)
+        write_model(model, gm, chosen.log)
         return compile_by_aot(
             gm,
             example_inputs,

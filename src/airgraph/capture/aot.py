@@ -19,6 +19,22 @@ FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wa
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
 
 
+def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[Any, Any]:
+    """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
+    pass must not act again in the backward one."""
+    forward, backward = default_partition(joint, inputs, **options)
+    done = {node.name for node in forward.graph.nodes if acts(node)}
+    for node in reversed(list(backward.graph.nodes)):
+        if node.name in done and acts(node) and not node.users:
+            backward.graph.erase_node(node)
+    backward.recompile()
+    return forward, backward
+
+
+def acts(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target in torch.fx.node._side_effectful_functions
+
+
 def compile_by_aot(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -38,7 +54,7 @@ def compile_by_aot(
         fw_compiler=phase("forward"),
         bw_compiler=phase("backward"),
         inference_compiler=phase("inference"),
-        partition_fn=default_partition,
+        partition_fn=partition,
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=keep_input_mutations,
     )

@@ -6,7 +6,8 @@
         ge.NetOutput([y])
 
 There is a builder for every row of the op table. Plain numbers and lists become constants: index inputs as int64, a
-float as the one float type among the other inputs, an int as their one type. `dependencies=[values]` adds control edges.
+float as the one float type among the other inputs, an int as their one int type; without one, float32 and int64.
+`dependencies=[values]` adds control edges.
 This is also the language of `py` dumps, so executing a dump builds the graph again.
 """
 
@@ -24,8 +25,8 @@ import sympy
 from airgraph.errors import VerifyError
 from airgraph.ir import attr  # noqa: F401  (ge.attr.Float is part of the language)
 from airgraph.ir.graph import Graph, Input, Node, Value
-from airgraph.ir.ops import OPS, Call, Op
-from airgraph.ir.types import UNKNOWN, DataType, Dim, Place, TensorType, is_number
+from airgraph.ir.ops import OPS, REQUIRED, Call, Op
+from airgraph.ir.types import COMPLEX, FLOATS, INTS, UNKNOWN, DataType, Dim, Place, TensorType, is_number
 
 _current = threading.local()
 
@@ -58,15 +59,15 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    control = dependencies(kwargs.pop("dependencies", ()))
+    control = _nodes(kwargs.pop("dependencies", ()))
     name = kwargs.pop("node_name", None)
     given = [*args, *(kwargs.pop(slot.name, None) for slot in op.slots[len(args) :])]
+    if op.infer is None:
+        raise VerifyError(f"{op.name} has a builder of its own")
     _check_call(op, given, kwargs)
     inputs = promote(op, given)
     call = Call(op, inputs, kwargs)
     known = op.known(call) if op.known else None
-    if op.infer is None:
-        raise VerifyError(f"{op.name} has a builder of its own")
     node = current_graph().add(op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name)
     if not op.outputs:
         return node
@@ -79,18 +80,23 @@ def _check_call(op: Op, given: Sequence[Any], attrs: dict[str, Any]) -> None:
     for slot, arg in zip(op.slots, given):
         if arg is None and not slot.optional:
             raise VerifyError(f"{op.name} needs its input {slot.name!r}", where={"inputs": _names(op)})
+        if slot.dynamic and not isinstance(arg, list | tuple):
+            raise VerifyError(f"input {slot.name!r} of {op.name} is a list of values, got {arg!r}")
     for name in attrs:
         if name not in op.attrs:
             allowed = ", ".join(op.attrs) or "none"
             raise VerifyError(f"{op.name} has no attribute or input {name!r}",
                               where={"attributes": allowed, "inputs": _names(op)})  # fmt: skip
+    for name, default in op.attrs.items():
+        if default is REQUIRED and name not in attrs:
+            raise VerifyError(f"{op.name} needs the attribute {name!r}", where={"attributes": ", ".join(op.attrs)})
 
 
 def _names(op: Op) -> str:
     return ", ".join(slot.name for slot in op.slots) or "none"
 
 
-def dependencies(values: Sequence[Value | Node]) -> list[Node]:
+def _nodes(values: Sequence[Value | Node]) -> list[Node]:
     return [v.node if isinstance(v, Value) else v for v in values]
 
 
@@ -104,8 +110,7 @@ def promote(op: Op, given: Sequence[Any]) -> list[Input]:
     result: list[Input] = []
     for slot, arg in zip(op.slots, given):
         if slot.dynamic:
-            items = [] if arg is None else arg
-            result.append(tuple(_promote_one(op, slot.name, item, slot.index, beside) for item in items))
+            result.append(tuple(_promote_one(op, slot.name, item, slot.index, beside) for item in arg))
         else:
             result.append(None if arg is None else _promote_one(op, slot.name, arg, slot.index, beside))
     return result
@@ -120,19 +125,21 @@ def _promote_one(op: Op, name: str, arg: Any, index: bool, beside: set[DataType]
 
 
 def literal_type(op: Op, name: str, value: Any, beside: set[DataType]) -> DataType:
-    """A float takes the one float type beside it, an int the one type beside it; without any, float32 and int64."""
-    flat = np.asarray(value, dtype=object).ravel().tolist()
-    if any(isinstance(v, bool) for v in flat):
-        return DataType.DT_BOOL
-    whole = not any(isinstance(v, float) for v in flat)
-    fitting = {t for t in beside if (t.is_int if whole else t.is_float)}
+    """The one type beside it that is of its kind (float, int, complex); without any, float32, int64 and complex64."""
+    kinds = {type(v) for v in np.asarray(value, dtype=object).ravel().tolist()}
+    for kind, dtype in ((str, DataType.DT_STRING), (bool, DataType.DT_BOOL)):
+        if kind in kinds:
+            return dtype
+    if complex in kinds:
+        family, usual = COMPLEX, DataType.DT_COMPLEX64
+    else:
+        family, usual = (FLOATS, DataType.DT_FLOAT) if float in kinds else (INTS, DataType.DT_INT64)
+    fitting = beside & family
     if len(fitting) > 1:
         shown = ", ".join(sorted(t.name for t in fitting))
         raise VerifyError(f"cannot promote {op.name} input {name!r} = {value!r}: the other inputs are {shown}",
                           hint="ge.Const(value, dtype=...)")  # fmt: skip
-    if fitting:
-        return fitting.pop()
-    return DataType.DT_INT64 if whole else DataType.DT_FLOAT
+    return fitting.pop() if fitting else usual
 
 
 def constant(
@@ -140,7 +147,10 @@ def constant(
 ) -> Value:
     """A Const node. `literal`: it was written as a plain number or list, and dumps show it so."""
     value = plain(value)
-    shape = value.shape if isinstance(value, np.ndarray) else np.shape(value)
+    try:
+        shape = np.shape(value)
+    except ValueError as error:
+        raise VerifyError(f"{value!r} cannot be a constant: its rows differ in length") from error
     type_ = TensorType(dtype, tuple(int(d) for d in shape), place)
     attrs = {"value": value, "literal": literal}
     known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
@@ -179,7 +189,7 @@ def Data(*, index: int, dtype: int, shape: Sequence[Any], placement: Place, node
          known: Any = None) -> Value:  # fmt: skip
     """An input."""
     graph = current_graph()
-    name = node_name or graph.unique_name("Data")
+    name = graph.unique_name("Data") if node_name is None else node_name
     type_ = TensorType(DataType(dtype), dims(shape, name), placement)
     return graph.add("Data", (), {"index": index}, [type_], known=known, name=name).output
 
@@ -195,7 +205,11 @@ def dims(shape: Sequence[Any], name: str) -> tuple[Dim, ...] | None:
 
 def FileConstant(file: str, dtype: int) -> Value:
     """A constant kept in a file beside the dump."""
-    return constant(np.load(_stack()[-1][1] / Path(file).name, allow_pickle=False), DataType(dtype))
+    path = _stack()[-1][1] / Path(file).name
+    try:
+        return constant(np.load(path, allow_pickle=False), DataType(dtype))
+    except (OSError, ValueError) as error:
+        raise VerifyError(f"the constant in {str(path)!r} cannot be read", where={"reason": str(error)}) from error
 
 
 def Empty(shape: Sequence[int], dtype: int) -> Value:
@@ -213,18 +227,17 @@ def AtenCall(x: Sequence[Value], *, target: str, args: Sequence[Any], kwargs: di
              dependencies: Sequence[Value | Node] = ()) -> list[Value]:  # fmt: skip
     """A call into PyTorch. `types`: one for each tensor or number it returns, as TensorType or [dtype, shape, place]."""
     graph = current_graph()
-    name = node_name or graph.unique_name("AtenCall")
+    name = graph.unique_name("AtenCall") if node_name is None else node_name
     given = [
         t if isinstance(t, TensorType) else TensorType(DataType(t[0]), dims(t[1], f"{name}_{i}"), t[2])
         for i, t in enumerate(types)
     ]
     attrs = {"target": target, "args": list(args), "kwargs": kwargs or {}, "strides": tuple(strides)}
-    waits = [d.node if isinstance(d, Value) else d for d in dependencies]
-    return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=waits, name=name).outputs)
+    return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=_nodes(dependencies), name=name).outputs)
 
 
 def NetOutput(values: Sequence[Value], dependencies: Sequence[Value | Node] = ()) -> Node:
-    control = [v.node if isinstance(v, Value) else v for v in dependencies]
+    control = _nodes(dependencies)
     return current_graph().add("NetOutput", [tuple(values)], {}, [], control=control, name="NetOutput")
 
 
@@ -236,27 +249,49 @@ def Clone(x: Value, *, dependencies: Sequence[Value | Node] = (), node_name: str
 
 
 def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, outputs: Sequence[Any] | None = None,
-              attrs: dict[str, Any] | None = None, node_name: str | None = None) -> Any:  # fmt: skip
+              attrs: dict[str, Any] | None = None, node_name: str | None = None,
+              dependencies: Sequence[Value | Node] = ()) -> Any:  # fmt: skip
     """A node of any type, also one that is not in the table. By position (`custom_op("Mul", x, y)`) it must be there.
+    By name it is the table's where the names are the table's, so that types follow and passes know it.
 
     ge.custom_op("MyOp", inputs={"x": x, "mask": None, "parts": [a, b]}, outputs=["y", ("rest", 2)],
                  attrs={"alpha": ge.attr.Float(0.5)})
     """
+    op = OPS.get(op_type)
+    usual = {"node_name": node_name, "dependencies": dependencies}
     if args:
-        op = OPS.get(op_type)
-        if op is None:
-            raise VerifyError(f"GE op {op_type} is not in the op table, so its inputs have no order",
-                              hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})")  # fmt: skip
-        count = len(op.slots)
-        named = dict(zip(op.attrs, args[count:]))
-        return build(op, args[:count], {**named, "node_name": node_name})
+        return _by_position(op_type, op, args, usual)
     names = tuple(name if isinstance(name, str) else tuple(name) for name in outputs or ())
+    given = {name: _custom_input(value) for name, value in (inputs or {}).items()}
+    stored: dict[str, Any] = {name: _attr_value(name, value) for name, value in (attrs or {}).items()}
+    if op is not None and _in_table(op, given, stored, names):
+        return build(op, (), {**given, **{name: value.value for name, value in stored.items()}, **usual})
     count = sum(1 if isinstance(name, str) else name[1] for name in names)
-    entries: list[Input] = [_custom_input(value) for value in (inputs or {}).values()]
-    stored = {name: _attr_value(name, value) for name, value in (attrs or {}).items()}
-    stored |= {"input_names": tuple(inputs or {}), "output_names": names}
-    node = current_graph().add(op_type, entries, stored, [UNKNOWN] * count, name=node_name)
+    stored |= {"input_names": tuple(given), "output_names": names}
+    types, control = [UNKNOWN] * count, _nodes(dependencies)
+    node = current_graph().add(op_type, list(given.values()), stored, types, control=control, name=node_name)
     return node.output if count == 1 and isinstance(names[0], str) else list(node.outputs)
+
+
+def _by_position(op_type: str, op: Op | None, args: Sequence[Any], usual: dict[str, Any]) -> Any:
+    if op is None:
+        raise VerifyError(f"GE op {op_type} is not in the op table, so its inputs have no order",
+                          hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})")  # fmt: skip
+    count, most = len(op.slots), len(op.slots) + len(op.attrs)
+    if len(args) > most:
+        raise VerifyError(f"{op_type} takes {most} inputs and attributes, got {len(args)}", where={"inputs": _names(op)})
+    return build(op, args[:count], {**dict(zip(op.attrs, args[count:])), **usual})
+
+
+def _in_table(op: Op, inputs: dict[str, Input], attrs: dict[str, Any], outputs: Sequence[Any]) -> bool:
+    """The call names the inputs, attributes and outputs of the table's row, and leaves out none that are needed."""
+    needed = {s.name for s in op.slots if not s.optional}
+    required = {name for name, default in op.attrs.items() if default is REQUIRED}
+    same_outputs = tuple(n if isinstance(n, str) else f"{n[0]}*" for n in outputs) == op.outputs
+    given = {name for name, entry in inputs.items() if entry is not None}
+    return (op.infer is not None and same_outputs and needed <= given and required <= attrs.keys() <= op.attrs.keys()
+            and all(isinstance(inputs.get(s.name), tuple) == s.dynamic for s in op.slots if s.name in given)
+            and inputs.keys() <= {s.name for s in op.slots})  # fmt: skip
 
 
 def _custom_input(value: Any) -> Input:

@@ -11,6 +11,7 @@ The order of `graph.nodes` is a valid order of execution; passes keep it so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,8 +40,9 @@ class Value:
 
     @property
     def variable(self) -> str:
-        """The name dumps use: `Mul_1_0`."""
-        return self.tensor.replace(":", "_").replace("/", "_")
+        """The name dumps use: `Mul_1_0`; always a name of Python's, whatever the node is called."""
+        word = re.sub(r"\W", "_", self.tensor)
+        return f"_{word}" if word[0].isdigit() else word
 
     @property
     def dtype(self) -> DataType:
@@ -136,7 +138,11 @@ class Graph:
         name: str | None = None,
     ) -> Node:
         node = Node(
-            op, self.claim(name) if name else self.unique_name(op), tuple(inputs), attrs, control=tuple(control)
+            op,
+            self.unique_name(op) if name is None else self.claim(name),
+            tuple(inputs),
+            attrs,
+            control=tuple(control),
         )
         self._names.add(node.name)
         for value in node.values():
@@ -166,7 +172,10 @@ class Graph:
         return [node for node in self.nodes if node.op == op]
 
     def node(self, name: str) -> Node:
-        return next(node for node in self.nodes if node.name == name)
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise VerifyError(f"there is no node {name!r}", where={"graph": self.name})
 
     @property
     def inputs(self) -> list[Node]:

@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from airgraph.errors import VerifyError
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.ops import OPS, REQUIRED, Op
+from airgraph.ir.ops import REQUIRED, row
 from airgraph.ir.text import INLINE_LIMIT, number_text, readable
 from airgraph.ir.types import DataType, TensorType
 
@@ -188,14 +188,9 @@ def _fill_desc(desc: Any, type_: TensorType | None) -> None:
     desc.device_type = type_.place
 
 
-def _row(node: Node) -> Op | None:
-    """The table's row; None for a node of custom_op, which brings its own names, even for a type of the table."""
-    return None if "output_names" in node.attrs else OPS.get(node.op)
-
-
 def named_inputs(node: Node) -> Iterator[tuple[str, Value | None]]:
     """Each input with its name; the values of a dynamic one are x0, x1, ..."""
-    op = _row(node)
+    op = row(node)
     names = [slot.name for slot in op.slots] if op else node.attrs["input_names"]
     for name, entry in zip(names, node.inputs):
         if isinstance(entry, tuple):
@@ -206,7 +201,7 @@ def named_inputs(node: Node) -> Iterator[tuple[str, Value | None]]:
 
 def output_names(node: Node) -> list[str]:
     """As many as there are outputs; a dynamic one (`y*`, or `("y", 2)` of a custom op) takes several."""
-    op = _row(node)
+    op = row(node)
     if op is None:
         counts = [(n, None) if isinstance(n, str) else n for n in node.attrs["output_names"]]
     else:
@@ -218,7 +213,7 @@ def output_names(node: Node) -> list[str]:
 # -- attributes -----------------------------------------------------------------------------------------------------
 def typed_attrs(node: Node) -> Iterator[tuple[str, str, Any]]:
     """(name, kind, value) of GE's attributes: those given, and the defaults of the others."""
-    op = _row(node)
+    op = row(node)
     defaults = {name: value for name, value in op.attrs.items() if value is not REQUIRED} if op else {}
     ours = ("value", "literal") if node.op == "Const" else () if op else ("input_names", "output_names")
     for name, value in {**defaults, **node.attrs}.items():

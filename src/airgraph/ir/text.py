@@ -14,25 +14,28 @@
     _ = ge.NetOutput([Mul_0], dependencies=[])
 
 The text is printed from the graph, so it shows what the passes did, and it runs: executed with our `ge` builders it makes
-the same graph. Constants stand where they are used; one with many elements is a file beside the dump (FileConstant).
+the same graph. Constants stand where they are used; one with many elements is a file beside the dump (FileConstant),
+named after its contents, so that equal constants share a file and reading the text gives the same name again.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from airgraph.errors import VerifyError
+from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir import attr as attrs_module
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Input, Node, Value
-from airgraph.ir.ops import OPS
-from airgraph.ir.types import DataType
+from airgraph.ir.ops import OPS, Op, row
+from airgraph.ir.types import DataType, is_number
 
 HEADER = """# -*- coding: utf-8 -*-
 from torch import tensor
@@ -71,30 +74,37 @@ class _Notes:
         for note in self.notes[self.done : index + 1]:
             if note.file is not None and note.file not in self.files:
                 self.files.add(note.file)
-                yield f"\n# File {note.file}"
-            yield f"## FX Code: {note.code}"
+                yield f"\n# File {one_line(note.file)}"
+            yield f"## FX Code: {one_line(note.code)}"
         self.done = max(self.done, index + 1)
 
     def rest(self) -> Iterator[str]:
         return self.up_to(len(self.notes) - 1)
 
 
+def one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
 def targets(node: Node) -> str:
-    op = OPS.get(node.op)
     if not node.outputs:
         return "_"
-    several = len(node.outputs) > 1 or (op is not None and "*" in op.outputs[0])
+    op = row(node)
+    one = isinstance(node.attrs["output_names"][0], str) if op is None else "*" not in op.outputs[0]
     names = ", ".join(v.variable for v in node.outputs)
-    return f"[{names}]" if several else names
+    return names if one and len(node.outputs) == 1 else f"[{names}]"
 
 
 def call_text(node: Node, files: dict[str, np.ndarray] | None = None) -> str:
     """The right-hand side of one line; also what errors show of a node."""
+    op = row(node)
     match node.op:
+        case _ if op is None:
+            return custom_text(node, files)
         case "Data":
             t = node.output.type
             return (f"ge.Data(index={node.attrs['index']}, dtype={int(t.dtype)}, shape={t.printed_shape()}, "
-                    f'placement="{t.place}", node_name="{node.name}")')  # fmt: skip
+                    f'placement="{t.place}", node_name={attr_text(node.name)})')  # fmt: skip
         case "NetOutput":
             waits = ", ".join(control_name(c) for c in node.control)
             return f"ge.NetOutput({input_text(node.inputs[0], files)}, dependencies=[{waits}])"
@@ -102,11 +112,31 @@ def call_text(node: Node, files: dict[str, np.ndarray] | None = None) -> str:
             return const_text(node, files)
         case "AtenCall":
             return aten_text(node, files)
-        case op if op not in OPS:
-            return custom_text(node, files)
-    parts = [input_text(entry, files) for entry in node.inputs]
+    plain = literals(op, node)
+    parts = [input_text(entry, files, plain) for entry in node.inputs]
     parts += [f"{name}={attr_text(value)}" for name, value in node.attrs.items()]
     return f"ge.{node.op}({', '.join(parts + tail(node))})"
+
+
+def literals(op: Op, node: Node) -> set[Value]:
+    """Constants of a node that were written as plain numbers, and that reading would give the same type again."""
+    constants = {v for v in node.values() if v.node.op == "Const" and v.node.attrs.get("literal")}
+
+    def bare(entry: Input) -> Any:
+        if isinstance(entry, tuple):
+            return [bare(v) for v in entry]
+        return entry.node.attrs["value"] if entry in constants and entry is not None else entry
+
+    if not constants:
+        return constants
+    try:
+        with ge.building(Graph()):
+            again = ge.promote(op, [bare(entry) for entry in node.inputs])
+    except VerifyError:
+        return set()
+    flat = [list(e) if isinstance(e, tuple) else [e] for e in again]
+    pairs = zip(node.values(), (v for entry in flat for v in entry if v is not None))
+    return {old for old, new in pairs if old in constants and old.type == new.type}
 
 
 def aten_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
@@ -117,22 +147,18 @@ def aten_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
 
 
 def custom_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
-    given = dict(zip(node.attrs["input_names"], node.inputs))
-    inputs = ", ".join(f'"{name}": {input_text(entry, files)}' for name, entry in given.items())
+    given = dict(zip(node.attrs.get("input_names", ()), node.inputs))
+    inputs = ", ".join(f"{attr_text(name)}: {input_text(entry, files)}" for name, entry in given.items())
     values = {k: v for k, v in node.attrs.items() if k not in ("input_names", "output_names")}
-    attrs = ", ".join(f'"{name}": {value!r}' for name, value in values.items())
-    parts = [
-        f'"{node.op}"',
-        f"inputs={{{inputs}}}",
-        f"outputs={list(node.attrs['output_names'])!r}",
-        f"attrs={{{attrs}}}",
-    ]
+    attrs = ", ".join(f"{attr_text(name)}: {attr_text(value)}" for name, value in values.items())
+    outputs = attr_text(node.attrs.get("output_names", ()))
+    parts = [attr_text(node.op), f"inputs={{{inputs}}}", f"outputs={outputs}", f"attrs={{{attrs}}}"]
     return f"ge.custom_op({', '.join(parts + tail(node))})"
 
 
 def tail(node: Node) -> list[str]:
     waits = [f"dependencies=[{', '.join(control_name(c) for c in node.control)}]"] if node.control else []
-    return [*waits, f'node_name="{node.name}"'] if needs_name(node) else waits
+    return [*waits, f"node_name={attr_text(node.name)}"] if needs_name(node) else waits
 
 
 def needs_name(node: Node) -> bool:
@@ -142,29 +168,38 @@ def needs_name(node: Node) -> bool:
 
 def control_name(node: Node) -> str:
     """A node without outputs has no variable; its name stands for it."""
-    return node.outputs[0].variable if node.outputs else f'ge.node("{node.name}")'
+    return node.outputs[0].variable if node.outputs else f"ge.node({attr_text(node.name)})"
 
 
-def input_text(entry: Input, files: dict[str, np.ndarray] | None) -> str:
+def input_text(entry: Input, files: dict[str, np.ndarray] | None, plain: Collection[Value] = ()) -> str:
     if entry is None:
         return "None"
     if isinstance(entry, tuple):
-        return f"[{', '.join(input_text(v, files) for v in entry)}]"
+        return f"[{', '.join(input_text(v, files, plain) for v in entry)}]"
+    if entry in plain:
+        return number_text(entry.node.attrs["value"])
     return const_text(entry.node, files) if entry.node.op == "Const" else entry.variable
 
 
 def const_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
-    value, dtype = node.attrs["value"], int(node.output.dtype)
-    if isinstance(value, np.ndarray) and value.size > INLINE_LIMIT:
-        name = f"{node.name}.npy"
+    value, dtype = node.attrs["value"], node.output.dtype
+    if not isinstance(value, np.ndarray):
+        return f"ge.Const({number_text(value)}, dtype={int(dtype)})"
+    if 0 in value.shape:
+        return f"ge.Empty({list(value.shape)}, dtype={int(dtype)})"
+    if value.size > INLINE_LIMIT or (dtype.is_float and value.dtype.kind == "u" and dtype != DataType.DT_BF16):
+        name = file_name(value)  # also the bits of a float8, for which there are no numbers to write
         if files is not None:
             files[name] = value
-        return f'ge.FileConstant("{name}", dtype={dtype})'
-    if isinstance(value, np.ndarray):
-        if 0 in value.shape:
-            return f"ge.Empty({list(value.shape)}, dtype={dtype})"
-        return f"ge.Const({number_text(readable(value, node.output.dtype))}, dtype={dtype})"
-    return number_text(value) if node.attrs["literal"] else f"ge.Const({number_text(value)}, dtype={dtype})"
+        return f'ge.FileConstant("{name}", dtype={int(dtype)})'
+    return f"ge.Const({number_text(readable(value, dtype))}, dtype={int(dtype)})"
+
+
+def file_name(array: np.ndarray) -> str:
+    data = np.ascontiguousarray(array)
+    digest = hashlib.sha256(f"{data.dtype.str}{data.shape}".encode())
+    digest.update(data.tobytes())
+    return f"const_{digest.hexdigest()[:16]}.npy"
 
 
 def readable(value: np.ndarray, dtype: DataType) -> Any:
@@ -179,19 +214,23 @@ def number_text(value: Any) -> str:
         return f"[{', '.join(map(number_text, value))}]"
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    return repr(value)
+    if isinstance(value, complex):  # repr((-0-1j)) means another number when read
+        return f"complex({number_text(value.real)}, {number_text(value.imag)})"
+    return attr_text(value) if isinstance(value, str) else repr(value)
 
 
 def attr_text(value: Any) -> str:
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return json.dumps(value, ensure_ascii=False)  # JSON's escapes are also Python's
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(attr_text, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{attr_text(k)}: {attr_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, attrs_module.Attr):
+        return f"ge.attr.{type(value).__name__}({attr_text(value.value)})"
     if isinstance(value, DataType):
         return str(int(value))
-    if isinstance(value, bool | int | float | type(None)):
+    if is_number(value) or value is None:
         return number_text(value)
     return "-1"  # a symbolic size
 
@@ -201,15 +240,29 @@ def from_py(text: str, folder: str | Path = ".", name: str = "graph") -> Graph:
     """The graph a dump describes. Only the forms that dumps use are understood; nothing is executed."""
     graph = Graph(name)
     reader = _Reader()
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        line, shown = getattr(error, "lineno", "?"), (getattr(error, "text", None) or "").strip()
+        raise VerifyError("this is not Python", where={"line": str(line), "text": shown}) from error
     with ge.building(graph, folder):
-        for statement in ast.parse(text).body:
-            reader.statement(statement)
+        for statement in body:
+            reader.read(statement)
     return graph
 
 
 class _Reader:
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
+
+    def read(self, node: ast.stmt) -> None:
+        """One line; whatever a builder says against it, the error shows the line."""
+        try:
+            self.statement(node)
+        except AirgraphError as error:
+            raise VerifyError(error.what, where={**place(node), **error.where}, hint=error.hint) from error
+        except (AssertionError, TypeError, ValueError) as error:
+            raise VerifyError(str(error), where=place(node)) from error
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -221,7 +274,10 @@ class _Reader:
         if isinstance(target, ast.Name):
             self.names[target.id] = result
         elif isinstance(target, ast.List) and isinstance(result, list) and len(target.elts) == len(result):
-            self.names.update({e.id: v for e, v in zip(target.elts, result) if isinstance(e, ast.Name)})
+            for element, value in zip(target.elts, result):
+                if not isinstance(element, ast.Name):
+                    raise self.refuse(element)
+                self.names[element.id] = value
         else:
             raise self.refuse(node)
 
@@ -234,20 +290,22 @@ class _Reader:
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.value(item) for item in items]
             case ast.Dict(keys=keys, values=values):
-                return {self.value(k): self.value(v) for k, v in zip(keys, values) if k is not None}
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self.value(operand)
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):  # complex numbers: (1-2j)
-                a, b = self.value(left), self.value(right)
-                return a + b if isinstance(op, ast.Add) else a - b
-            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=text)]):
-                return float(text)  # type: ignore[arg-type]
+                return {self.value(k or node): self.value(v) for k, v in zip(keys, values)}
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if is_number(value):
+                return -value  # type: ignore[operator]
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+                return float(text)
+            case ast.Call(func=ast.Name(id="complex"), args=[real, imag], keywords=[]):
+                return complex(self.value(real), self.value(imag))
             case ast.Call(func=ast.Attribute(value=ast.Name(id="ge"), attr=name), args=args, keywords=keywords):
-                return self.builder(node, name)(
-                    *map(self.value, args), **{k.arg: self.value(k.value) for k in keywords if k.arg}
-                )
+                if any(k.arg is None for k in keywords):
+                    raise self.refuse(node)
+                given = {str(k.arg): self.value(k.value) for k in keywords}
+                return self.builder(node, name)(*map(self.value, args), **given)
             case ast.Call(
-                func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="ge"), attr="attr"), attr=kind), args=[arg]
+                func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="ge"), attr="attr"), attr=kind),
+                args=[arg],
+                keywords=[],
             ) if kind in attrs_module.KINDS:
                 return attrs_module.KINDS[kind](self.value(arg))
         raise self.refuse(node)
@@ -258,9 +316,11 @@ class _Reader:
         return getattr(ge, name)
 
     def refuse(self, node: ast.AST) -> VerifyError:
-        return VerifyError(
-            "this is not a line of a dump", where={"line": f"{getattr(node, 'lineno', '?')}", "text": ast.unparse(node)}
-        )
+        return VerifyError("this is not a line of a dump", where=place(node))
+
+
+def place(node: ast.AST) -> dict[str, str]:
+    return {"line": str(getattr(node, "lineno", "?")), "text": ast.unparse(node)}
 
 
 def same_graph(a: Graph, b: Graph) -> bool:

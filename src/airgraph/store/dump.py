@@ -12,7 +12,6 @@ torch_compile_debug/run_<time>-pid_<pid>/airgraph/model__0/dynamo_out_graph.txt
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,17 +21,16 @@ import torch
 from airgraph.config import KNOBS, Config, check_dump_path
 from airgraph.errors import DumpError
 from airgraph.ir.graph import Graph
-from airgraph.ir.proto import to_pbtxt, to_txt
 from airgraph.ir.text import to_py
-from airgraph.journal import rank
-
-FORMATS: dict[str, Callable[[Graph], str]] = {"txt": to_txt, "pbtxt": to_pbtxt}
+from airgraph.journal import log_to_file, rank
 
 
 def render(graph: Graph, kind: str, prefix: str) -> tuple[str, dict[str, np.ndarray]]:
     """The text of a dump, and the files of constants it refers to."""
     if kind != "py":
-        return FORMATS[kind](graph), {}
+        from airgraph.ir import proto  # needs protobuf, which nothing else does
+
+        return {"txt": proto.to_txt, "pbtxt": proto.to_pbtxt}[kind](graph), {}
     files: dict[str, np.ndarray] = {}
     text = to_py(graph, files)
     for name in files:
@@ -45,16 +43,20 @@ def write_dump(graph: Graph, stage: str, kind: str, path: str) -> Path:
     check_dump_path(path)
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
     stem = f"dynamo_{stage}_{graph.name}_rank_{rank()}_pid_{os.getpid()}_ts_{stamp}"
-    text, files = render(graph, kind, stem)
     target = Path(path) / f"{stem}.{kind}"
     try:
-        write(target, text)
-        for name, array in files.items():
-            np.save(Path(path) / name, array, allow_pickle=False)
+        write_graph(target, graph, kind, stem)
     except OSError as error:
         raise DumpError(f"the graph could not be written to {target}", where={"reason": str(error)},
                         hint="another dump_path") from error  # fmt: skip
     return target
+
+
+def write_graph(path: Path, graph: Graph, kind: str, prefix: str) -> None:
+    text, files = render(graph, kind, prefix)
+    write(path, text)
+    for name, array in files.items():
+        np.save(path.parent / name, array, allow_pickle=False)
 
 
 def write(path: Path, text: str) -> None:
@@ -66,14 +68,17 @@ class Dumper:
     """Writes what one compilation is asked to write; without dumps and debugging it does nothing."""
 
     def __init__(self, name: str, phase: str, config: Config, model: int) -> None:
-        self.name, self.phase, self.config = name, phase, config
-        self.folder = bundle(config.log) / f"model__{model}" / phase if debugging() else None
+        self.config = config
+        self.phase = "backward" if phase == "backward" else "forward"
+        self.folder = bundle(config.log) / f"model__{model}" / self.phase if debugging() else None
         self.count = 0
 
     def graph(self, stage: str, graph: Graph) -> None:
         if self.config.dump:
             write_dump(graph, stage, self.config.dump, self.config.dump_path)
         self.ge(f"{stage}_ge_graph", graph)
+        if self.folder is not None and stage == "optimized":
+            self.write_ge("output_code.py", "output_code", "py", graph)
 
     def after_pass(self, name: str, graph: Graph) -> None:
         self.ge(f"ge_graph_after_{name}", graph)
@@ -81,37 +86,42 @@ class Dumper:
     def ge(self, name: str, graph: Graph) -> None:
         if self.folder is not None:
             kind = self.config.dump or "py"
-            text, files = render(graph, kind, f"{self.count:03d}_{name}")
-            for file, array in files.items():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                np.save(self.folder / file, array, allow_pickle=False)
-            self.text(name, kind, text)
+            stem = self.next_stem(name)
+            self.write_ge(f"{stem}.{kind}", stem, kind, graph)
 
     def fx(self, name: str, gm: torch.fx.GraphModule) -> None:
         if self.folder is not None:
-            self.text(name, "txt", gm.print_readable(print_output=False))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(self.folder / f"{self.next_stem(name)}.txt", gm.print_readable(print_output=False))
 
-    def text(self, name: str, kind: str, text: str) -> None:
+    def next_stem(self, name: str) -> str:
+        self.count += 1
+        return f"{self.count - 1:03d}_aot_{self.phase}_{name}"
+
+    def write_ge(self, file: str, stem: str, kind: str, graph: Graph) -> None:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        write(self.folder / f"{self.count:03d}_{name}.{kind}", text)
-        self.count += 1
-
-    @staticmethod
-    def model(model: int, gm: torch.fx.GraphModule, log: str = "airgraph") -> None:
-        """What Dynamo captured, before anything was done to it."""
-        if debugging():
-            folder = bundle(log) / f"model__{model}"
-            folder.mkdir(parents=True, exist_ok=True)
-            write(folder / "dynamo_out_graph.txt", gm.print_readable(print_output=False))
+        write_graph(self.folder / file, graph, kind, stem)
 
 
+# -- the debug bundle -----------------------------------------------------------------------------------------------
 def debugging() -> bool:
     return KNOBS["TORCH_COMPILE_DEBUG"].on()
 
 
 def bundle(log: str) -> Path:
-    """The folder of this run that PyTorch's own debug files go to as well."""
+    """The folder of this run, beside PyTorch's own debug files; everything that is logged goes into its `debug.log`."""
     from torch._dynamo.utils import get_debug_dir
 
-    return Path(get_debug_dir()) / log
+    folder = Path(get_debug_dir()) / log
+    folder.mkdir(parents=True, exist_ok=True)
+    log_to_file(log, folder / "debug.log")
+    return folder
+
+
+def write_model(model: int, gm: torch.fx.GraphModule, log: str) -> None:
+    """What Dynamo captured, before anything was done to it."""
+    if debugging():
+        folder = bundle(log) / f"model__{model}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / "dynamo_out_graph.txt", gm.print_readable(print_output=False))

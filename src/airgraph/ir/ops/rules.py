@@ -57,10 +57,13 @@ def like(name: str = "x", dtype: DataType | None = None, outputs: int = 1) -> Ty
 
 
 def axes_of(numbers: object, rank: int) -> list[int] | None:
-    """Axes as non-negative ints; None where they are not known."""
+    """Axes as non-negative ints; None where they are not known. A scalar has an axis 0, as in PyTorch."""
     listed = numbers if isinstance(numbers, tuple) else (numbers,)
     if not all(isinstance(a, int) for a in listed):
         return None
+    wrong = [a for a in listed if not -max(rank, 1) <= a < max(rank, 1)]
+    if wrong:
+        raise VerifyError(f"there is no axis {wrong[0]} in {rank} dimensions")
     return [int(a) + rank if a < 0 else int(a) for a in listed]
 
 
@@ -111,17 +114,23 @@ def reshaped(old: MaybeShape, new: object) -> MaybeShape:
     if not isinstance(new, tuple):
         return None
     wild = [i for i, d in enumerate(new) if d == -1]
-    if not wild:
-        return tuple(dim(d) for d in new)
     if old is None:
-        return None
-    rest = numel(d for d in new if d != -1)
-    filled = list(new)
-    total = numel(old)
-    filled[wild[0]] = dim(total // rest if isinstance(total, int) and isinstance(rest, int) else total / rest)
+        return None if wild else tuple(dim(d) for d in new)
+    total, rest = numel(old), numel(d for d in new if d != -1)
+    static = isinstance(total, int) and isinstance(rest, int)
+    misfit = static and (rest == 0 or total % rest != 0 if wild else total != rest)
+    if misfit or len(wild) > 1:
+        raise VerifyError(f"{list(old)} cannot be reshaped to {list(new)}")
+    filled = [dim(d) for d in new]
+    for i in wild:
+        filled[i] = total // rest if static else dim(total / rest)
     return tuple(filled)
 
 
 def permuted(shape: MaybeShape, perm: object) -> MaybeShape:
     axes = None if shape is None else axes_of(perm, len(shape))
-    return None if shape is None or axes is None else tuple(shape[a] for a in axes)
+    if shape is None or axes is None:
+        return None
+    if sorted(axes) != list(range(len(shape))):
+        raise VerifyError(f"{axes} is not an order of the axes of {list(shape)}")
+    return tuple(shape[a] for a in axes)

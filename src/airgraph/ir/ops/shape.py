@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from airgraph.errors import VerifyError
 from airgraph.ir.ops.rules import Shape, axes_of, permuted, reshaped
 from airgraph.ir.ops.table import REQUIRED, Call, define
 from airgraph.ir.types import DataType, Dim, TensorType, dim, numel
@@ -11,14 +12,15 @@ from airgraph.ir.types import DataType, Dim, TensorType, dim, numel
 INT32, INT64 = DataType.DT_INT32, DataType.DT_INT64
 
 
-def host(dtype: int, shape: Shape) -> list[TensorType]:
+def host(dtype: int, shape: Shape | None) -> list[TensorType]:
     """Sizes live on the host."""
     return [TensorType(DataType(dtype), shape, "CPU")]
 
 
-def rank_of(call: Call, name: str = "x") -> int:
-    shape = call.shape(name)
-    return -1 if shape is None else len(shape)
+def sizes(call: Call) -> list[TensorType]:
+    """One number for each dimension of x."""
+    shape = call.shape("x")
+    return host(call.attr("dtype"), None if shape is None else (len(shape),))
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------
@@ -31,7 +33,11 @@ def gather_shape(call: Call) -> list[TensorType]:
 
 def gather_known(call: Call) -> object:
     x, index = call.value("x").known, call.numbers("indices")
-    return x[index] if isinstance(x, tuple) and isinstance(index, int) else None
+    if not isinstance(x, tuple) or not isinstance(index, int):
+        return None
+    if not -len(x) <= index < len(x):
+        raise VerifyError(f"Gather takes number {index} of {len(x)}")
+    return x[index]
 
 
 def packed(call: Call) -> list[TensorType]:
@@ -55,13 +61,7 @@ def product(call: Call) -> object:
 
 
 define("ReduceProdD", "x", lambda call: host(call.dtype("x"), ()), known=product, axes=REQUIRED)
-define(
-    "Shape",
-    "x",
-    lambda call: host(call.attr("dtype"), (rank_of(call),)),
-    known=lambda call: call.shape("x"),
-    dtype=INT32,
-)
+define("Shape", "x", sizes, known=lambda call: call.shape("x"), dtype=INT32)
 define("Gather", "x indices#", gather_shape, known=gather_known, validate_indices=True)
 define("Pack", "x*", packed, known=packed_known, N=REQUIRED, axis=0)
 
@@ -88,7 +88,11 @@ def broadcast_to(call: Call) -> Shape | None:
     if not isinstance(new, tuple) or old is None:
         return None
     pad = (1,) * (len(new) - len(old)) + old
-    return tuple(o if n == -1 else dim(n) for n, o in zip(new, pad))
+    result = tuple(o if n == -1 else dim(n) for n, o in zip(new, pad))
+    if len(pad) != len(new) or any(o not in (1, n) and isinstance(o, int) and isinstance(n, int)
+                                   for o, n in zip(pad, result)):  # fmt: skip
+        raise VerifyError(f"{list(old)} does not broadcast to {list(new)}")
+    return result
 
 
 def shaped(rule):  # type: ignore[no-untyped-def]
@@ -113,7 +117,7 @@ def sliced(call: Call) -> Shape | None:
         return None
     result = list(shape)
     for axis, *bound in zip(axes, *bounds):
-        if not isinstance(shape[axis], int):
+        if not all(isinstance(number, int) for number in (shape[axis], *bound)):
             return None
         result[axis] = len(range(*slice(*bound).indices(shape[axis])))
     return tuple(result)
@@ -159,7 +163,9 @@ def unpacked(call: Call) -> list[TensorType]:
     shape, axis = call.shape("x"), call.attr("axis")
     if shape is None:
         return call.result(call.dtype("x"), None) * call.attr("num")
-    at = axis % len(shape)
+    (at,) = axes_of(axis, len(shape)) or [0]
+    if isinstance(shape[at], int) and shape[at] != call.attr("num"):
+        raise VerifyError(f"Unpack of {list(shape)} along axis {axis} gives {shape[at]} values, not {call.attr('num')}")
     return call.result(call.dtype("x"), (*shape[:at], *shape[at + 1 :])) * call.attr("num")
 
 
@@ -167,6 +173,7 @@ def tiled(call: Call) -> Shape | None:
     shape, times = call.shape("x"), call.numbers("multiples")
     if shape is None or not isinstance(times, tuple):
         return None
+    times = (1,) * (len(shape) - len(times)) + times
     padded = (1,) * (len(times) - len(shape)) + shape
     return tuple(dim(d * t) for d, t in zip(padded, times))
 

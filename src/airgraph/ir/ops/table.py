@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from airgraph.errors import VerifyError
-from airgraph.ir.graph import Input, Value
+from airgraph.ir.graph import Input, Node, Value
 from airgraph.ir.types import DataType, Dim, Place, TensorType
 
 Effect = Literal["none", "input", "write", "print", "random", "call", "output"]
@@ -82,6 +82,11 @@ def define(
     OPS[name] = Op(name, slots, infer, attrs, tuple(outputs.split()), known, effect)
 
 
+def row(node: Node) -> Op | None:
+    """The table's row of a node; None for one of `custom_op`, which brings its own names, even for a type of the table."""
+    return None if "output_names" in node.attrs else OPS.get(node.op)
+
+
 @dataclass(frozen=True)
 class Call:
     """One use of an op, as its type rule sees it."""
@@ -107,7 +112,9 @@ class Call:
 
     def many(self, name: str) -> tuple[Value, ...]:
         entry = self.inputs[self.op.slot(name)]
-        return entry if isinstance(entry, tuple) else ()
+        if not isinstance(entry, tuple) or not entry:
+            raise VerifyError(f"{self.op.name} needs at least one value in its input {name!r}")
+        return entry
 
     def type(self, name: str) -> TensorType:
         return self.value(name).type

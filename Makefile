@@ -1,0 +1,35 @@
+# Everything works on a fresh machine with Python 3.10+ and make: the first target that needs it makes .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test quick lint bench clean help
+
+help:            ## this list
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)   ## the three graphs of one small model, printed and checked against eager
+	$(BIN)/airgraph demo
+
+test: lint       ## all tests, after lint
+	$(BIN)/python -m pytest
+
+quick: $(STAMP)  ## the tests of every day, under a minute
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: $(STAMP)   ## ruff and mypy
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## compile time and call time, side by side with eager, aot_eager and Inductor
+	$(BIN)/python benchmarks/spine.py
+
+clean:           ## remove what make made
+	rm -rf .venv build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,194 @@
+"""An emulated `npu` device: scripts written for an Ascend NPU run where there is none.
+
+    from airgraph.compat import npu
+    npu.install()                                   # or install(host="cuda")
+
+    x = torch.randn(3, 4, device="npu")             # x.device is npu:0
+    model = Model().npu()
+    torch.compile(model, backend="aot_eager")(x)
+
+Its tensors are plain `torch.Tensor` objects of PyTorch's backend slot for others, PrivateUse1, renamed to "npu".
+Their memory is that of the *host*, the device that computes: the CPU, or a GPU. An eager op runs the host's kernel on
+the same bytes (`dispatch`), so results are bitwise the host's. A compiled program swaps tensors for their host
+aliases once, at its boundary, through the adapter that is registered with `runtime.device`.
+
+    memory      one piece of memory as a host tensor and as an npu tensor
+    dispatch    every op, by its schema;  `kernels` the ones that need a kernel of their own
+    composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
+    storage     deepcopy, torch.load
+    module      torch.npu, with `streams` and `random`;  `interface` the same for Dynamo
+    state       what is installed
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+from typing import Any
+
+import torch
+
+from airgraph.compat.npu import autocast, composites, dispatch, interface, kernels, memory, module, state, storage
+from airgraph.compat.npu.dispatch import Host
+from airgraph.compat.npu.memory import DEVICE_TYPE
+from airgraph.errors import CompatError
+from airgraph.runtime.device import DeviceAdapter, register_adapter, remove_adapter
+
+__all__ = ["from_host", "install", "installed", "register_with_dynamo", "to_host", "uninstall"]
+
+register_with_dynamo = interface.register
+
+# Whether it was us who renamed PrivateUse1; a rename lasts as long as the process.
+_renamed = False
+
+
+def install(host: str | torch.device = "cpu") -> None:
+    """Make the device `npu` exist, computing on `host` ("cpu", "cuda" or "cuda:1").
+
+    A second call with the same host does nothing. The emulation never stands in for a real one: where `torch_npu` is
+    installed, or another backend has taken PyTorch's PrivateUse1, this raises `CompatError`.
+
+    PyTorch knows one accelerator a process, and from now on that is `npu`: on a machine with a GPU, autograd fails for
+    tensors of "cuda" itself (an assertion in its engine about streams), while `npu` with host="cuda" trains as it should.
+    """
+    device = _host_device(host)
+    running = state.current()
+    if running is not None:
+        _check_same_host(running.host.device, device)
+        return
+    _check_not_taken()
+    emulation = state.Emulation(Host.of(device))
+    state.change(emulation)
+    _name_backend()
+    emulation.libraries += _register_kernels(emulation.host)
+    storage.install()
+    interface.register_if_loaded()
+    register_adapter(DeviceAdapter(DEVICE_TYPE, device, to_host, from_host))
+
+
+def uninstall() -> None:
+    """Take back what can be taken back: the kernels, the adapter and the storage methods.
+
+    PyTorch cannot un-rename PrivateUse1 in a process, so the word "npu", `torch.npu` and `Tensor.npu()` stay; but
+    `torch.npu.is_available()` is False, and an op on a tensor of the device says that it has no kernel. Copy the
+    tensors that are still needed with `.cpu()` before. `install()` works again afterwards.
+    """
+    emulation = state.current()
+    if emulation is None:
+        return
+    remove_adapter(DEVICE_TYPE)
+    storage.uninstall()
+    for library in emulation.libraries:
+        library._destroy()
+    state.change(None)
+
+
+def installed() -> bool:
+    return state.current() is not None
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of an `npu` tensor as a tensor of the host: same bytes, same strides, no gradient."""
+    return memory.to_host(tensor, state.host_device())
+
+
+def from_host(tensor: torch.Tensor, device: torch.device | str = DEVICE_TYPE) -> torch.Tensor:
+    """The memory of a host tensor as a tensor of `npu`: same bytes, same strides, no gradient."""
+    state.device_index(torch.device(device))
+    host = state.host_device()
+    if tensor.device.type != host.type:
+        raise CompatError(f"only memory of {host} can be npu memory, not that of {tensor.device}", hint='.to("npu")')
+    return memory.from_host(tensor)
+
+
+# Checks.
+
+
+def _host_device(host: str | torch.device) -> torch.device:
+    device = torch.device(host)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise CompatError(f"the emulated npu cannot compute on {device}", hint='host="cpu" or host="cuda"')
+    if not torch.cuda.is_available():
+        raise CompatError("host is cuda, but there is no CUDA device here", hint='host="cpu"')
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _check_same_host(now: torch.device, asked: torch.device) -> None:
+    if now != asked:
+        raise CompatError(
+            f"the emulated npu is installed on {now} already, and {asked} was asked for",
+            hint="call uninstall() first; tensors made on the old host cannot be used after that",
+        )
+
+
+def _check_not_taken() -> None:
+    real = importlib.machinery.PathFinder.find_spec("torch_npu")
+    if real is not None:
+        raise CompatError(
+            "torch_npu is installed here, and the emulation never shadows it",
+            where={"torch_npu": str(real.origin)},
+            hint="import torch_npu, or remove it (pip uninstall torch_npu) to use the emulation",
+        )
+    name = torch._C._get_privateuse1_backend_name()
+    if name != "privateuseone" and not _renamed:
+        raise CompatError(
+            f'PyTorch\'s PrivateUse1 backend has been taken by "{name}" in this process',
+            hint="use the emulated npu in a process that does not load that backend",
+        )
+
+
+# Registration with PyTorch.
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return installed()
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return installed()
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _name_backend() -> None:
+    """Rename PrivateUse1 and register module, hooks and guard: once in a process, since there is no way back."""
+    global _renamed
+    if _renamed:
+        return
+    setup = getattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if setup is None:
+        state.change(None)
+        raise CompatError(
+            f"PyTorch {torch.__version__} cannot take a backend written in Python",
+            hint="PyTorch 2.11 or newer has torch.utils.backend_registration._setup_privateuseone_for_python_backend",
+        )
+    setup(DEVICE_TYPE, module, _Hooks(), _Guard())
+    _renamed = True
+
+
+def _register_kernels(host: Host) -> list[torch.library.Library]:
+    run = functools.partial(dispatch.run_on_host, host)
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(run, "PrivateUse1")
+    ops = torch.library.Library("aten", "IMPL")
+    for op in dispatch.bound_ops(host):
+        if op not in kernels.KERNELS:
+            ops.impl(op.name(), functools.partial(run, op), "PrivateUse1")
+    for op, kernel in kernels.KERNELS.items():
+        ops.impl(op.name(), functools.partial(kernel, host), "PrivateUse1")
+    for op, kernel in kernels.CPU_KERNELS.items():
+        ops.impl(op.name(), functools.partial(kernel, host), "CPU")
+    for op, composite in composites.COMPOSITES.items():
+        # Below autograd as well, for tensors made in inference mode, which have no autograd key.
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            ops.impl(op.name(), composite, key)
+    autocast.register(ops, fallback)
+    return [fallback, ops]

@@ -1,0 +1,331 @@
+"""Eager `npu`: every op of ATen, computed by the host on the same memory.
+
+One function, `run_on_host`, serves all ops. It swaps the npu tensors among the arguments for their host aliases,
+calls the host's kernel directly (below autograd and autocast, which have had their turn for the npu tensors), and
+reads from the op's schema what the results are:
+
+    Tensor(a!)  an argument that was written: hand back that very argument, memory and all
+    Tensor(a)   a view: no data is touched, so the host's kernel runs on the npu tensor itself and keeps its storage
+    Tensor      fresh memory of the host: relabel it as npu
+
+PyTorch reaches a backend's fallback only for ops without any other kernel. Ops that also have a composite kernel
+would be taken apart instead, for example `native_layer_norm` into a mean, a variance and so on, and the last bits
+would differ from the host's own kernel. So each op that the host implements itself is bound to `run_on_host` by name
+as well (about 400).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from airgraph.compat.npu import memory, state
+from airgraph.compat.npu.memory import DEVICE_TYPE
+from airgraph.errors import CompatError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Host:
+    """Who computes, and under which dispatch key its kernels are found."""
+
+    device: torch.device
+    keys: torch._C.DispatchKeySet
+    key_name: str
+
+    @staticmethod
+    def of(device: torch.device) -> Host:
+        name = "CUDA" if device.type == "cuda" else "CPU"
+        return Host(device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)), name)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.key_name == "CPU"
+
+
+# What a result is, by the schema.
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """New memory."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The argument of this name, which the op wrote to."""
+
+    name: str
+
+
+Result: TypeAlias = Fresh | Written
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What `run_on_host` needs to know of an op."""
+
+    names: tuple[str, ...]
+    tensors: tuple[int, ...]
+    results: tuple[Result, ...]
+    outs: tuple[str, ...]
+    is_view: bool
+
+
+# Ops that take a tensor of the CPU beside tensors of the device, as on any accelerator: copies between the two,
+# indices, lengths.
+_MIXED = {
+    aten.copy_.default,
+    aten._copy_from.default,
+    aten._copy_from_and_resize.default,
+    aten.index.Tensor,
+    aten.index.Tensor_out,
+    aten._unsafe_index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
+    aten._ctc_loss.default,
+    aten._ctc_loss_backward.default,
+}
+
+# Results that live on the CPU whatever the device of the inputs: op → positions.
+_STAY_ON_CPU: Mapping[Any, tuple[int, ...]] = {aten._pack_padded_sequence.default: (1,)}
+
+_FRESH = Fresh()
+_NUMBER = (bool, int, float, complex)
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+
+
+def run_on_host(host: Host, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Compute `op` for arguments on `npu`."""
+    signature = signature_of(op)
+    if signature.is_view:
+        return op.redispatch(memory.VIEW_KEYS, *args, **kwargs)
+    seen = _Seen()
+    host_args = [_to_host(host, value, seen) for value in args]
+    host_kwargs = {name: _to_host(host, value, seen) for name, value in kwargs.items()}
+    _check_devices(op, seen)
+    call = _call_with_numbers if _has_numbers(signature, args) else _call
+    results = call(host, op, signature, host_args, host_kwargs)
+    for name in signature.outs:
+        _follow(kwargs[name], host_kwargs[name])
+    if not signature.results:
+        return None
+    if seen.asked is not None and seen.asked.type != DEVICE_TYPE:
+        return results  # as `to("cpu")` or `new_zeros(…, device="cpu")` want it
+    if len(signature.results) == 1:
+        return _to_npu(host, op, signature, 0, results, args, kwargs)
+    return tuple(_to_npu(host, op, signature, place, value, args, kwargs) for place, value in enumerate(results))
+
+
+@functools.cache
+def signature_of(op: torch._ops.OpOverload) -> Signature:
+    schema = op._schema
+    written = {label: a.name for a in schema.arguments if _is_written(a) for label in _alias_labels(a)}
+    views = [r.alias_info is not None and not r.alias_info.is_write for r in schema.returns]
+    return Signature(
+        names=tuple(a.name for a in schema.arguments),
+        tensors=tuple(place for place, a in enumerate(schema.arguments) if str(a.type) in _TENSOR_TYPES),
+        results=tuple(_result(r, written) for r in schema.returns),
+        outs=tuple(a.name for a in schema.arguments if a.kwarg_only and _is_written(a)),
+        is_view=bool(views) and all(views),
+    )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _result(returned: Any, written: Mapping[str, str]) -> Result:
+    if not _is_written(returned):
+        return _FRESH
+    return Written(next(written[label] for label in _alias_labels(returned)))
+
+
+def _alias_labels(argument: Any) -> set[str]:
+    """{"a"} for `Tensor(a!)`."""
+    return argument.alias_info.before_set
+
+
+# Arguments.
+
+
+class _Seen:
+    """What was met among the arguments: a tensor with values that is not on npu, and the device that was asked for."""
+
+    __slots__ = ("asked", "stray", "tensor")
+
+    def __init__(self) -> None:
+        self.tensor = False
+        self.stray: torch.Tensor | None = None
+        self.asked: torch.device | None = None
+
+
+def _is_npu(tensor: torch.Tensor) -> bool:
+    # `tensor.device.type` takes five times as long, and this is asked for every argument of every op.
+    return not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta)
+
+
+def _to_host(host: Host, value: Any, seen: _Seen) -> Any:
+    if isinstance(value, torch.Tensor):
+        if _is_npu(value):
+            seen.tensor = True
+            return memory.to_host(value, host.device)
+        if value.dim() > 0:
+            seen.stray = value
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_to_host(host, item, seen) for item in value]
+    if isinstance(value, torch.device):
+        seen.asked = value
+        return _host_for(host, value)
+    return value
+
+
+def _host_for(host: Host, asked: torch.device) -> torch.device:
+    if asked.type != DEVICE_TYPE:
+        return asked
+    state.device_index(asked)
+    return host.device
+
+
+def _check_devices(op: torch._ops.OpOverload, seen: _Seen) -> None:
+    """The host could mix its own tensors with ours, a device could not: a script that runs here must run there."""
+    if seen.stray is None or not seen.tensor or op in _MIXED:
+        return
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_TYPE}:0 and "
+        f"{seen.stray.device}! (when calling {op})"
+    )
+
+
+def _has_numbers(signature: Signature, args: tuple[Any, ...]) -> bool:
+    return any(isinstance(args[place], _NUMBER) for place in signature.tensors if place < len(args))
+
+
+# The call.
+
+
+def _call(host: Host, op: torch._ops.OpOverload, signature: Signature, args: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        return op.redispatch(host.keys, *args, **kwargs)
+    except NotImplementedError as error:
+        raise CompatError(
+            f"{op} has no kernel on {host.device}, where the emulated npu computes",
+            where={"pytorch": str(error).split(". ")[0]},
+            hint="compute this op on .cpu() tensors, or register a kernel for it with torch.library",
+        ) from error
+    except RuntimeError as error:
+        if not signature.outs or "not resizable" not in str(error):
+            raise
+    # An `out=` of another size. Sizes are settled before anything is written, so the op may run again from the start.
+    for name in signature.outs:
+        kwargs[name] = torch.empty(0, dtype=kwargs[name].dtype, device=kwargs[name].device)
+    return op.redispatch(host.keys, *args, **kwargs)
+
+
+def _call_with_numbers(
+    host: Host, op: torch._ops.OpOverload, signature: Signature, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """A call in which a Python number stands for a tensor, as in `2 * x`.
+
+    To C++ it is a tensor that remembers to be a number and does not take part in type promotion; a Python kernel is
+    handed the number. The arithmetic ops take it back from Python; the others get it in the type that promotion would
+    have chosen.
+    """
+    if torch._C._should_allow_numbers_as_tensors(op._schema.name.partition("::")[2]):
+        return op(*args, **kwargs)
+    for place in signature.tensors:
+        if place < len(args) and isinstance(args[place], _NUMBER):
+            args[place] = torch.tensor(args[place], dtype=_promoted(args[place], args), device="cpu")
+    return _call(host, op, signature, args, kwargs)
+
+
+def _promoted(number: Any, args: list[Any]) -> torch.dtype:
+    dtypes = [value.dtype for value in args if isinstance(value, torch.Tensor)]
+    if not dtypes:
+        return torch.tensor(number).dtype
+    return torch.result_type(torch.empty(1, dtype=functools.reduce(torch.promote_types, dtypes), device="meta"), number)
+
+
+# Results.
+
+
+def _to_npu(
+    host: Host,
+    op: torch._ops.OpOverload,
+    signature: Signature,
+    place: int,
+    value: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+) -> Any:
+    match signature.results[place]:
+        case Written(name):
+            return kwargs[name] if name in kwargs else args[signature.names.index(name)]
+        case _:
+            return value if place in _STAY_ON_CPU.get(op, ()) else _fresh(host, value)
+
+
+def _fresh(host: Host, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        # A GPU's op may well answer with a tensor on the CPU; labelled npu, it would be read as the GPU's memory.
+        return memory.from_host(value) if host.is_cpu or not value.is_cpu else value
+    if isinstance(value, (list, tuple)):
+        return [_fresh(host, item) for item in value]
+    return value
+
+
+def _follow(given: Any, computed: Any) -> None:
+    """Let an `out=` argument follow its host alias, if the op gave that other sizes or other memory."""
+    if not isinstance(given, torch.Tensor) or not _is_npu(given):
+        return
+    if given.data_ptr() == computed.data_ptr() and given.size() == computed.size():
+        return
+    memory.rebase(given, memory.from_host(computed))
+
+
+# Registration.
+
+# Composite ops that are bound to the host as a whole: `clone` because two calls would be made of it, convolutions
+# because their composite picks its kernel by device type and knows none for ours, `copy_` for the same reason.
+_WHOLE = {
+    "aten::clone",
+    "aten::copy_",
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::_convolution",
+}
+_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+def bound_ops(host: Host) -> list[torch._ops.OpOverload]:
+    """The ops that need a kernel by name because PyTorch would prefer a composite one to our fallback."""
+    return [op for name in torch._C._dispatch_get_all_op_names() if _binds(host, name) for op in _overload(name)]
+
+
+def _binds(host: Host, name: str) -> bool:
+    if name in _WHOLE or name.startswith(("aten::_foreach_", "aten::_fused_")):
+        # Foreach and fused optimiser steps: one call of the host for the whole list of tensors.
+        return not _has(name, "PrivateUse1")
+    return name.startswith("aten::") and _has(name, host.key_name) and any(_has(name, key) for key in _COMPOSITE)
+
+
+def _has(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def _overload(name: str) -> list[torch._ops.OpOverload]:
+    qualified, _, overload = name.partition(".")
+    space, _, base = qualified.partition("::")
+    packet = getattr(getattr(torch.ops, space), base, None)
+    op = getattr(packet, overload or "default", None)
+    return [] if op is None else [op]

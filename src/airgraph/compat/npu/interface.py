@@ -1,0 +1,77 @@
+"""The device as Dynamo knows devices: its streams, events and properties inside a compiled function.
+
+Plain compiling does not ask for it, and importing Dynamo takes about two seconds, so it is registered only when
+Dynamo is there: by `install()` if it has been imported, else by the backend that is about to compile, through
+`register`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from airgraph.compat.npu import module, random, streams
+from airgraph.compat.npu.memory import DEVICE_TYPE
+
+
+def register_if_loaded() -> None:
+    if "torch._dynamo.device_interface" in sys.modules:
+        register()
+
+
+def register() -> None:
+    """Make Dynamo know `npu`; may be called again."""
+    from torch._dynamo import device_interface
+
+    for name in (DEVICE_TYPE, f"{DEVICE_TYPE}:0"):
+        device_interface.register_interface_for_device(name, _interface())
+
+
+def _interface() -> type[Any]:
+    from torch._dynamo.device_interface import DeviceInterface
+
+    class NpuInterface(DeviceInterface):
+        device = module.device
+        Event = streams.Event
+        Stream = streams.Stream
+
+        class Worker:
+            set_device = staticmethod(module.set_device)
+            current_device = staticmethod(module.current_device)
+            get_device_properties = staticmethod(module.get_device_properties)
+
+        current_device = staticmethod(module.current_device)
+        set_device = staticmethod(module.set_device)
+        device_count = staticmethod(module.device_count)
+        is_available = staticmethod(module.is_available)
+        stream = staticmethod(streams.stream)
+        current_stream = staticmethod(streams.current_stream)
+        set_stream = staticmethod(streams.set_stream)
+        synchronize = staticmethod(streams.synchronize)
+        memory_allocated = staticmethod(module.memory_allocated)
+        is_bf16_supported = staticmethod(module.is_bf16_supported)
+        get_rng_state = staticmethod(random.get_rng_state)
+
+        @staticmethod
+        def exchange_device(device: int) -> int:
+            return module.current_device()
+
+        @staticmethod
+        def maybe_exchange_device(device: int) -> int:
+            return module.current_device()
+
+        @staticmethod
+        def get_raw_stream(device_idx: int) -> int:
+            return 0
+
+        @staticmethod
+        def get_compute_capability(device: torch.types.Device = None) -> str:
+            return module.DEVICE_NAME
+
+        @staticmethod
+        def is_triton_capable(device: torch.types.Device = None) -> bool:
+            return False
+
+    return NpuInterface

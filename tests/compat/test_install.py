@@ -1,0 +1,95 @@
+"""`compat.install()`: what it makes importable, what it refuses, what it takes away again."""
+
+import importlib.machinery
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from airgraph import compat
+
+
+def run(code):
+    """In a process of its own: installing changes the process for good."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_importing_airgraph_changes_nothing():
+    result = run("""
+        import torch
+        before = set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()
+        import airgraph, airgraph.compat, sys
+        assert (set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()) == before
+        assert "torchair" not in sys.modules
+    """)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_module_scripts_import():
+    import torchair
+    from torchair import ge, logger, ops
+    from torchair._ge_concrete_graph import ge_apis
+    from torchair._ge_concrete_graph.fx2ge_converter import declare_supported, register_fx_node_ge_converter
+    from torchair._ge_concrete_graph.supported_declaration import F32, Support
+    from torchair._ge_concrete_graph.utils import dtype_promote
+    from torchair.configs.compiler_config import CompilerConfig
+    from torchair.core.utils import EVENT_LEVEL
+    from torchair.ge._ge_graph import get_default_ge_graph
+
+    assert torchair.CompilerConfig is CompilerConfig
+    assert ge.attr.Float(1).value == 1.0 and ge.DataType.DT_BF16 == 27 and ge.Format.FORMAT_NCHW == 0
+    assert logger.name == "torchair" and EVENT_LEVEL == 35
+    assert all(
+        (ge_apis.Mul, declare_supported, register_fx_node_ge_converter, dtype_promote, ops.npu_print, F32, Support)
+    )
+    assert get_default_ge_graph().op is get_default_ge_graph().op
+
+
+def test_what_is_missing_says_so():
+    import torchair
+
+    with pytest.raises(AttributeError, match=r"torchair.dynamo_export is not available in this version of airgraph"):
+        torchair.dynamo_export  # noqa: B018
+    with pytest.raises(AttributeError, match=r"torchair.ops.record is not available in this version"):
+        torchair.ops.record  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'torchair' has no attribute 'nonsense'"):
+        torchair.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["torchair", "torch_npu"])
+def test_a_real_one_is_never_shadowed(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("real = True\n")
+    result = run(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import airgraph.compat
+        airgraph.compat.install()
+    """)
+    assert f"CompatError: a real {name} is installed here, and airgraph does not shadow it" in result.stderr
+    assert f"pip uninstall {name}" in result.stderr
+
+
+def test_installing_twice_and_uninstalling():
+    result = run("""
+        import sys, airgraph.compat as compat
+        compat.install(); compat.install()
+        import torchair
+        compat.uninstall()
+        assert "torchair" not in sys.modules
+        try:
+            import torchair
+        except ModuleNotFoundError:
+            print("gone")
+        compat.install()
+        import torchair, torch
+        assert str(torch.ones(2).npu().device) == "npu:0"
+    """)
+    assert result.stdout == "gone\n", result.stderr
+
+
+def test_is_real_knows_ours():
+    assert not compat.is_real("torchair")
+    assert compat.is_real("json")
+    assert isinstance(compat.REAL, tuple) and importlib.machinery.PathFinder.find_spec("torch_npu") is None
