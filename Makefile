@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test quick lint bench clean help
+.PHONY: demo test quick lint bench opinfo night coverage clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -19,6 +19,7 @@ demo: $(STAMP)   ## the three graphs of one small model, printed and checked aga
 
 test: lint       ## all tests, after lint
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/compat
 
 quick: $(STAMP)  ## the tests of every day, under a minute
 	$(BIN)/python -m pytest -m 'not slow'
@@ -30,6 +31,15 @@ lint: $(STAMP)   ## ruff and mypy
 
 bench: $(STAMP)  ## compile time and call time, side by side with eager, aot_eager and Inductor
 	$(BIN)/python benchmarks/spine.py
+
+opinfo: $(STAMP) ## PyTorch's own samples of every op, all types (about half an hour on two cores)
+	$(BIN)/python tests/opinfo/opinfo.py
+
+night: $(STAMP)  ## 2,000 random programs
+	AIRGRAPH_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_property.py
+
+coverage: $(STAMP)  ## docs/coverage.md, made from the registry
+	$(BIN)/python -m airgraph.tools.coverage > docs/coverage.md
 
 clean:           ## remove what make made
 	rm -rf .venv build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """The three graphs of one small script, as TorchAir's documentation shows them: static, dynamic, static again.
 
-The script (`scripts/test_compile.py`) runs by `airgraph run` in a process of its own; what it logs and dumps is compared
+The script (`scripts/torchair_script.py`) runs by `airgraph run` in a process of its own; what it logs and dumps is compared
 line by line with `golden/`. Symbols are named by their order of appearance; paths, lines, times and process ids go.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SCRIPT = (HERE / "scripts" / "test_compile.py").read_text()
+SCRIPT = (HERE / "scripts" / "torchair_script.py").read_text()
 VARIANTS = {
     "static": SCRIPT,
     "dynamic": SCRIPT.replace("dynamic=False", "dynamic=True"),

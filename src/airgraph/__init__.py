@@ -5,10 +5,29 @@
 Importing this package changes nothing in PyTorch.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
 from airgraph.pipeline import backend, get_compiler
 
+if TYPE_CHECKING:
+    from airgraph.tools.compare import compare
+    from airgraph.tools.explain import explain
+
 __version__ = "0.1.0"
-__all__ = ["Config", "backend", "get_compiler", "register_converter", "register_kernel"]
+__all__ = ["Config", "backend", "compare", "explain", "get_compiler", "register_converter", "register_kernel"]
+
+
+def __getattr__(name: str) -> Any:
+    """`explain` and `compare` are loaded when they are asked for: nothing needs them to compile a model."""
+    if name == "explain":
+        from airgraph.tools.explain import explain
+
+        return explain
+    if name == "compare":
+        from airgraph.tools.compare import compare
+
+        return compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,6 +35,17 @@ class Config:
     strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
     dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
     dump_path: str = option(".", "the folder dumps are written to; it must exist")
+    summary: Literal["csv"] | None = option(
+        None, "write a table of the ops of each graph and what runs them to dump_path"
+    )
+    run_eagerly: bool = option(False, "run the FX graph after its passes op by op by PyTorch instead of our graph")
+    data_dump: Literal["npy"] | None = option(
+        None, "as run_eagerly, and write the tensors of every op, a file for each"
+    )
+    data_dump_path: str = option(".", "the folder data_dump writes to; it must exist")
+    data_dump_filter: Callable[..., Any] | None = option(
+        None, "called with an FX node: gives it back if its tensors are to be written, else None"
+    )
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
     remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
@@ -50,8 +61,10 @@ class Config:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):
             _check_value(f.name, getattr(self, f.name), hints[f.name])
-        if self.dump is not None:
+        if self.dump is not None or self.summary is not None:
             check_dump_path(self.dump_path)
+        if self.data_dump is not None:
+            check_dump_path(self.data_dump_path, "data_dump_path")
 
     @classmethod
     def names(cls) -> list[str]:
@@ -91,12 +104,12 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a mapping or None"})
 
 
-def check_dump_path(path: str) -> None:
+def check_dump_path(path: str, option: str = "dump_path") -> None:
     """Dumps go to a folder the user made, so that a typing error does not scatter files."""
     if not Path(path).is_dir():
-        raise ConfigError(f"dump_path {path!r} is not a folder", hint=f"mkdir -p {path}")
+        raise ConfigError(f"{option} {path!r} is not a folder", hint=f"mkdir -p {path}")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"dump_path {path!r} is not writable", hint=f"chmod u+wx {path}, or another folder")
+        raise ConfigError(f"{option} {path!r} is not writable", hint=f"chmod u+wx {path}, or another folder")
 
 
 @dataclass(frozen=True)

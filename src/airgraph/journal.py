@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from airgraph.config import KNOBS
 
@@ -143,6 +143,16 @@ class Fallback:
     source: str | None
 
 
+@dataclass(frozen=True)
+class OpUse:
+    """What runs an op of the FX graph: a converter of ours, one of the user's, or PyTorch; and where it comes from."""
+
+    target: str
+    by: Literal["converter", "user", "pytorch"]
+    reason: str = ""  # why PyTorch runs it; empty where every op is meant to go that way
+    stack: str | None = None  # the user's stack, as FX recorded it
+
+
 class Journal:
     """The story of one compiled graph."""
 
@@ -150,9 +160,12 @@ class Journal:
         self.graph = graph
         self.phase = phase
         self.log_name = log
+        self.frame: str | None = None  # Dynamo's compile id: "0/1" is the second compilation of the first function
+        self.symbols: tuple[str, ...] = ()  # the symbolic sizes and numbers among the inputs
         self.classification = ""  # "Static FX graph, static graph" and the like
         self.stages: list[Stage] = []
         self.fallbacks: list[Fallback] = []
+        self.ops: Counter[OpUse] = Counter()
         self.counters: Counter[str] = Counter()
         self.remarks: list[str] = []
 

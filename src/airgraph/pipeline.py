@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import compile_by_aot
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
-from airgraph.convert import EMPTY, REGISTRY, convert
+from airgraph.convert import EMPTY, REGISTRY, Registry, convert
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.engine.protocol import Executable
 from airgraph.engine.reference import ReferenceEngine
@@ -30,18 +32,22 @@ from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
 from airgraph.runtime.device import computing_device
-from airgraph.runtime.program import Program
+from airgraph.runtime.interpret import InterpretedProgram
+from airgraph.runtime.program import Program, Runner
+from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper, write_model
+from airgraph.store.summary import write_summary
 
 _numbers = itertools.count(1)
 
 
 def compile_graph(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str, config: Config, model: int = 0
-) -> Program:
+) -> Runner:
     """One FX graph → one program."""
     name = f"graph_{next(_numbers)}"
     journal = open_journal(name, phase, config.log)
+    journal.frame = frame_id()
     dump = Dumper(name, phase, config, model)
     announce(gm, inputs, config, journal)
     start = time.perf_counter()
@@ -49,10 +55,15 @@ def compile_graph(
     dump.fx("graph", gm)
     with journal.stage("fx_passes"):
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g))
+    if config.run_eagerly or config.data_dump:
+        return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
         executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
     classify(executable.graph, inputs, journal, time.perf_counter() - start)
-    return Program(name, boundary, executable, journal)
+    program: Runner = Program(name, boundary, executable, journal)
+    for wrap in _wraps:
+        program = wrap(gm, program, config)
+    return program
 
 
 def build(
@@ -61,8 +72,9 @@ def build(
     """From an FX graph with its metadata to something that runs."""
     engine = ReferenceEngine(computing_device)
     with journal.stage("convert"):
-        registry = REGISTRY if config.mode == "max-autotune" else EMPTY
-        graph, boundary = convert(gm, name, registry, journal, strict=config.strict, has_kernel=engine.has_kernel)
+        graph, boundary = to_graph(gm, name, config, journal, engine)
+    if config.summary:
+        write_summary(gm, registry_of(config), journal, config.dump_path)
     dump.graph("original", graph)
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
@@ -71,6 +83,28 @@ def build(
     dump.graph("optimized", graph)
     with journal.stage("load"):
         return engine.load(graph, computing_device(device)), boundary
+
+
+def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, engine: ReferenceEngine,
+             made: dict[str, Any] | None = None) -> tuple[Graph, Boundary]:  # fmt: skip
+    """The graph before its passes. `made` is filled with what each FX node became."""
+    registry, kernel = registry_of(config), engine.has_kernel
+    return convert(gm, name, registry, journal, strict=config.strict, has_kernel=kernel, made=made)
+
+
+def registry_of(config: Config) -> Registry:
+    return REGISTRY if config.mode == "max-autotune" else EMPTY
+
+
+def interpreted(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal) -> InterpretedProgram:
+    """The FX graph by PyTorch, op by op; with `data_dump` every tensor goes into a file."""
+    option = "data_dump" if config.data_dump else "run_eagerly"
+    journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
+    journal.classification = "FX graph, run op by op"
+    dump = DataDump(config.data_dump_path, name, config.data_dump_filter) if config.data_dump else None
+    if dump:
+        journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
+    return InterpretedProgram(name, gm, journal, dump)
 
 
 def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:
@@ -83,6 +117,8 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(remark)
     if config.mode == "reduce-overhead":
         journal.remark("mode reduce-overhead: every op is PyTorch's own; graphs are not captured in this version")
+    if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
+        journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
@@ -90,6 +126,7 @@ def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: flo
     fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
     ge = "static" if graph.is_static else "dynamic"
     journal.classification = f"{fx.lower()} FX graph, {ge} GE graph"
+    journal.symbols = symbols_of(inputs)
     number = graph.name.removeprefix("graph_")
     log = journal.engine_log
     log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
@@ -103,10 +140,41 @@ def is_symbolic(value: Any) -> bool:
     return any(isinstance(s, SYMBOLIC) for s in sizes)
 
 
+def symbols_of(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """The symbols in the sizes and numbers that come in, in order."""
+    sizes = [s for i in inputs for s in (i.shape if isinstance(i, torch.Tensor) else [i])]
+    found = [sorted(map(str, s.node.expr.free_symbols)) for s in sizes if isinstance(s, SYMBOLIC)]
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def frame_id() -> str | None:
+    """Which compilation of which function this is, as Dynamo counts; None where AOTAutograd was called by hand."""
+    current = CompileContext.current_compile_id()
+    return None if current is None else str(current)
+
+
 def device_of(inputs: Sequence[Any]) -> torch.device:
     """Where the graph works: the first accelerator among its inputs, else the CPU."""
     devices = [i.device for i in inputs if isinstance(i, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+# -- a tool's hand on every program ---------------------------------------------------------------------------------
+Wrap = Callable[[torch.fx.GraphModule, Any, Config], Any]
+_wraps: list[Wrap] = []
+
+
+@contextmanager
+def wrapping(wrap: Wrap) -> Iterator[None]:
+    """Meanwhile every new program goes through `wrap(gm, program, config)`: PyTorch calls what that gives back.
+
+    For the whole process, because PyTorch compiles backward graphs in threads of its own.
+    """
+    _wraps.append(wrap)
+    try:
+        yield
+    finally:
+        _wraps.remove(wrap)
 
 
 # -- the ways in ----------------------------------------------------------------------------------------------------
@@ -148,7 +216,7 @@ def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     return config
 
 
-def get_compiler(config: Config | None = None, **options: Any) -> Callable[..., Program]:
+def get_compiler(config: Config | None = None, **options: Any) -> Callable[..., Runner]:
     """A compiler for people who call AOTAutograd themselves: `aot_module_simplified(gm, inputs, fw_compiler=...)`."""
     chosen = make_config(config, options)
     return lambda gm, example_inputs: compile_graph(gm, example_inputs, "inference", chosen)

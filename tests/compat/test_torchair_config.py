@@ -273,9 +273,9 @@ def test_dump_paths(tmp_path):
 
 
 def test_remarks_say_what_has_no_effect():
-    config = with_options(ge_config__enable_single_stream=True, debug__data_dump__type="npy")
+    config = with_options(ge_config__enable_single_stream=True, debug__deadlock_check=True)
     assert config.to_config().remarks == (
-        "config.debug.data_dump.type='npy' is not available in this version and has no effect",
+        "config.debug.deadlock_check=True is not available in this version and has no effect",
         "config.ge_config.enable_single_stream=True has no effect off an NPU",
     )
 

@@ -1,6 +1,6 @@
 """Passes on the FX graph, before it is converted: the user's first and last, ours between.
 
-user pre-pass → no-ops → symbolic inputs → views as reshapes → user post-pass
+user pre-pass → as_strided from its base → no-ops → symbolic inputs → views as reshapes → user post-pass
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def passes(config: Config) -> list[tuple[str, Callable[[torch.fx.GraphModule, Se
     convert = config.mode == "max-autotune"
     chosen: list[tuple[str, Any, bool]] = [
         ("post_grad_custom_pre_pass", user_pass(config.pre_pass, config), config.pre_pass is not None),
+        ("as_strided_from_base", strided_from_base, True),
         ("remove_noop_ops", remove_noops, config.remove_noop_ops),
         ("optimize_sym_input", symbolic_inputs, convert),
         ("view_to_reshape", views_as_reshapes, convert),
@@ -61,6 +62,12 @@ def same_tensor(node: torch.fx.Node) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return (a.dtype, a.device, tuple(a.shape), a.stride()) == (b.dtype, b.device, tuple(b.shape), b.stride())
+
+
+def storage(node: torch.fx.Node) -> int | None:
+    """What tells the memory of one node's tensor from that of another's."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout == torch.strided else None
 
 
 def whole(node: torch.fx.Node) -> bool:
@@ -96,12 +103,20 @@ NOOPS: dict[Any, Callable[[torch.fx.Node], bool]] = {
 }
 
 
+COPIES = {aten.clone.default, aten._to_copy.default, aten.repeat.default, aten.constant_pad_nd.default,
+          aten.pow.Tensor_Scalar}  # fmt: skip
+
+
 def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Nodes that give back their argument. One that leaves the graph stays: its caller may count on memory of its own."""
+    """Nodes that give back their argument. One that leaves the graph stays, and a copy does if a view of it leaves: the
+    caller may count on memory of its own."""
     written = {n.args[0] for n in gm.graph.nodes if n.target is aten.copy_.default}
+    leaving = {storage(n) for n in gm.graph.output_node().all_input_nodes} - {None}
     for node in list(gm.graph.nodes):
         test = NOOPS.get(node.target)
         if test is None or any(user.op == "output" for user in node.users) or not test(node):
+            continue
+        if node.target in COPIES and storage(node) in leaving:
             continue
         if node.args[0] in written and any(user.target is aten.copy_.default for user in node.users):
             continue
@@ -138,6 +153,27 @@ def views_as_reshapes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     for node in gm.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+
+
+def strided_from_base(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """`as_strided` counts from the start of the memory: it reads the node that made it, not a view of that node.
+
+    v = slice(y, 0, 1); as_strided(v, [2], [1], 0)   ⟶   as_strided(y, [2], [1], 0)
+    """
+    owners: dict[int | None, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        if node.target is aten.as_strided.default:
+            rebase(node, owners.get(storage(node.args[0])))
+        owners.setdefault(storage(node), node)
+
+
+def rebase(node: torch.fx.Node, owner: torch.fx.Node | None) -> None:
+    view, size, stride, *rest = node.args
+    assert isinstance(view, torch.fx.Node)
+    offset = rest[0] if rest and rest[0] is not None else view.meta["val"].storage_offset()
+    same_type = owner is not None and owner.meta["val"].dtype == view.meta["val"].dtype
+    if owner is not None and same_type and owner.op != "placeholder" and isinstance(offset, int | torch.fx.Node):
+        node.args = (owner, size, stride, offset)
 
 
 # -- metadata -------------------------------------------------------------------------------------------------------

@@ -66,8 +66,10 @@ def encode(arg: Any, inputs: list[Value], graph: Graph) -> Any:
             return "\\" + arg if arg[:1] in ("%", "@", "\\") else arg
         case bool() | int() | float() | None:
             return arg
-        case list() | tuple():
+        case list():
             return [encode(a, inputs, graph) for a in arg]
+        case tuple():
+            return ["@tuple", *(encode(a, inputs, graph) for a in arg)]
         case dict():
             return {key: encode(value, inputs, graph) for key, value in arg.items()}
         case torch.dtype() | torch.layout() | torch.memory_format():
@@ -94,6 +96,8 @@ def decode(data: Any, inputs: Sequence[Any], graph: Graph, device: Callable[[tor
             return decode_object(data[1:], graph, device)
         case ["@slice", *ends]:
             return slice(*(decode(e, inputs, graph, device) for e in ends))
+        case ["@tuple", *items]:
+            return tuple(decode(i, inputs, graph, device) for i in items)
         case list():
             return [decode(d, inputs, graph, device) for d in data]
         case dict():

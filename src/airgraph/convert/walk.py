@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import sympy
@@ -28,18 +29,27 @@ from airgraph.ir.graph import Graph, Value
 from airgraph.ir.ops import OPS
 from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import agree
-from airgraph.journal import Journal
+from airgraph.journal import Journal, OpUse
 
 HasKernel = Callable[[str], bool]
+aten = torch.ops.aten
+# Ops whose result depends on where in memory their argument lies, not only on its values.
+BY_MEMORY = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 
 
 def convert(gm: torch.fx.GraphModule, name: str, registry: Registry, journal: Journal, *, strict: bool = False,
-            has_kernel: HasKernel = lambda op: op in OPS) -> tuple[Graph, Boundary]:  # fmt: skip
-    """The graph and boundary of an FX graph whose nodes carry `meta["val"]`."""
+            has_kernel: HasKernel = lambda op: op in OPS, made: dict[str, Any] | None = None,
+            ) -> tuple[Graph, Boundary]:  # fmt: skip
+    """The graph and boundary of an FX graph whose nodes carry `meta["val"]`.
+
+    `made` is filled with what each FX node became, by its name; a view that nobody needed became nothing.
+    """
     walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel)
     with ge.building(walker.graph):
         for node in gm.graph.nodes:
             walker.visit(node)
+    if made is not None:
+        made |= {node.name: entry for node, entry in walker.env.items() if not isinstance(entry, PendingView)}
     return walker.graph, walker.boundary
 
 
@@ -108,6 +118,7 @@ class Walker:
             return self.aten_call(node, "it has no converter")
         if node.target in VIEWS and not converter.user:
             args, _ = self.arguments(node)
+            self.count(node, "converter")
             return extend(args[0], node, args)
         return self.converted(node, converter)
 
@@ -130,6 +141,7 @@ class Walker:
                 node, f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"
             )
         self.journal.counters["converted"] += 1
+        self.count(node, "user" if converter.user else "converter")
         self.writes += [n.output for n in self.graph.nodes[before:] if n.op == "Assign"]
         return self.checked(node, result)
 
@@ -146,10 +158,11 @@ class Walker:
 
     def checked_one(self, node: torch.fx.Node, value: Any, expected: Any) -> Any:
         if not isinstance(value, Value):
-            if isinstance(expected, torch.Tensor) and value is not None:
+            unused = value is None and not isinstance(node.meta.get("val"), torch.Tensor)
+            if isinstance(expected, torch.Tensor) and not unused:
                 raise complaint(node, f"gave {value!r} instead of a tensor")
             return value
-        if expected is None or value.node.op == "Data":
+        if expected is None:
             return value
         wanted = type_of(expected)
         if value.dtype != DataType.DT_UNDEFINED:
@@ -158,6 +171,8 @@ class Walker:
                 raise complaint(node, f"gave {value.dtype.name}, the op gives {wanted.dtype.name}", hint)
             if not agree(value.type, wanted):
                 raise complaint(node, f"gave {value.type}, the op gives {wanted}")
+        if value.node.op == "Data":
+            return value  # the caller says what it is
         value.type = wanted
         return with_known(value, expected)
 
@@ -169,11 +184,16 @@ class Walker:
             raise ConvertError(what, where=where(node), hint=hint)
         if self.registry.converters:  # with an empty registry every op is meant to go this way
             self.journal.fall_back(target_text(node.target), reason, source_line(node))
+        self.count(node, "pytorch", reason if self.registry.converters else "")
         args, kwargs = self.arguments(node, pack=False)
+        if node.target in BY_MEMORY:
+            args = (self.from_its_start(node.args[0], args[0]), *args[1:])
         inputs: list[Value] = []
         data = aten_call.encode(list(args), inputs, self.graph)
         named = aten_call.encode(kwargs, inputs, self.graph)
         metas = {id(self.lookup(n)): n.meta.get("val") for n in node.all_input_nodes}
+        if node.target in BY_MEMORY:
+            metas[id(args[0])] = node.args[0].meta.get("val")  # type: ignore[union-attr]
         strides = tuple(recorded_strides(metas.get(id(v))) for v in inputs)
         leaves, structure = torch.utils._pytree.tree_flatten(node.meta.get("val"))
         results = iter(
@@ -188,6 +208,21 @@ class Walker:
         )
         values: list[Any] = [None if leaf is None else with_known(next(results), leaf) for leaf in leaves]
         return torch.utils._pytree.tree_unflatten(values, structure) if values else None
+
+    def count(self, node: torch.fx.Node, by: Literal["converter", "user", "pytorch"], reason: str = "") -> None:
+        self.journal.ops[OpUse(target_text(node.target), by, reason, node.stack_trace)] += 1
+
+    def from_its_start(self, node: Any, value: Value) -> Value:
+        """For an op that counts from the start of its argument's memory: a value that FX says begins there, does."""
+        meta = node.meta["val"]
+        if storage_key(meta) in self.argument_storages or meta.storage_offset() != 0:
+            return value  # views of arguments are views when run, with the caller's offsets
+        return ge.TensorMove(value)
+
+    @cached_property
+    def argument_storages(self) -> set[int]:
+        metas = [n.meta.get("val") for n in self.gm.graph.nodes if n.op == "placeholder"]
+        return {storage_key(m) for m in metas if isinstance(m, torch.Tensor) and m.layout == torch.strided}
 
     # -- arguments --------------------------------------------------------------------------------------------------
     def lookup(self, node: Any) -> Any:
@@ -210,7 +245,9 @@ class Walker:
                 items = [resolve(a) for a in arg]
                 sizes = any(isinstance(v, Value) and isinstance(a.meta.get("val"), SYMBOLIC)
                             for v, a in zip(items, arg) if isinstance(a, torch.fx.Node))  # fmt: skip
-                return ge.Pack(items, N=len(items)) if pack and sizes and not view else items
+                if pack and sizes and not view:
+                    return ge.Pack(items, N=len(items))
+                return tuple(items) if isinstance(arg, tuple) and not pack else items
             if isinstance(arg, dict):
                 return {k: resolve(v) for k, v in arg.items()}
             return arg
@@ -268,7 +305,7 @@ class Outputs:
             self.places[key] = len(self.values)
             meta = node.meta["val"]
             dtype = ge_type(meta.dtype)
-            if self.walker.registry.converters and dtype != DataType.DT_UNDEFINED:
+            if value.node.op != "AtenCall" and dtype != DataType.DT_UNDEFINED:  # what PyTorch returns is right as it is
                 place = place_of(meta.device)
                 value = ge.Cast(value, dst_type=int(dtype))
                 value.type = TensorType(dtype, value.type.shape, place)

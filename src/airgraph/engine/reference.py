@@ -32,6 +32,8 @@ from airgraph.ir.verify import place
 
 Env = dict[int, Any]  # id of a value → tensor
 MapDevice = Callable[[torch.device], torch.device]
+# Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it gives back.
+Observe = Callable[[Node, Sequence[Any]], Sequence[Any]]
 
 
 class ReferenceEngine:
@@ -61,6 +63,7 @@ class ReferenceExecutable:
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
         self.constants = {id(n.output): self.constant(n) for n in graph.of("Const")}
+        self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
         self.writes = [(n.inputs[0].node.name, id(n.inputs[1])) for n in graph.of("Assign")]  # type: ignore[union-attr]
         self.outputs = [id(v) for v in graph.net_output.values()]
         self.steps = self.schedule()
@@ -77,23 +80,38 @@ class ReferenceExecutable:
         return steps[::-1]
 
     def run(
-        self, inputs: Mapping[str, Any], symbols: Symbols
+        self, inputs: Mapping[str, Any], symbols: Symbols, observe: Observe | None = None
     ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
         env: Env = dict(self.constants)
         for name, key in self.inputs.items():
             env[key] = as_tensor(inputs[name])
+        if observe:
+            for node in (*self.graph.inputs, *self.graph.of("Const")):
+                (env[id(node.output)],) = observe(node, [env[id(node.output)]])
         for step in self.steps:
-            try:
-                results = step.run(env, symbols)
-            except EngineError:
-                raise
-            except Exception as error:
-                raise EngineError(f"{step.node.op} failed: {error}", where=place(self.graph, step.node)) from error
-            for value, result in zip(step.node.outputs, results):
-                env[id(value)] = result
-            for key in step.last_uses:
-                env.pop(key, None)
-        return [env[key] for key in self.outputs], [(name, env[key]) for name, key in self.writes]
+            self.advance(step, env, symbols, observe)
+        return [self.released(env[key]) for key in self.outputs], [(name, env[key]) for name, key in self.writes]
+
+    def advance(self, step: Step, env: Env, symbols: Symbols, observe: Observe | None) -> None:
+        """One step. (A function of its own: its local names would keep the results alive during the next step.)"""
+        try:
+            results = step.run(env, symbols)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{step.node.op} failed: {error}", where=place(self.graph, step.node)) from error
+        if observe:
+            results = observe(step.node, results)
+        for value, result in zip(step.node.outputs, results):
+            env[id(value)] = result
+        for key in step.last_uses:
+            env.pop(key, None)
+
+    def released(self, output: Any) -> Any:
+        """Constants serve every call: one that is an output leaves as a copy."""
+        if isinstance(output, torch.Tensor) and self.held and output.layout == torch.strided:
+            return output.clone() if address(output) in self.held else output
+        return output
 
     # -- one node ---------------------------------------------------------------------------------------------------
     def step(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
@@ -112,7 +130,7 @@ class ReferenceExecutable:
                               hint=f'@airgraph.register_kernel("{node.op}") on a function of tensors')  # fmt: skip
         if node.op in USER_KERNELS:
             return self.user_kernel(node, meaning)
-        attrs, slots = attributes(node), OPS[node.op].slots
+        attrs, slots = self.placed(attributes(node)), OPS[node.op].slots
         on_device = node.outputs[0].type.place == "NPU"
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
@@ -122,6 +140,13 @@ class ReferenceExecutable:
             return [typed(r, v.type.dtype) for r, v in zip(results, node.outputs)]
 
         return run
+
+    def placed(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """An op that makes a tensor from nothing says at which place; its meaning gets the device that is there."""
+        if "place" not in attrs:
+            return attrs
+        device = self.device if attrs["place"] == "NPU" else torch.device("cpu")
+        return {**{name: value for name, value in attrs.items() if name != "place"}, "device": device}
 
     def user_kernel(self, node: Node, kernel: Callable[..., Any]) -> Callable[[Env, Symbols], Sequence[Any]]:
         attrs = {k: v.value for k, v in node.attrs.items() if k not in ("input_names", "output_names")}
@@ -183,7 +208,9 @@ class ReferenceExecutable:
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             inputs = [call_input(v, layout, env, symbols) for v, layout in zip(values, layouts)]
             args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
-            leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(target(*args, **kwargs)) if leaf is not None]
+            leaves = torch.utils._pytree.tree_leaves(target(*args, **kwargs))
+            if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them
+                leaves = [leaf for leaf in leaves if leaf is not None]
             for (value, shape), leaf in zip(expected, leaves):
                 learn(value, shape, leaf, symbols)
             return [as_tensor(leaf) for leaf in leaves]
@@ -204,6 +231,10 @@ class ReferenceExecutable:
 # -- small things ---------------------------------------------------------------------------------------------------
 def attributes(node: Node) -> dict[str, Any]:
     return {**OPS[node.op].attrs, **node.attrs}
+
+
+def address(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def as_tensor(value: Any) -> Any:
@@ -259,6 +290,6 @@ def learn(value: Value, shape: Sequence[Any], leaf: Any, symbols: Symbols) -> No
 def from_array(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     if array.size == 0:
         return torch.empty(array.shape, dtype=dtype)
-    tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
+    tensor = torch.from_numpy(array.copy())
     same_bits = tensor.element_size() == dtype.itemsize and tensor.dtype != dtype and array.dtype.kind == "u"
     return tensor.view(dtype) if same_bits else tensor.to(dtype)

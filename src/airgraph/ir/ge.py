@@ -279,7 +279,9 @@ def _by_position(op_type: str, op: Op | None, args: Sequence[Any], usual: dict[s
                           hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})")  # fmt: skip
     count, most = len(op.slots), len(op.slots) + len(op.attrs)
     if len(args) > most:
-        raise VerifyError(f"{op_type} takes {most} inputs and attributes, got {len(args)}", where={"inputs": _names(op)})
+        raise VerifyError(
+            f"{op_type} takes {most} inputs and attributes, got {len(args)}", where={"inputs": _names(op)}
+        )
     return build(op, args[:count], {**dict(zip(op.attrs, args[count:])), **usual})
 
 

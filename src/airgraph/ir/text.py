@@ -90,7 +90,8 @@ def targets(node: Node) -> str:
     if not node.outputs:
         return "_"
     op = row(node)
-    one = isinstance(node.attrs["output_names"][0], str) if op is None else "*" not in op.outputs[0]
+    first = node.attrs.get("output_names", ("y",))[0] if op is None else op.outputs[0]
+    one = isinstance(first, str) and "*" not in first
     names = ", ".join(v.variable for v in node.outputs)
     return names if one and len(node.outputs) == 1 else f"[{names}]"
 
@@ -289,8 +290,8 @@ class _Reader:
                 return self.names[name]
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.value(item) for item in items]
-            case ast.Dict(keys=keys, values=values):
-                return {self.value(k or node): self.value(v) for k, v in zip(keys, values)}
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                return {self.value(k): self.value(v) for k, v in zip(keys, values) if k is not None}
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if is_number(value):
                 return -value  # type: ignore[operator]
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airgraph.errors import VerifyError
+from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir.graph import Graph, Node
-from airgraph.ir.ops import OPS, REQUIRED, Call
+from airgraph.ir.ops import REQUIRED, Call, row
 from airgraph.ir.text import call_text, targets
 from airgraph.ir.types import TensorType
 
@@ -16,7 +16,7 @@ def verify(graph: Graph, stage: str = "") -> None:
     seen: set[Node] = set()
     for node in graph.nodes:
         for rule in RULES:
-            problem = rule(node, names, seen)
+            problem = verdict(rule, node, names, seen)
             if problem:
                 raise VerifyError(problem, where={**({"after": stage} if stage else {}), **place(graph, node)})
         names.add(node.name)
@@ -25,9 +25,23 @@ def verify(graph: Graph, stage: str = "") -> None:
         raise VerifyError("NetOutput is not the last node", where={"graph": graph.name})
 
 
+Rule = Callable[[Node, set[str], set[Node]], str | None]
+
+
+def verdict(rule: Rule, node: Node, names: set[str], seen: set[Node]) -> str | None:
+    """What a rule has against a node; a type rule that refuses its inputs says it by raising."""
+    try:
+        return rule(node, names, seen)
+    except AirgraphError as error:
+        return error.what
+
+
 def place(graph: Graph, node: Node) -> dict[str, str]:
     """The graph line and the user's line of a node, for errors."""
-    where = {"graph": f"{targets(node)} = {call_text(node)}"}
+    try:
+        where = {"graph": f"{targets(node)} = {call_text(node)}"}
+    except (KeyError, IndexError):  # it lacks what a line is made of
+        where = {"graph": f"{node.name} = {node.op}"}
     if 0 <= node.note < len(graph.notes) and graph.notes[node.note].file:
         where["from"] = str(graph.notes[node.note].file)
     return where
@@ -45,11 +59,20 @@ def reads_earlier(node: Node, names: set[str], seen: set[Node]) -> str | None:
         if node not in value.users:
             return f"{value.tensor} does not know that {node.name} reads it"
     late = [c.name for c in node.control if c not in seen]
-    return f"{node.name} waits for {late[0]}, which comes after it" if late else None
+    return f"{node.name} waits for {late[0]}, which does not run before it" if late else None
+
+
+def readers_read(node: Node, names: set[str], seen: set[Node]) -> str | None:
+    """Who is on the list of readers reads; passes go by that list."""
+    for value in node.outputs:
+        for user in value.users:
+            if all(v is not value for v in user.values()):
+                return f"{value.tensor} lists {user.name} as a reader, which does not read it"
+    return None
 
 
 def known_attributes(node: Node, names: set[str], seen: set[Node]) -> str | None:
-    op = OPS.get(node.op)
+    op = row(node)
     if op is None:
         return None if "output_names" in node.attrs else f"there is no op {node.op!r} in the table"
     extra = [name for name in node.attrs if name not in op.attrs]
@@ -60,7 +83,7 @@ def known_attributes(node: Node, names: set[str], seen: set[Node]) -> str | None
 
 
 def inputs_fit(node: Node, names: set[str], seen: set[Node]) -> str | None:
-    op = OPS.get(node.op)
+    op = row(node)
     if op is None:
         return None
     if len(node.inputs) != len(op.slots):
@@ -73,7 +96,7 @@ def inputs_fit(node: Node, names: set[str], seen: set[Node]) -> str | None:
 
 def types_follow(node: Node, names: set[str], seen: set[Node]) -> str | None:
     """The type rule of the op gives the types the outputs carry."""
-    op = OPS.get(node.op)
+    op = row(node)
     if op is None or op.infer is None:
         return None
     expected = op.infer(Call(op, node.inputs, node.attrs))
@@ -96,9 +119,10 @@ def agree(a: TensorType, b: TensorType) -> bool:
     return all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape))
 
 
-RULES: tuple[Callable[[Node, set[str], set[Node]], str | None], ...] = (
+RULES: tuple[Rule, ...] = (
     unique_name,
     reads_earlier,
+    readers_read,
     known_attributes,
     inputs_fit,
     types_follow,

@@ -10,12 +10,13 @@ from airgraph.journal import Journal
 from airgraph.passes import cleanup, simplify
 from airgraph.passes.result import Pass, PassResult
 
+# Once through is enough: no pass leaves work for one before it.
 PASSES: dict[str, Pass] = {
     "constant_folding": cleanup.constant_folding,
-    "common_subexpressions": cleanup.common_subexpressions,
     "noops": simplify.noops,
     "views": simplify.views,
     "matmul_transposes": simplify.matmul_transposes,
+    "common_subexpressions": cleanup.common_subexpressions,
     "dead_code": cleanup.dead_code,
     "dead_inputs": cleanup.dead_inputs,
 }

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import sympy
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Node
-from airgraph.ir.ops import OPS
+from airgraph.ir.ops import row
 from airgraph.passes.result import PassResult
 
 
 def pure(node: Node) -> bool:
-    op = OPS.get(node.op)
+    op = row(node)
     return op is not None and op.is_pure
 
 
@@ -24,23 +25,25 @@ def dead_code(graph: Graph) -> PassResult:
     Shape = ge.Shape(x)          ⟶   (gone)
     y = ge.Mul(x, x)                 y = ge.Mul(x, x)
     """
-    waited_for = {c for node in graph.nodes for c in node.control}
-    gone: list[Node] = []
-    dead: set[Node] = set()
+    waited_for: set[Node] = set()  # by nodes that stay
+    gone: dict[Node, None] = {}
     for node in reversed(graph.nodes):
-        if pure(node) and node not in waited_for and all(u in dead for v in node.outputs for u in v.users):
-            gone.append(node)
-            dead.add(node)
-    graph.erase(gone)
+        if pure(node) and node not in waited_for and all(u in gone for v in node.outputs for u in v.users):
+            gone[node] = None
+        else:
+            waited_for.update(node.control)
+    graph.erase(list(gone))
     return PassResult(bool(gone), [f"dropped {n.name}" for n in gone if n.op != "Const"])
 
 
 def dead_inputs(graph: Graph) -> PassResult:
     """An input nobody reads goes, and the others are counted anew. (The caller still passes it; the program drops it.)"""
-    gone = [node for node in graph.inputs if not node.output.users]
+    waited_for = {c for node in graph.nodes for c in node.control}
+    gone = [node for node in graph.inputs if not node.output.users and node not in waited_for]
     graph.erase(gone)
-    for index, node in enumerate(graph.inputs):
-        node.attrs["index"] = index
+    if gone:
+        for index, node in enumerate(sorted(graph.inputs, key=lambda node: node.attrs["index"])):
+            node.attrs["index"] = index
     return PassResult(bool(gone), [f"dropped input {n.name}" for n in gone])
 
 
@@ -50,17 +53,16 @@ def common_subexpressions(graph: Graph) -> PassResult:
     a = ge.Exp(x); b = ge.Exp(x); ge.Add(a, b)   ⟶   a = ge.Exp(x); ge.Add(a, a)
     """
     seen: dict[str, Node] = {}
-    notes: list[str] = []
+    merged: list[tuple[Node, Node]] = []
     for node in list(graph.nodes):
-        if not pure(node) or node.control:
+        if not pure(node) or node.control or not any(v.users for v in node.outputs):
             continue
         first = seen.setdefault(key(node), node)
         if first is not node:
             for old, new in zip(node.outputs, first.outputs):
                 graph.replace(old, new)
-            if node.op != "Const":
-                notes.append(f"{node.name} = {first.name}")
-    return PassResult(bool(notes), notes)
+            merged.append((node, first))
+    return PassResult(bool(merged), [f"{n.name} = {first.name}" for n, first in merged if n.op != "Const"])
 
 
 def key(node: Node) -> str:
@@ -78,17 +80,20 @@ def constant_folding(graph: Graph) -> PassResult:
     notes: list[str] = []
     with ge.building(graph):
         for node in list(graph.nodes):
-            if node.op == "Const" or not pure(node) or len(node.outputs) != 1 or not numeric(node.output.known):
-                continue
-            if not node.output.users:
+            if node.op == "Const" or not pure(node) or node.control or not is_size(node):
                 continue
             with graph.before(node):
-                made = ge.constant(node.output.known, node.output.dtype)
-            if made.type.shape != node.output.type.shape:
-                continue
+                made = ge.constant(node.output.known, node.output.dtype, place=node.output.type.place)
             graph.replace(node.output, made)
             notes.append(f"{node.name} = {made.node.attrs['value']}")
     return PassResult(bool(notes), notes)
+
+
+def is_size(node: Node) -> bool:
+    """Its one output is read, and all of it is known."""
+    if len(node.outputs) != 1 or not node.output.users or not numeric(node.output.known):
+        return False
+    return np.shape(node.output.known) == node.output.type.shape
 
 
 def numeric(known: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Node, Value
+from airgraph.ir.ops import row
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,18 @@ class Rule:
     replace: Callable[..., Value | No | None]
 
 
-def match(pattern: P, node: Node) -> dict[str, Value] | None:
-    """The bindings, or None."""
+def match(pattern: P, node: Node, bound: dict[str, Value] | None = None) -> dict[str, Value] | None:
+    """The bindings, or None. A node that waits for another is never part of a match: the waiting would be lost."""
     ops = (pattern.op,) if isinstance(pattern.op, str) else pattern.op
-    if node.op not in ops or len(node.inputs) < len(pattern.inputs):
+    if node.op not in ops or node.control or row(node) is None or len(node.inputs) < len(pattern.inputs):
         return None
-    bound: dict[str, Value] = {}
+    bound = {} if bound is None else bound
     for wanted, entry in zip(pattern.inputs, node.inputs):
         if not isinstance(entry, Value):
             return None
         if isinstance(wanted, P):
-            inner = match(wanted, entry.node)
-            if inner is None:
+            if entry.index or match(wanted, entry.node, bound) is None:
                 return None
-            bound |= inner
         elif bound.setdefault(wanted, entry) is not entry:
             return None
     return bound
@@ -79,16 +78,16 @@ def apply(graph: Graph, rules: Sequence[Rule]) -> tuple[int, list[str]]:
                     count += 1
                     queue += [new.node, *new.users]
                     break
-    return count, notes
+    return count, list(dict.fromkeys(notes))  # a refused node is looked at again when its neighbours change
 
 
 def attempt(graph: Graph, rule: Rule, node: Node, notes: list[str]) -> Value | None:
-    if not node.outputs or not node.output.users or node.control:
+    if not node.outputs or not node.output.users:
         return None
     bound = match(rule.pattern, node)
     if bound is None:
         return None
-    before = {v.node for v in bound.values()}
+    there = {v.node for v in bound.values()}
     with graph.before(node):
         new = rule.replace(node=node, **bound)
     if new is None:
@@ -96,8 +95,12 @@ def attempt(graph: Graph, rule: Rule, node: Node, notes: list[str]) -> Value | N
     if isinstance(new, No):
         notes.append(f"{rule.name} refused {node.name}: {new.reason}")
         return None
-    notes.append(f"{rule.name}: {node.name} → {new.node.name}")
     graph.replace(node.output, new)
-    if new.node.op == node.op and new.node not in before:
+    if new.node in there:
+        notes.append(f"{rule.name}: {node.name} → {new.node.name}")
+        return new
+    new.type, new.known = node.output.type, node.output.known  # FX's symbols, not those a type rule would choose
+    if new.node.op == node.op:
         node.name, new.node.name = new.node.name, node.name  # what was `MatMul` stays `MatMul`
+    notes.append(f"{rule.name}: {new.node.name}")
     return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from airgraph.ir import ge
@@ -25,12 +26,15 @@ def unchanged(node: Node, x: Value, **_: Value) -> Value | None:
     return x if same_type(x, node.output) else None
 
 
-# Mul(x, 1) → x;  RealDiv(x, 1) → x;  Sub(x, 0) → x.  (Add(x, 0) is not x where x is -0.)
+# Mul(x, 1) → x;  RealDiv(x, 1) → x;  Sub(x, 0) → x.  (Add(x, 0) and Sub(x, -0) are not x where x is -0.)
 NEUTRAL = {"Mul": 1, "RealDiv": 1, "Sub": 0}
 
 
 def neutral(node: Node, x: Value, c: Value) -> Value | None:
-    return unchanged(node, x) if constant_number(c) == NEUTRAL[node.op] else None
+    number = constant_number(c)
+    if number != NEUTRAL[node.op] or math.copysign(1, number) < 0:
+        return None
+    return unchanged(node, x)
 
 
 def neutral_left(node: Node, c: Value, x: Value) -> Value | None:
@@ -38,8 +42,11 @@ def neutral_left(node: Node, c: Value, x: Value) -> Value | None:
 
 
 def permutation(value: Value) -> tuple[int, ...] | None:
+    """The new order of the axes, counted from the front; None where it is only known when run."""
     known = value.known
-    return known if isinstance(known, tuple) and all(isinstance(a, int) for a in known) else None
+    if not isinstance(known, tuple) or not all(isinstance(a, int) for a in known):
+        return None
+    return tuple(a % len(known) for a in known)
 
 
 # Transpose(Transpose(x, p), q) → Transpose(x, p∘q);  Transpose(x, identity) → x
@@ -52,14 +59,12 @@ def compose_transposes(node: Node, x: Value, p: Value, q: Value) -> Value | No:
 
 def identity_transpose(node: Node, x: Value, p: Value) -> Value | None:
     perm = permutation(p)
-    return x if perm is not None and perm == tuple(range(len(perm))) else None
+    return unchanged(node, x) if perm is not None and perm == tuple(range(len(perm))) else None
 
 
 # Reshape(Reshape(x, _), s) → Reshape(x, s)
 def compose_reshapes(node: Node, x: Value, s: Value, t: Value) -> Value:
-    made = ge.Reshape(x, t)
-    made.type = node.output.type
-    return made
+    return ge.Reshape(x, t)
 
 
 # MatMul(Transpose(a, swap), b) → MatMul(a, b, transpose_x1 = not transpose_x1), and the same for b
@@ -70,9 +75,11 @@ FLAGS = {"MatMul": ("transpose_x1", "transpose_x2"), "MatMulV2": ("transpose_x1"
 def into_matmul(side: int) -> Rule:
     def replace(node: Node, x: Value, p: Value, **_: Value) -> Value | No:
         perm = permutation(p)
-        rank = 0 if perm is None else len(perm)
-        if perm is None or rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2):
-            return no("it does not swap the last two axes", perm)
+        if perm is None:
+            return no("a permutation is not a constant")
+        rank = len(perm)
+        if rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2):
+            return no("it does not swap the last two axes", list(perm))
         inputs = [*node.inputs]
         inputs[side] = x
         flag = FLAGS[node.op][side]
@@ -96,6 +103,7 @@ VIEWS = (
     Rule("compose_transposes", P("Transpose", P("Transpose", "x", "p"), "q"), compose_transposes),
     Rule("identity_transpose", P("Transpose", "x", "p"), identity_transpose),
     Rule("compose_reshapes", P("Reshape", P("Reshape", "x", "s"), "t"), compose_reshapes),
+    Rule("noop_reshape", P("Reshape", "x", "s"), unchanged),  # composed ones may cancel
 )
 MATMULS = (into_matmul(0), into_matmul(1))
 

@@ -9,7 +9,7 @@ view of get memory of their own, then the writes happen, then views of inputs ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from airgraph.ir.types import DataType
 from airgraph.journal import EVENT_LEVEL, Journal
 from airgraph.runtime.device import adapter_for
 
+CACHED = 64  # combinations of sizes whose expressions are kept
 NUMBER = {int: (int,), float: (int, float), bool: (bool, int)}
 
 
@@ -38,6 +39,7 @@ class Program:
         self.executable = executable
         self.journal = journal
         self.calls = 0
+        self.derived = list(derived_sizes(boundary))
         self._cache: dict[tuple[Any, ...], dict[Any, Any]] = {}
 
     def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
@@ -79,7 +81,15 @@ class Program:
                     self.bind_number(i, spec, arg, symbols)
                 case TensorIn():
                     self.bind_tensor(i, spec, arg, symbols)
+        self.check_derived(args, symbols)
         return symbols
+
+    def check_derived(self, args: Sequence[Any], symbols: Symbols) -> None:
+        """Sizes that are expressions, once every symbol has its value."""
+        for i, spec, axis, expr in self.derived:
+            if self.size(expr, symbols) != args[i].shape[axis]:
+                wanted = f"{expr} = {self.size(expr, symbols)} in shape {list(spec.type.shape or ())}"
+                raise self.refuse(i, spec, wanted, f"shape {list(args[i].shape)}")
 
     def bind_number(self, i: int, spec: NumberIn, arg: Any, symbols: Symbols) -> None:
         if not isinstance(arg, NUMBER[spec.kind]):
@@ -91,7 +101,8 @@ class Program:
         if not isinstance(arg, torch.Tensor):
             raise self.refuse(i, spec, "a tensor", type(arg).__name__)
         dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
-        if arg.dtype != dtype:
+        if arg.dtype != dtype and self.journal.phase != "backward":
+            # (the backward gets what PyTorch saved, and for half-precision norms FX has the type of that wrong)
             raise self.refuse(i, spec, str(dtype), str(arg.dtype))
         if str(arg.device) != spec.device:
             raise self.refuse(i, spec, f"device {spec.device}", f"device {arg.device}")
@@ -122,8 +133,10 @@ class Program:
                 continue
             strides = self.size(self.layouts.get(index), symbols)
             address = value.untyped_storage().data_ptr()
-            if strides is None or (same_layout(value, strides) and address not in taken and compact(value)):
-                owned.append(value if strides is None or address not in taken else value.clone())
+            if strides is None:
+                owned.append(value if address not in taken else value.clone())
+            elif same_layout(value, strides) and address not in taken and compact(value):
+                owned.append(value)
             else:
                 owned.append(copy_strided(value, strides))
             taken.add(owned[-1].untyped_storage().data_ptr())
@@ -178,6 +191,8 @@ class Program:
         if expr is None or isinstance(expr, int):
             return expr
         key = tuple(symbols.values())
+        if key not in self._cache and len(self._cache) >= CACHED:
+            self._cache.clear()
         known = self._cache.setdefault(key, {})
         if expr not in known:
             known[expr] = evaluate(expr, symbols)
@@ -189,6 +204,16 @@ class Program:
             log.debug(title)
             for i, value in enumerate(values):
                 log.debug("  %s %s: %s", word, i, summary(value))
+
+
+def derived_sizes(boundary: Boundary) -> Iterator[tuple[int, TensorIn, int, Any]]:
+    """(argument, axis, expression) wherever a size is computed from symbols that other arguments tell."""
+    told = {size for spec in boundary.arguments if isinstance(spec, TensorIn) for size in spec.type.shape or ()}
+    told |= {spec.expr for spec in boundary.arguments if isinstance(spec, NumberIn)}
+    for i, spec in enumerate(boundary.arguments):
+        for axis, size in enumerate((spec.type.shape or ()) if isinstance(spec, TensorIn) else ()):
+            if not isinstance(size, int) and not size.is_Symbol and size.free_symbols <= told:
+                yield i, spec, axis, size  # type: ignore[misc]
 
 
 def summary(value: Any) -> str:

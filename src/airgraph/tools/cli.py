@@ -1,6 +1,8 @@
 """The command `airgraph`.
 
 airgraph run SCRIPT [ARGS]     run a script written for TorchAir and an Ascend NPU, unchanged
+airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
+airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
 airgraph demo                  the three graphs of one small model, printed and checked
 """
 
@@ -34,6 +36,26 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     run.set_defaults(command=run_command)
+    explain = commands.add_parser("explain", help="run a script, then tell what was compiled, what was not, and why",
+                                  description="Runs SCRIPT as `airgraph run` does and prints a report at its end: graphs, "
+                                  "graph breaks, recompiles, what runs each op, and compile times.")  # fmt: skip
+    explain.add_argument(
+        "--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda"
+    )
+    explain.add_argument("--json", metavar="FILE", help="write the report as data to FILE, too")
+    explain.add_argument("script", metavar="SCRIPT")
+    explain.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    explain.set_defaults(command=explain_command)
+    compare = commands.add_parser("compare", help="run a script, and name the first node whose numbers are not PyTorch's",
+                                  description="Runs SCRIPT as `airgraph run` does; every call of every graph is compared "
+                                  "with PyTorch node by node. Exit code 0: equal but for rounding, 1: not.")  # fmt: skip
+    compare.add_argument(
+        "--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda"
+    )
+    compare.add_argument("--json", metavar="FILE", help="write what was found as data to FILE, too")
+    compare.add_argument("script", metavar="SCRIPT")
+    compare.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    compare.set_defaults(command=compare_command)
     demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
     demo.set_defaults(command=demo_command)
     return top
@@ -43,6 +65,18 @@ def run_command(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
     return run_script(args.script, args.args, host=args.host)
+
+
+def explain_command(args: argparse.Namespace) -> int:
+    from airgraph.tools.explain import explain_script
+
+    return explain_script(args.script, args.args, host=args.host, json_file=args.json)
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    from airgraph.tools.compare import compare_script
+
+    return compare_script(args.script, args.args, host=args.host, json_file=args.json)
 
 
 def demo_command(args: argparse.Namespace) -> int:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import promoted
+from airgraph.convert.promote import promoted, to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
 
@@ -37,6 +38,18 @@ def reduction(op: str) -> Any:
     return convert
 
 
+def truth(op: str) -> Any:
+    """any and all. Those of uint8 are uint8 again."""
+
+    def convert(self: Value, dim: Any = None, keepdim: bool = False, *, meta_outputs: TensorSpec) -> Value:
+        (x,) = promoted(self, dtype=DataType.DT_BOOL)
+        if dim == []:  # unlike for sums: over nothing
+            return to(x, meta_outputs.dtype)
+        return to(getattr(ge, op)(x, axes_of(x, dim), keep_dims=keepdim), meta_outputs.dtype)
+
+    return convert
+
+
 def total(op: str) -> Any:
     """For reductions over everything."""
 
@@ -52,8 +65,12 @@ REDUCTIONS = {
     aten.amax.default: "ReduceMax",
     aten.amin.default: "ReduceMin",
     aten.prod.dim_int: "ReduceProd",
+}
+TRUTHS = {
+    aten.any.default: "ReduceAny",
     aten.any.dim: "ReduceAny",
     aten.any.dims: "ReduceAny",
+    aten.all.default: "ReduceAll",
     aten.all.dim: "ReduceAll",
     aten.all.dims: "ReduceAll",
 }
@@ -63,10 +80,10 @@ TOTALS = {
     aten.max.default: "ReduceMax",
     aten.min.default: "ReduceMin",
     aten.prod.default: "ReduceProd",
-    aten.any.default: "ReduceAny",
-    aten.all.default: "ReduceAll",
 }
 for target, op in REDUCTIONS.items():
     REGISTRY.register(target, reduction(op))
 for target, op in TOTALS.items():
     REGISTRY.register(target, total(op))
+for target, op in TRUTHS.items():
+    REGISTRY.register(target, truth(op))

@@ -101,7 +101,7 @@ def repeat(self: Value, repeats: Any) -> Value:
 @converts(aten.flip.default)
 def flip(self: Value, dims: list[int]) -> Value:
     """flip(Tensor self, int[] dims) -> Tensor"""
-    return ge.ReverseV2(self, [d % self.rank for d in dims])
+    return ge.ReverseV2(self, [d % max(self.rank, 1) for d in dims])
 
 
 @converts(aten.tril.default)

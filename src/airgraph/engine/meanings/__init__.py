@@ -8,11 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airgraph.engine.meanings import core, elementwise, math, shape
+from airgraph.engine.meanings import (
+    attention,
+    convolutions,
+    core,
+    elementwise,
+    foreach,
+    losses,
+    math,
+    norms,
+    orders,
+    piecewise,
+    random,
+    ranges,
+    resampling,
+    scatters,
+    shape,
+    special,
+    statistics,
+    strided,
+)
 from airgraph.engine.meanings.table import Meaning, torch_type
 from airgraph.errors import ConfigError
 
-MEANINGS: dict[str, Meaning] = {**core.CORE, **elementwise.ELEMENTWISE, **shape.SHAPE, **math.MATH}
+MEANINGS: dict[str, Meaning] = {
+    **core.CORE,
+    **elementwise.ELEMENTWISE,
+    **shape.SHAPE,
+    **math.MATH,
+    **foreach.FOREACH,
+    **random.RANDOM,
+    **ranges.RANGES,
+    **attention.ATTENTION,
+    **convolutions.CONVOLUTIONS,
+    **losses.LOSSES,
+    **norms.NORMS,
+    **piecewise.PIECEWISE,
+    **resampling.RESAMPLING,
+    **orders.ORDERS,
+    **scatters.SCATTERS,
+    **special.SPECIAL,
+    **statistics.STATISTICS,
+    **strided.STRIDED,
+}
 # Ops the engine handles itself: they are about the graph, a device or the outside world rather than about numbers.
 STRUCTURAL = frozenset({"Data", "Const", "NetOutput", "Assign", "AtenCall", "Fill", "StringFormat", "PrintV2"})
 USER_KERNELS: dict[str, Meaning] = {}

@@ -18,6 +18,14 @@ def number(x: Tensor) -> Any:
     return x.item() if x.ndim == 0 and x.device.type == "cpu" else x
 
 
+LOGARITHMS = {-1.0: torch.log, 2.0: torch.log2, 10.0: torch.log10}
+
+
+def log(x: Tensor, base: float, scale: float, shift: float) -> Tensor:
+    """To the base e, 2 or 10."""
+    return LOGARITHMS[base](x)
+
+
 ELEMENTWISE: dict[str, Meaning] = {
     "Abs": torch.abs,
     "Acos": torch.acos,
@@ -69,7 +77,7 @@ ELEMENTWISE: dict[str, Meaning] = {
     "Sub": torch.sub,
     "Mul": torch.mul,
     "AxpyV2": lambda x1, x2, alpha: torch.add(x1, x2, alpha=alpha.item()),
-    "Log": lambda x, base, scale, shift: torch.log(x),
+    "Log": log,
     "Round": lambda x, decimals: torch.round(x, decimals=decimals) if decimals else torch.round(x),
     "LogicalNot": torch.logical_not,
     "LogicalAnd": torch.logical_and,

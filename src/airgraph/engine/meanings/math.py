@@ -22,6 +22,10 @@ def reduce(fn: Callable[..., Tensor]) -> Meaning:
 
 
 def product(x: Tensor, axes: Sequence[int], keep_dims: bool) -> Tensor:
+    """PyTorch multiplies along one axis or over everything; the order of the factors shows in the last digit."""
+    if len(axes or range(x.ndim)) == x.ndim:
+        whole = torch.prod(x, dtype=x.dtype)
+        return whole.reshape((1,) * x.ndim) if keep_dims else whole
     for axis in sorted(axes or range(x.ndim), reverse=True):
         x = torch.prod(x, axis, keepdim=keep_dims, dtype=x.dtype)
     return x

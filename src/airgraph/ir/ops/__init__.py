@@ -1,6 +1,25 @@
 """The table of GE ops, one file for each family. `OPS["Mul"]` is a row of it."""
 
-from airgraph.ir.ops import core, elementwise, math, shape  # noqa: F401  (importing a family fills the table)
+from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table)
+    attention,
+    convolutions,
+    core,
+    elementwise,
+    foreach,
+    losses,
+    math,
+    norms,
+    orders,
+    piecewise,
+    random,
+    ranges,
+    resampling,
+    scatters,
+    shape,
+    special,
+    statistics,
+    strided,
+)
 from airgraph.ir.ops.table import OPS, REQUIRED, Call, Op, Slot, define, row
 
 __all__ = ["OPS", "REQUIRED", "Call", "Op", "Slot", "define", "row"]

@@ -64,6 +64,7 @@ class Option:
 
 
 NPU = NoEffect("has no effect off an NPU")
+COMPILED = NoEffect("makes no difference: a graph is compiled whatever it contains, and its summary written beside")
 LATER = NoEffect("is not available in this version and has no effect")
 GE: Literal["max-autotune"] = "max-autotune"
 ACL: Literal["reduce-overhead"] = "reduce-overhead"
@@ -102,12 +103,12 @@ OPTIONS: tuple[Option, ...] = (
 
     Option("debug.graph_dump.type", None, choice("txt", "pbtxt", "py"), To("dump")),
     Option("debug.graph_dump.path", None, checks.path, To("dump_path")),
-    Option("debug.data_dump.type", None, choice("npy"), LATER),
-    Option("debug.data_dump.path", None, checks.path, LATER),
-    Option("debug.data_dump.filter", None, checks.function, LATER),
-    Option("debug.fx_summary.type", None, choice("csv"), LATER, only=GE),
-    Option("debug.fx_summary.skip_compile", True, boolean, LATER, only=GE),
-    Option("debug.run_eagerly", False, boolean, LATER),
+    Option("debug.data_dump.type", None, choice("npy"), To("data_dump")),
+    Option("debug.data_dump.path", None, checks.path, To("data_dump_path")),
+    Option("debug.data_dump.filter", None, checks.function, To("data_dump_filter")),
+    Option("debug.fx_summary.type", None, choice("csv"), To("summary"), only=GE),
+    Option("debug.fx_summary.skip_compile", True, boolean, COMPILED, only=GE),
+    Option("debug.run_eagerly", False, boolean, To("run_eagerly")),
     Option("debug.deadlock_check", False, boolean, LATER, _local("deadlock_check"), only=GE),
     Option("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, LATER, only=ACL),
     Option("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", False, boolean, LATER, only=ACL),

@@ -1,0 +1,53 @@
+"""What Python does with symbolic numbers beyond adding and multiplying sizes (symbols.py). Its floats are doubles."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import to
+from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.ir import ge
+from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
+
+INT64, DOUBLE = DataType.DT_INT64, DataType.DT_DOUBLE
+
+
+@converts(operator.truediv)
+def truediv(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
+    """a / b"""
+    if meta_outputs.dtype != DOUBLE:
+        raise NoConversion("a quotient that is no float")
+    return ge.RealDiv(to(a, DOUBLE), to(b, DOUBLE))
+
+
+def whole(op: str) -> Any:
+    """Two integers give an integer."""
+
+    def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
+        if meta_outputs.dtype != INT64:
+            raise NoConversion("floating-point arithmetic of the host")
+        return getattr(ge, op)(to(a, INT64), to(b, INT64))
+
+    return convert
+
+
+def rounded(op: str) -> Any:
+    """math.floor and math.ceil give an integer."""
+
+    def convert(a: Value) -> Value:
+        return ge.Cast(getattr(ge, op)(to(a, DOUBLE)), dst_type=int(INT64))
+
+    return convert
+
+
+WHOLE: dict[Any, str] = {operator.pow: "Pow", torch.sym_max: "Maximum", torch.sym_min: "Minimum"}
+ROUNDED: dict[Any, str] = {math.floor: "Floor", math.ceil: "Ceil"}
+for target, op in WHOLE.items():
+    REGISTRY.register(target, whole(op))
+for target, op in ROUNDED.items():
+    REGISTRY.register(target, rounded(op))

@@ -1,0 +1,72 @@
+"""Random numbers: the very functions PyTorch calls, so that its generators move on as they do in eager.
+
+Numbers are drawn in the order of memory. All tensors here are contiguous, and converters see to it that eager's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from airgraph.engine.meanings.table import Meaning, Tensor, torch_type
+
+aten = torch.ops.aten
+Unused = Tensor | None
+
+
+def empty(shape: Sequence[int], dtype: int, device: torch.device) -> Tensor:
+    return torch.empty(tuple(shape), dtype=torch_type(dtype), device=device)
+
+
+def uniform(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, minval: float,
+            maxval: float, device: torch.device) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device).uniform_(minval, maxval)
+
+
+def normal(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, mean: float, std: float,
+           device: torch.device) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device).normal_(mean, std)
+
+
+def integers(
+    shape: Sequence[int], seed: Unused, minval: int, maxval: int, *, dtype: int, device: torch.device
+) -> Tensor:
+    return torch.randint(minval, maxval, tuple(shape), dtype=torch_type(dtype), device=device)
+
+
+def permutation(n: int, seed: Unused, offset: Unused, *, layout: int, dtype: int, device: torch.device) -> Tensor:
+    return torch.randperm(n, dtype=torch_type(dtype), device=device)
+
+
+def bernoulli(shape: Sequence[int], prob: Unused, seed: Unused, offset: Unused, *, dtype: int, p: float,
+              device: torch.device) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device).bernoulli_(p if prob is None else prob.contiguous())
+
+
+def around(mean: Unused, std: Unused, *, loc: float, scale: float) -> Tensor:
+    middle: Any = loc if mean is None else mean
+    width: Any = scale if std is None else std
+    return torch.normal(middle, width)
+
+
+def multinomial(x: Tensor, seed: Unused, offset: Unused, *, numsamples: int, replacement: bool) -> Tensor:
+    return torch.multinomial(x.contiguous(), numsamples, replacement)
+
+
+def dropout(x: Tensor, noise_shape: Unused, p: float, seed: Unused, offset: Unused) -> tuple[Tensor, Tensor]:
+    return aten.native_dropout.default(x.contiguous(), p, True)
+
+
+RANDOM: dict[str, Meaning] = {
+    "StatelessRandomUniformV2": uniform,
+    "StatelessRandomNormalV2": normal,
+    "StatelessRandomUniformInt": integers,
+    "StatelessRandperm": permutation,
+    "StatelessBernoulli": bernoulli,
+    "Normal": around,
+    "MultinomialWithReplacement": multinomial,
+    "DropOutV3": dropout,
+    "DropOutDoMask": lambda x, mask, keep_prob, scale: aten.native_dropout_backward.default(x, mask, scale),
+}

@@ -1,0 +1,28 @@
+"""Normalisations over layers, groups and batches. Gradients come for what `output_mask` asks for; the rest is empty."""
+
+from __future__ import annotations
+
+from airgraph.ir.ops.joint import each, first_given, sized, statistics
+from airgraph.ir.ops.rules import like
+from airgraph.ir.ops.table import REQUIRED, define
+
+ALL = (True, True, True)
+
+define("LayerNormV4", "x normalized_shape# gamma? beta?", each(like(), statistics(), statistics()),
+       outputs="y mean rstd", epsilon=1e-5)  # fmt: skip
+define("LayerNormGradV3", "dy x rstd mean gamma? beta? normalized_shape#",
+       each(like("x"), first_given("gamma", "x"), first_given("beta", "gamma", "x")), outputs="pd_x pd_gamma pd_beta",
+       output_mask=ALL)  # fmt: skip
+define("GroupNormV2", "x gamma? beta?", each(like(), statistics(), statistics()), outputs="y mean rstd",
+       num_groups=REQUIRED, eps=1e-5)  # fmt: skip
+define("GroupNormGrad", "dy mean rstd x gamma?", each(like("x"), first_given("gamma", "x"), first_given("gamma", "x")),
+       outputs="dx dgamma dbeta", num_groups=REQUIRED, output_mask=ALL)  # fmt: skip
+define("BatchNormV3", "x weight? bias? running_mean? running_var?",
+       each(like(), first_given("running_mean", "x"), first_given("running_var", "x"), statistics(), statistics()),
+       outputs="y running_mean running_var save_mean save_rstd", epsilon=1e-5, momentum=0.1,
+       is_training=True)  # fmt: skip
+define("BNInfer", "x scale? offset? mean variance", each(like(), statistics(), statistics()),
+       outputs="y save_mean save_rstd", epsilon=1e-5, momentum=0.1)  # fmt: skip
+define("BatchNormGradV3", "dy x weight? running_mean? running_var? save_mean? save_rstd?",
+       each(sized("x"), first_given("weight", "x"), first_given("weight", "x")), outputs="dx dweight dbias",
+       is_training=True, epsilon=1e-5, output_mask=ALL)  # fmt: skip

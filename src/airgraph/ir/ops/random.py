@@ -1,0 +1,55 @@
+"""Random numbers. They come from PyTorch's generators, which is why `seed`, `offset`, `key` and `counter` stay empty."""
+
+from __future__ import annotations
+
+from airgraph.ir.ops.rules import broadcast_shapes
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType, dim
+
+BOOL, FLOAT, INT64 = DataType.DT_BOOL, DataType.DT_FLOAT, DataType.DT_INT64
+
+
+def drawn(call: Call) -> list[TensorType]:
+    """Of the given shape and type, at the given place."""
+    sizes = call.numbers("shape")
+    shape = tuple(map(dim, sizes)) if isinstance(sizes, tuple) else None
+    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+
+
+def permutation(call: Call) -> list[TensorType]:
+    count = call.numbers("n")
+    shape = None if count is None else (dim(count),)
+    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+
+
+def normal(call: Call) -> list[TensorType]:
+    """`mean` and `std` broadcast; a missing one is a number."""
+    given = [name for name in ("mean", "std") if call.has(name)]
+    return call.result(call.dtype(given[0]), broadcast_shapes([call.shape(name) for name in given]))
+
+
+def samples(call: Call) -> list[TensorType]:
+    shape = call.shape("x")
+    return call.result(INT64, None if shape is None else (*shape[:-1], call.attr("numsamples")))
+
+
+def dropped(call: Call) -> list[TensorType]:
+    shape = call.shape("x")
+    return [*call.result(call.dtype("x"), shape), *call.result(BOOL, shape)]
+
+
+define("StatelessRandomUniformV2", "shape# key? counter? alg?", drawn, effect="random", dtype=FLOAT, minval=0.0,
+       maxval=1.0, place="NPU")  # fmt: skip
+define("StatelessRandomNormalV2", "shape# key? counter? alg?", drawn, effect="random", dtype=FLOAT, mean=0.0, std=1.0,
+       place="NPU")  # fmt: skip
+define("StatelessRandomUniformInt", "shape# seed? minval# maxval#", drawn, effect="random", dtype=INT64, place="NPU")
+define("StatelessRandperm", "n# seed? offset?", permutation, effect="random", layout=0, dtype=INT64, place="NPU")
+# `prob` is a tensor of probabilities; without one it is the number `p`.
+define("StatelessBernoulli", "shape# prob? seed? offset?", drawn, effect="random", dtype=FLOAT, p=0.5, place="NPU")
+# `loc` and `scale` stand in for a missing `mean` or `std`.
+define("Normal", "mean? std?", normal, effect="random", loc=0.0, scale=1.0)
+define("MultinomialWithReplacement", "x seed? offset?", samples, effect="random", numsamples=REQUIRED,
+       replacement=False)  # fmt: skip
+define("DropOutV3", "x noise_shape? p# seed? offset?", dropped, outputs="y mask", effect="random")
+# What stays is multiplied by `scale`: 1 / keep_prob, as PyTorch rounded it.
+define("DropOutDoMask", "x mask keep_prob#", lambda call: call.result(call.dtype("x"), call.shape("x")), scale=REQUIRED)

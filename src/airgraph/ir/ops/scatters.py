@@ -1,0 +1,33 @@
+"""Picking by index tensors, and writing a part of a tensor: the result is a new value, whatever GE's names say."""
+
+from __future__ import annotations
+
+from airgraph.errors import VerifyError
+from airgraph.ir.ops.rules import broadcast, broadcast_shapes, like
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import TensorType
+
+
+def picked(call: Call) -> list[TensorType]:
+    """The broadcast shape of the indices takes the place of the axes they stand at, or comes first if these are apart."""
+    shape, mask = call.shape("x"), call.attr("indices_mask")
+    indices = broadcast_shapes([v.type.shape for v in call.many("indices")])
+    at = [i for i, here in enumerate(mask) if here]
+    if len(at) != len(call.many("indices")):
+        raise VerifyError(f"IndexByTensor has {len(call.many('indices'))} indices for the mask {list(mask)}")
+    if shape is None or indices is None:
+        return call.result(call.dtype("x"), None)
+    rest = [d for i, d in enumerate(shape) if i not in at]
+    first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
+    return call.result(call.dtype("x"), (*rest[:first], *indices, *rest[first:]))
+
+
+define("IndexByTensor", "x indices*", picked, indices_mask=REQUIRED)
+# `indexed_sizes` is 1 where there is an index and 0 where the whole axis is meant.
+define("IndexPutV2", "x value indexed_sizes# indexed_strides# indices*", like("x"), outputs="x", accumulate=False)
+define("InplaceIndexAdd", "var indices updates alpha?", like("var"), outputs="var", axis=REQUIRED)
+define("InplaceUpdate", "x indices v", like("x"))
+define("IndexFill", "x indices value", like("x"), dim=REQUIRED)
+define("ScatterElements", "data indices updates", like("data"), axis=0, reduction="none")
+define("StridedSliceAssignV2", "var input_value begin# end# strides# axes#", like("var"), outputs="var")
+define("MaskedScatter", "x mask updates", broadcast("x", "mask"))

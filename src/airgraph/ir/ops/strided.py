@@ -1,0 +1,40 @@
+"""Windows, diagonals, rolls and other readings of the same elements."""
+
+from __future__ import annotations
+
+from airgraph.ir.ops.rules import MaybeShape, like
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType, dim
+
+
+def windows(call: Call) -> list[TensorType]:
+    size = call.numbers("size")
+    return call.result(call.dtype("x"), tuple(map(dim, size)) if isinstance(size, tuple) else None)
+
+
+def diagonal(call: Call) -> MaybeShape:
+    shape, k = call.shape("input"), call.numbers("k")
+    if shape is None or not all(isinstance(n, int) for n in (*shape[-2:], k)):
+        return None
+    rows, columns = shape[-2:]
+    return (*shape[:-2], max(0, min(rows + min(k, 0), columns - max(k, 0))))
+
+
+def embedded(call: Call) -> MaybeShape:
+    shape, k = call.shape("diagonal"), call.numbers("k")
+    if shape is None or not isinstance(k, int):
+        return None
+    side = dim(shape[-1] + abs(k))
+    return (*shape[:-1], side, side)
+
+
+# AsStrided counts in a contiguous x, as all values of a graph are.
+define("AsStrided", "x size# stride# storage_offset#", windows)
+define("MatrixDiagPartV2", "input k# padding_value", lambda call: call.result(call.dtype("input"), diagonal(call)),
+       outputs="diagonal")  # fmt: skip
+define("MatrixDiagV2", "diagonal k# num_rows# num_cols# padding_value",
+       lambda call: call.result(call.dtype("diagonal"), embedded(call)), outputs="output")  # fmt: skip
+define("MatrixSetDiagV2", "input diagonal k#", like("input"), outputs="output")
+define("Trace", "x", lambda call: call.result(call.dtype("x"), ()))
+define("Roll", "x", like(), shifts=REQUIRED, dims=())
+define("Bitcast", "x", lambda call: call.result(DataType(call.attr("type")), call.shape("x")), type=REQUIRED)

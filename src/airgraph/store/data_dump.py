@@ -1,0 +1,103 @@
+"""Every tensor of an FX graph as a file, while PyTorch runs the graph op by op.
+
+{path}/worldsize1_global_rank0/graph_1/0/add-aten.add.Tensor.INPUT.0.20251107153539502029.npy
+                                        /add-aten.add.Tensor.INPUT.1.….npy
+                                        /add-aten.add.Tensor.INPUT.alpha.….npy       an argument given by name
+                                        /cat-aten.cat.default.INPUT.0.1.….npy        the second tensor of a list
+                                        /add-aten.add.Tensor.OUTPUT.0.….npy
+
+One folder for each graph and each of its calls. `np.load` reads them; bfloat16 and float8, which NumPy lacks, are written
+as float32.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from airgraph.errors import DumpError
+from airgraph.journal import rank
+
+Filter = Callable[[torch.fx.Node], Any]
+# Types NumPy has no name for → the smallest one that holds their values.
+WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+class DataDump:
+    """The observer (runtime.interpret) behind `data_dump="npy"`."""
+
+    def __init__(self, path: str, graph: str, wanted: Filter | None = None) -> None:
+        world, place = world_and_rank()
+        self.root = Path(path) / f"worldsize{world}_global_rank{place}" / graph
+        self.wanted = wanted
+        self.folder = self.root
+
+    def start(self, call: int) -> None:
+        self.folder = self.root / str(call)
+
+    def inputs(self, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self.dumps(node):
+            for place, tensor in [*tensors(args), *tensors(kwargs)]:
+                self.write(f"{stem(node)}.INPUT.{place}", tensor)
+
+    def output(self, node: torch.fx.Node, result: Any) -> None:
+        if self.dumps(node):
+            several = isinstance(result, list | tuple)
+            for place, tensor in tensors(result if several else [result]):
+                self.write(f"{stem(node)}.OUTPUT.{place}", tensor)
+
+    def dumps(self, node: torch.fx.Node) -> bool:
+        return node.op == "call_function" and (self.wanted is None or bool(self.wanted(node)))
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        array = to_numpy(tensor)
+        if array is None:
+            return
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
+        target = self.folder / f"{name}.{stamp}.npy"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "wb") as file:
+                np.save(file, array, allow_pickle=False)
+        except OSError as error:
+            raise DumpError(f"the tensor could not be written to {target}", where={"reason": str(error)},
+                            hint="another data_dump_path, or a data_dump_filter") from error  # fmt: skip
+
+
+def tensors(values: Sequence[Any] | Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(place, tensor): "0", "1.2" for the third tensor of a list that is argument 1, "out" for an argument by name."""
+    named = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for place, value in named:
+        if isinstance(value, torch.Tensor):
+            yield str(place), value
+        elif isinstance(value, list | tuple | Mapping):
+            yield from ((f"{place}.{inner}", tensor) for inner, tensor in tensors(value))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray | None:
+    """None for what is no plain array: sparse and quantised tensors."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    float8 = plain.is_floating_point() and plain.element_size() == 1
+    return plain.to(torch.float32 if float8 else WIDER.get(plain.dtype, plain.dtype)).numpy()
+
+
+def stem(node: torch.fx.Node) -> str:
+    """`add-aten.add.Tensor`"""
+    named = node.target if isinstance(node.target, torch._ops.OpOverload | str) else None
+    target = str(named) if named is not None else getattr(node.target, "__name__", str(node.target))
+    return re.sub(r"[^\w.\-]", "_", f"{node.name}-{target}")
+
+
+def world_and_rank() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return int(os.environ.get("WORLD_SIZE", "1") or 1), rank()

@@ -1,0 +1,319 @@
+"""The rewrite rules: before → after, what they say, and what they must leave alone."""
+
+import pytest
+
+from airgraph.ir import ge
+from airgraph.ir.graph import Graph
+from airgraph.ir.text import from_py, to_py
+from airgraph.ir.verify import verify
+from airgraph.passes.cleanup import dead_code
+from airgraph.passes.rewrite import P, Rule, apply, match, no
+from airgraph.passes.simplify import matmul_transposes, noops, views
+
+
+def data(name, shape, dtype=0, index=0):
+    return f'{name}_0 = ge.Data(index={index}, dtype={dtype}, shape={shape}, placement="NPU", node_name="{name}")\n'
+
+
+X, Y = data("x", [4, 8]), data("y", [4, 8], index=1)
+
+
+def gives(run, text: str) -> list[str]:
+    """The lines that are left of a graph (without its inputs), once the pass and dead code went over it."""
+    graph = from_py(text)
+    run(graph)
+    dead_code(graph)
+    verify(graph)
+    printed = to_py(graph, notes=False).splitlines()[5:]
+    return [line for line in printed if line and "ge.Data(" not in line]
+
+
+def out(*names: str) -> str:
+    return f"_ = ge.NetOutput([{', '.join(names)}], dependencies=[])"
+
+
+# -- what changes nothing -------------------------------------------------------------------------------------------
+NOOPS = {
+    "noop_cast": "ge.Cast(x_0, dst_type=0)",
+    "noop_identity": "ge.Identity(x_0)",
+    "noop_reshape": "ge.Reshape(x_0, [4, -1])",
+    "noop_broadcast": "ge.BroadcastTo(x_0, [-1, 8])",
+    "neutral_element": "ge.Mul(x_0, 1.0)",
+    "neutral_element ": "ge.RealDiv(x_0, ge.Const(1, dtype=0))",
+    "neutral_element  ": "ge.Sub(x_0, 0.0)",
+    "neutral_element_left": "ge.Mul(ge.Const(1, dtype=0), x_0)",
+}
+
+
+@pytest.mark.parametrize("rule", NOOPS)
+def test_noops_go(rule):
+    graph = from_py(f'{X}y = {NOOPS[rule][:-1]}, node_name="gone")\nz = ge.Exp(y)\n{out("z", "y")}')
+    result = noops(graph)
+    dead_code(graph)
+    verify(graph)
+    assert to_py(graph, notes=False).splitlines()[6:] == [
+        'Exp_0 = ge.Exp(x_0, node_name="Exp")',
+        "",
+        out("Exp_0", "x_0"),
+    ]
+    assert result.changed and result.notes == [f"{rule.strip()}: gone → x"]
+
+
+@pytest.mark.parametrize("line", ["ge.Mul(x_0, 1.0)", "ge.Identity(x_0)", "ge.Cast(x_0, dst_type=0)"])
+def test_noops_of_symbolic_shapes_go(line):
+    assert gives(noops, f"{data('x', [-1, 8])}y = {line}\n{out('y')}") == [out("x_0")]
+
+
+KEPT = {
+    "another_type": "ge.Cast(x_0, dst_type=1)",
+    "another_shape": "ge.Reshape(x_0, [8, 4])",
+    "it_broadcasts": "ge.BroadcastTo(x_0, [2, 4, 8])",
+    "ones_that_broadcast": "ge.Mul(x_0, ge.Const([[[1.0]], [[1.0]]], dtype=0))",
+    "one_of_another_type": "ge.Mul(ge.Const(1, dtype=11), x_0)",
+    "add_0": "ge.Add(x_0, 0.0)",
+    "sub_minus_0": "ge.Sub(x_0, -0.0)",
+    "0_sub": "ge.Sub(ge.Const(0, dtype=0), x_0)",
+    "1_div": "ge.RealDiv(ge.Const(1, dtype=0), x_0)",
+    "not_1": "ge.Mul(x_0, 1.0000001)",
+    "true": "ge.Mul(x_0, True)",
+    "waits": "ge.Identity(x_0, dependencies=[y_0])",
+    "custom": 'ge.custom_op("Identity", inputs={"y": x_0}, outputs=["z"])',
+    "move": "ge.TensorMove(x_0)",
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_these_are_no_noops(why):
+    graph = from_py(f"{X}{Y}a = {KEPT[why]}\n{out('a', 'y_0')}")
+    text = to_py(graph)
+    assert not noops(graph).changed
+    assert to_py(graph) == text
+
+
+def test_unknown_rank_is_left_alone():
+    assert len(gives(noops, f"{data('x', [-2])}y = ge.Mul(x_0, 1.0)\n{out('y')}")) == 2
+
+
+def test_symbols_of_another_name_are_another_shape():
+    """PyTorch may have guarded that they are equal; the graph does not know."""
+    text = data("x", [-1]) + data("y", [-1], index=1) + f"s = ge.Shape(y_0)\nz = ge.BroadcastTo(x_0, s)\n{out('z')}"
+    assert len(gives(noops, text)) == 3
+
+
+def test_chains_of_noops_go_at_once():
+    chain = "a = ge.Cast(x_0, dst_type=0)\nb = ge.Mul(a, 1.0)\nc = ge.Identity(b)\n"
+    assert gives(noops, f"{X}{chain}{out('c')}") == [out("x_0")]
+
+
+# -- views ----------------------------------------------------------------------------------------------------------
+CUBE = data("x", [2, 3, 4])
+
+
+def test_transposes_compose(after):
+    before = (
+        CUBE
+        + f"""
+Transpose_0 = ge.Transpose(x_0, [1, 2, 0], node_name="Transpose")
+Transpose_1_0 = ge.Transpose(Transpose_0, [0, 2, -2], node_name="Transpose_1")
+{out("Transpose_1_0")}
+"""
+    )
+    expected = (
+        CUBE
+        + f"""
+Transpose_0 = ge.Transpose(x_0, [1, 2, 0], node_name="Transpose")
+Transpose_1_0 = ge.Transpose(x_0, [1, 0, 2], node_name="Transpose_1")
+Transpose_2_0 = ge.Transpose(Transpose_0, [0, 2, -2], node_name="Transpose_2")
+{out("Transpose_1_0")}
+"""
+    )
+    assert after(views, before, expected) == ["compose_transposes: Transpose_1"]
+    assert len(gives(views, before)) == 2
+
+
+def test_transposes_that_cancel_go():
+    text = f"{CUBE}a = ge.Transpose(x_0, [1, 2, 0])\nb = ge.Transpose(a, [2, 0, 1])\n{out('b')}"
+    assert gives(views, text) == [out("x_0")]
+    assert gives(views, f"{CUBE}a = ge.Transpose(x_0, [0, 1, 2])\n{out('a')}") == [out("x_0")]
+    assert gives(views, f"{CUBE}a = ge.Transpose(x_0, [-3, 1, -1])\n{out('a')}") == [out("x_0")]
+
+
+def test_two_readers_of_a_transpose():
+    text = f"{CUBE}a = ge.Transpose(x_0, [1, 2, 0])\nb = ge.Transpose(a, [2, 0, 1])\n{out('a', 'b')}"
+    assert gives(views, text) == [
+        'Transpose_0 = ge.Transpose(x_0, [1, 2, 0], node_name="Transpose")',
+        out("Transpose_0", "x_0"),
+    ]
+
+
+def test_reshapes_compose():
+    text = f"{CUBE}a = ge.Reshape(x_0, [6, 4])\nb = ge.Reshape(a, [-1])\n{out('b')}"
+    assert gives(views, text) == ['Reshape_1_0 = ge.Reshape(x_0, [-1], node_name="Reshape_1")', out("Reshape_1_0")]
+
+
+def test_a_permutation_known_only_when_run():
+    text = f"{CUBE}{data('p', [3], 9, 1)}a = ge.Transpose(x_0, p_0)\nb = ge.Transpose(a, [2, 0, 1])\n{out('b')}"
+    graph = from_py(text)
+    result = views(graph)
+    assert not result.changed
+    assert result.notes == ["compose_transposes refused Transpose_1: a permutation is not a constant"]
+
+
+@pytest.mark.parametrize("first, second", [("", ", dependencies=[y_0]"), (", dependencies=[y_0]", "")])
+def test_views_that_wait_do_not_compose(first, second):
+    for op, a, b in (("Transpose", [1, 0], [1, 0]), ("Reshape", [8, 4], [32])):
+        graph = from_py(f"{X}{Y}a = ge.{op}(x_0, {a}{first})\nb = ge.{op}(a, {b}{second})\n{out('b', 'y_0')}")
+        assert not views(graph).changed
+
+
+def test_rewriting_keeps_the_types_of_fx():
+    """FX may know more of a shape than the type rule can tell."""
+    with ge.building(Graph()) as graph:
+        x = ge.Data(index=0, dtype=0, shape=[-1, 8], placement="NPU", node_name="x")
+        y = ge.Reshape(ge.Reshape(x, [-1]), [-1, 4])
+        y.type = exact = y.type.__class__(y.dtype, (ge.dims([-1], "s")[0], 4))
+        ge.NetOutput([y])
+    views(graph)
+    (left,) = graph.net_output.values()
+    assert left.type == exact and left.node.name == "Reshape_1" and left.node.inputs[0] is x
+
+
+# -- matmuls --------------------------------------------------------------------------------------------------------
+A, B = data("a", [3, 2]), data("b", [3, 4], index=1)
+
+
+def test_a_transpose_goes_into_the_matmul(after):
+    before = (
+        A
+        + B
+        + f"""
+Transpose_0 = ge.Transpose(a_0, [1, 0], node_name="Transpose")
+MatMul_0 = ge.MatMul(Transpose_0, b_0, None, node_name="MatMul")
+{out("MatMul_0")}
+"""
+    )
+    expected = (
+        A
+        + B
+        + f"""
+Transpose_0 = ge.Transpose(a_0, [1, 0], node_name="Transpose")
+MatMul_0 = ge.MatMul(a_0, b_0, None, transpose_x1=True, node_name="MatMul")
+MatMul_1_0 = ge.MatMul(Transpose_0, b_0, None, node_name="MatMul_1")
+{out("MatMul_0")}
+"""
+    )
+    assert after(matmul_transposes, before, expected) == ["transpose_into_x1: MatMul"]
+
+
+MATMULS = {
+    "ge.MatMul(t, u, None)": 'ge.MatMul(b_0, a_0, None, transpose_x1=True, transpose_x2=True, node_name="MatMul")',
+    "ge.MatMul(u, t, None, transpose_x1=True, transpose_x2=True)": 'ge.MatMul(a_0, b_0, None, node_name="MatMul")',
+    "ge.MatMulV2(t, u, c_0, None, offset_x=1)":
+        'ge.MatMulV2(b_0, a_0, c_0, None, offset_x=1, transpose_x1=True, transpose_x2=True, node_name="MatMulV2")',
+    "ge.BatchMatMul(t, u)": 'ge.BatchMatMul(b_0, a_0, adj_x1=True, adj_x2=True, node_name="BatchMatMul")',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", MATMULS)
+def test_flags_and_other_attributes(call):
+    inputs = data("a", [5, 3]) + data("b", [3, 4], index=1) + data("c", [5], index=2)
+    swaps = "t = ge.Transpose(b_0, [1, 0])\nu = ge.Transpose(a_0, [-1, 0])\n"
+    lines = gives(matmul_transposes, f"{inputs}{swaps}m = {call}\n{out('m', 'c_0')}")
+    assert len(lines) == 2 and lines[0].endswith(f" = {MATMULS[call]}")
+
+
+def test_batches_swap_their_last_two_axes():
+    inputs = data("a", [7, 3, 2]) + data("b", [7, 3, 4], index=1)
+    assert gives(
+        matmul_transposes, f"{inputs}t = ge.Transpose(a_0, [0, 2, 1])\nm = ge.BatchMatMul(t, b_0)\n{out('m')}"
+    ) == ['BatchMatMul_0 = ge.BatchMatMul(a_0, b_0, adj_x1=True, node_name="BatchMatMul")', out("BatchMatMul_0")]
+
+
+def test_other_transposes_are_refused_with_the_reason():
+    inputs = data("a", [2, 7, 3]) + data("b", [7, 3, 4], index=1)
+    graph = from_py(f"{inputs}t = ge.Transpose(a_0, [1, 0, 2])\nm = ge.BatchMatMul(t, b_0)\n{out('m')}")
+    result = matmul_transposes(graph)
+    assert not result.changed
+    assert result.notes == ["transpose_into_x1 refused BatchMatMul: it does not swap the last two axes: [1, 0, 2]"]
+
+
+def test_one_side_is_refused_the_other_taken():
+    inputs = data("a", [2, 7, 3]) + data("b", [7, 4, 3], index=1)
+    swaps = "t = ge.Transpose(a_0, [1, 0, 2])\nu = ge.Transpose(b_0, [0, 2, 1])\n"
+    result = matmul_transposes(from_py(f"{inputs}{swaps}m = ge.BatchMatMul(t, u)\n{out('m')}"))
+    assert result.notes == [
+        "transpose_into_x1 refused BatchMatMul: it does not swap the last two axes: [1, 0, 2]",
+        "transpose_into_x2: BatchMatMul",
+    ]
+
+
+def test_a_permutation_of_a_matmul_known_only_when_run():
+    inputs = A + B + data("p", [2], 9, 2)
+    result = matmul_transposes(from_py(f"{inputs}t = ge.Transpose(a_0, p_0)\nm = ge.MatMul(t, b_0, None)\n{out('m')}"))
+    assert result.notes == ["transpose_into_x1 refused MatMul: a permutation is not a constant"]
+
+
+def test_another_reader_keeps_the_transpose():
+    text = f"{A}{B}t = ge.Transpose(a_0, [1, 0])\nm = ge.MatMul(t, b_0, None)\n{out('t', 'm')}"
+    assert gives(matmul_transposes, text) == [
+        'Transpose_0 = ge.Transpose(a_0, [1, 0], node_name="Transpose")',
+        'MatMul_0 = ge.MatMul(a_0, b_0, None, transpose_x1=True, node_name="MatMul")',
+        out("Transpose_0", "MatMul_0"),
+    ]
+
+
+def test_symbolic_sizes_go_in_as_well():
+    inputs = data("a", [-1, 2]) + data("b", [-1, 4], index=1)
+    lines = gives(matmul_transposes, f"{inputs}t = ge.Transpose(a_0, [1, 0])\nm = ge.MatMul(t, b_0, None)\n{out('m')}")
+    assert lines[0] == 'MatMul_0 = ge.MatMul(a_0, b_0, None, transpose_x1=True, node_name="MatMul")'
+
+
+@pytest.mark.parametrize("t, m", [(", dependencies=[b_0]", ""), ("", ", dependencies=[a_0]")])
+def test_matmuls_that_wait_are_left_alone(t, m):
+    text = f"{A}{B}t = ge.Transpose(a_0, [1, 0]{t})\nm = ge.MatMul(t, b_0, None{m})\n{out('m')}"
+    assert not matmul_transposes(from_py(text)).changed
+
+
+# -- the matcher ----------------------------------------------------------------------------------------------------
+def test_a_name_binds_one_value():
+    graph = from_py(
+        f"{X}{Y}a = ge.Mul(x_0, x_0)\nb = ge.Mul(x_0, y_0)\nc = ge.Add(a, x_0)\nd = ge.Add(a, y_0)\n{out('c')}"
+    )
+    x = graph.node("x").output
+    assert match(P("Mul", "x", "x"), graph.node("Mul")) == {"x": x}
+    assert match(P("Mul", "x", "x"), graph.node("Mul_1")) is None
+    square_and = P("Add", P("Mul", "x", "x"), "x")
+    assert match(square_and, graph.node("Add")) == {"x": x}
+    assert match(square_and, graph.node("Add_1")) is None
+
+
+def test_an_inner_op_is_matched_by_its_first_output():
+    graph = from_py(
+        f"{X}[a, b] = ge.SplitV(x_0, [2, 2], 0, num_split=2)\nc = ge.Exp(a)\nd = ge.Exp(b)\n{out('c', 'd')}"
+    )
+    pattern = P("Exp", P("SplitV", "x"))
+    assert match(pattern, graph.node("Exp")) and match(pattern, graph.node("Exp_1")) is None
+
+
+def test_dynamic_and_missing_inputs_match_nothing():
+    graph = from_py(
+        f"{X}a = ge.ConcatV2([x_0], 0, N=1)\nb = ge.MatMul(x_0, x_0, None, transpose_x2=True)\n{out('a', 'b')}"
+    )
+    assert match(P("ConcatV2", "x"), graph.node("ConcatV2")) is None
+    assert match(P("MatMul", "x", "y", "bias"), graph.node("MatMul")) is None
+    assert match(P("MatMul", "x", "y", "bias", "more"), graph.node("MatMul")) is None
+    assert match(P(("MatMulV2", "MatMul"), "x"), graph.node("MatMul"))
+
+
+def test_rules_run_until_none_fits():
+    fewer = Rule("fewer", P("Exp", P("Exp", "x")), lambda node, x: ge.Exp(x))
+    graph = from_py(f"{X}a = ge.Exp(x_0)\nb = ge.Exp(a)\nc = ge.Exp(b)\nd = ge.Exp(c)\n{out('d')}")
+    count, _ = apply(graph, [fewer])
+    verify(graph)
+    (left,) = graph.net_output.values()
+    assert count >= 3 and left.node.inputs[0] is graph.node("x").output and left.node.name == "Exp_3"
+
+
+def test_reasons():
+    assert no("why").reason == "why"
+    assert no("eps is not a constant", "Mul_1", 3).reason == "eps is not a constant: Mul_1, 3"

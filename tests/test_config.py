@@ -1,0 +1,151 @@
+"""Options and environment variables: what is allowed, and what is said of the rest."""
+
+import os
+
+import pytest
+
+from airgraph.config import KNOBS, Config, Knob, check_dump_path
+from airgraph.errors import ConfigError
+
+A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
+WRONG = {
+    "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
+    "engine": ("magic", "'reference'"),
+    "strict": (1, "True, False"),
+    "dump": ("pdf", "'py', 'txt', 'pbtxt', None"),
+    "dump_path": (None, "a string"),
+    "summary": ("xls", "'csv', None"),
+    "run_eagerly": ("yes", "True, False"),
+    "data_dump": (True, "'npy', None"),
+    "data_dump_path": (None, "a string"),
+    "data_dump_filter": ("mul", A_CALLABLE),
+    "pre_pass": (3, A_CALLABLE),
+    "post_pass": ("f", A_CALLABLE),
+    "remove_noop_ops": ("1", "True, False"),
+    "keep_input_mutations": (None, "True, False"),
+    "passes_off": (["noops"], "a tuple of strings"),
+    "decompositions": ([], A_MAPPING),
+    "verify": (0, "True, False"),
+    "log": (b"x", "a string"),
+    "remarks": ((1,), "a tuple of strings"),
+}
+RIGHT = {
+    "mode": "reduce-overhead",
+    "engine": "reference",
+    "strict": True,
+    "dump": "txt",
+    "dump_path": "anywhere",
+    "summary": "csv",
+    "run_eagerly": True,
+    "data_dump": "npy",
+    "data_dump_path": "anywhere",
+    "data_dump_filter": print,
+    "pre_pass": print,
+    "post_pass": print,
+    "remove_noop_ops": False,
+    "keep_input_mutations": False,
+    "passes_off": ("noops",),
+    "decompositions": {},
+    "verify": True,
+    "log": "mine",
+    "remarks": ("one", "two"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values(name):
+    value, allowed = WRONG[name]
+    with pytest.raises(ConfigError) as error:
+        Config(**{name: value})
+    assert error.value.text() == f"{name} cannot be {value!r}\n  allowed: {allowed}"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_values(name):
+    assert getattr(Config(**{name: RIGHT[name]}), name) == RIGHT[name]
+
+
+def test_every_field_is_tried_above():
+    assert set(Config.names()) - {"foreign"} <= WRONG.keys() & RIGHT.keys()
+    assert Config(foreign=object()).foreign
+
+
+def test_every_field_says_what_it_is_for():
+    assert all(f.metadata["doc"] for f in Config.__dataclass_fields__.values())
+
+
+@pytest.mark.parametrize("name", ["dump", "summary", "data_dump", "pre_pass", "post_pass", "decompositions"])
+def test_none_where_it_is_allowed(name):
+    assert getattr(Config(**{name: None}), name) is None
+
+
+def test_a_config_error_is_a_value_error():
+    with pytest.raises(ValueError, match="mode cannot be"):
+        Config(mode="fast")
+
+
+def test_make():
+    base = Config(strict=True, log="mine")
+    made = Config.make(base, strict=False)
+    assert (made.strict, made.log, base.strict) == (False, "mine", True)
+    assert Config.make() == Config()
+    with pytest.raises(ConfigError) as error:
+        Config.make(base, stric=True)
+    assert error.value.text() == f"unknown option 'stric'\n  known: {', '.join(Config.names())}"
+    with pytest.raises(AttributeError):
+        base.strict = False
+
+
+# -- the folder of dumps --------------------------------------------------------------------------------------------
+def test_the_folder_must_exist(tmp_path):
+    missing = str(tmp_path / "missing")
+    assert Config(dump_path=missing)  # nothing is dumped there
+    with pytest.raises(ConfigError) as error:
+        Config(dump="py", dump_path=missing)
+    assert error.value.text() == f"dump_path {missing!r} is not a folder\n  try: mkdir -p {missing}"
+    with pytest.raises(ConfigError, match=r"dump_path .* is not a folder"):
+        Config(summary="csv", dump_path=missing)
+    with pytest.raises(ConfigError, match=r"data_dump_path .* is not a folder"):
+        Config(data_dump="npy", data_dump_path=missing)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_dump_path(str(file))
+    Config(dump="py", dump_path=str(tmp_path))
+
+
+def test_the_folder_must_be_writable(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append(mode)))
+    with pytest.raises(ConfigError) as error:
+        Config(dump="py", dump_path=str(tmp_path))
+    assert error.value.text() == (
+        f"dump_path {str(tmp_path)!r} is not writable\n  try: chmod u+wx {tmp_path}, or another folder"
+    )
+    assert asked == [os.W_OK | os.X_OK]
+
+
+# -- knobs ----------------------------------------------------------------------------------------------------------
+def test_knobs_read_the_environment_each_time(monkeypatch):
+    knob = KNOBS["AIRGRAPH_VERIFY"]
+    monkeypatch.delenv("AIRGRAPH_VERIFY", raising=False)
+    assert knob.get() == "0" and not knob.on()
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "1")
+    assert knob.on()
+
+
+@pytest.mark.parametrize(
+    "name, allowed",
+    [("AIRGRAPH_VERIFY", "'0', '1'"), ("AIRGRAPH_LOG", "'', 'debug', 'info', 'event', 'warning', 'error'")],
+)
+def test_wrong_knobs(name, allowed, monkeypatch):
+    monkeypatch.setenv(name, "yes")
+    with pytest.raises(ConfigError) as error:
+        KNOBS[name].get()
+    assert error.value.text() == f"{name} cannot be 'yes'\n  allowed: {allowed}"
+
+
+def test_free_knobs_take_anything(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_TEST_KNOB", "seven")
+    assert Knob("AIRGRAPH_TEST_KNOB", "", (), "a test").get() == "seven"
+    assert all(knob.doc and knob.name == name for name, knob in KNOBS.items())

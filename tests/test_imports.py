@@ -1,0 +1,127 @@
+"""Imports go one way, and the graph layers need no torch.
+
+compat, tools → pipeline → store → capture, runtime → engine → plan → passes, convert → ir → config, errors, journal
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import airgraph
+
+ROOT = Path(airgraph.__file__).parent
+# What stands further down is imported by what stands above, never the other way round; one row's layers do not know
+# each other. The last three are small enough to have an order of their own.
+ORDER = [
+    {"__main__"},
+    {"__init__"},
+    {"compat", "tools"},
+    {"pipeline"},
+    {"store"},
+    {"capture", "runtime"},
+    {"engine"},
+    {"plan"},
+    {"passes", "convert"},
+    {"ir"},
+    {"journal"},
+    {"config"},
+    {"errors"},
+]
+LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
+# Seen and agreed to, with the reason.
+AGREED = {
+    ("tools/run.py", "compat"): "`airgraph run script.py` is the command that installs the emulation",
+}
+FILES = sorted(ROOT.rglob("*.py"))
+TORCH_FREE = ("ir", "passes", "plan", "config", "errors", "journal")
+
+
+def layer_of(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import in a file, wherever it stands."""
+    package = ["airgraph", *file.relative_to(ROOT).parent.parts]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}" if module == "airgraph" else module
+
+
+def wrong_way(file: Path) -> Iterator[str]:
+    here = layer_of(file)
+    for line, module in imports(file):
+        first, *rest = module.split(".")
+        there = (rest or ["a public name"])[0]
+        if first == "airgraph" and there != here:
+            there = there if there in LEVEL else "pipeline"
+            name = file.relative_to(ROOT).as_posix()
+            if LEVEL[there] <= LEVEL[here] and (name, there) not in AGREED:
+                yield f"{name}:{line} ({here}) imports {module} ({there})"
+
+
+def test_every_layer_has_its_place():
+    assert {layer_of(file) for file in FILES} == LEVEL.keys()
+
+
+@pytest.mark.parametrize("layer", LEVEL)
+def test_imports_go_one_way(layer):
+    assert [text for file in FILES if layer_of(file) == layer for text in wrong_way(file)] == []
+
+
+def test_what_was_agreed_to_is_still_needed():
+    found = {(f.relative_to(ROOT).as_posix(), m.split(".")[1]) for f in FILES for _, m in imports(f) if "." in m}
+    assert AGREED.keys() <= found
+
+
+def test_graph_layers_do_not_import_torch():
+    found = [
+        f"{file.relative_to(ROOT)}:{line} imports {module}"
+        for file in FILES
+        if layer_of(file) in TORCH_FREE
+        for line, module in imports(file)
+        if module.split(".")[0] in ("torch", "torch_npu", "torchair")
+    ]
+    assert found == []
+
+
+def test_graph_layers_run_without_torch():
+    """With an empty package in place of airgraph/__init__.py, which is what brings torch in."""
+    code = f"""
+import sys, types
+package = types.ModuleType("airgraph")
+package.__path__ = [{str(ROOT)!r}]
+sys.modules["airgraph"] = package
+sys.modules["torch"] = None
+import airgraph.ir.proto, airgraph.ir.text, airgraph.ir.verify, airgraph.passes, airgraph.plan
+from airgraph.journal import Journal
+graph = airgraph.ir.text.from_py('''
+x_0 = ge.Data(index=0, dtype=0, shape=[2], placement="CPU", node_name="x")
+y = ge.Mul(x_0, 1.0)
+_ = ge.NetOutput([y])
+''')
+airgraph.passes.run_passes(graph, Journal(), check=True)
+print(airgraph.ir.text.to_py(graph).splitlines()[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "_ = ge.NetOutput([x_0], dependencies=[])\n")
+
+
+def test_the_rule_finds_what_it_forbids(tmp_path, monkeypatch):
+    (tmp_path / "ir").mkdir()
+    file = tmp_path / "ir" / "bad.py"
+    file.write_text("import torch\nfrom airgraph import tools\ndef f():\n    from ..passes import PASSES\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert list(wrong_way(file)) == [
+        "ir/bad.py:2 (ir) imports airgraph.tools (tools)",
+        "ir/bad.py:4 (ir) imports airgraph.passes (passes)",
+    ]
