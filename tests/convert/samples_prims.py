@@ -9,7 +9,22 @@ NUMBERS = (*FLOATS, "i64", "i32", "u8")
 
 
 def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
-    for name in ["abs", "ceil", "cos", "erf", "exp", "floor", "log", "neg", "round", "rsqrt", "sin", "sqrt", "tanh", "trunc"]:
+    for name in [
+        "abs",
+        "ceil",
+        "cos",
+        "erf",
+        "exp",
+        "floor",
+        "log",
+        "neg",
+        "round",
+        "rsqrt",
+        "sin",
+        "sqrt",
+        "tanh",
+        "trunc",
+    ]:
         typed(f"prims.{name}.default", FLOATS, "t(T, N, M)", "t(T)", "odd(T)")
     for name in ("add", "sub", "mul", "maximum", "minimum"):
         typed(f"prims.{name}.default", NUMBERS, "t(T, N, M), positive(T, N, M)", "t(T), t(T)")

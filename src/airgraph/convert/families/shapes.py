@@ -54,9 +54,10 @@ def slice_(self: Value, dim: int = 0, start: Any = None, end: Any = None, step: 
 @converts(aten.cat.default)
 def cat(tensors: list[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
     """cat(Tensor[] tensors, int dim=0) -> Tensor"""
-    if any(t.rank != meta_outputs.rank for t in tensors):
-        raise NoConversion("empty tensors of another rank among the inputs")
-    parts = promoted(*tensors, dtype=meta_outputs.dtype)
+    full = [t for t in tensors if t.rank == meta_outputs.rank or t.type.shape != (0,)]  # PyTorch skips a bare `tensor([])`
+    if not full or any(t.rank != meta_outputs.rank for t in full):
+        raise NoConversion("tensors of several ranks")
+    parts = promoted(*full, dtype=meta_outputs.dtype)
     return ge.ConcatV2(parts, dim % meta_outputs.rank, N=len(parts))
 
 
