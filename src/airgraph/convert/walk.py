@@ -92,7 +92,7 @@ class Walker:
             self.boundary.arguments.append(NumberIn(name, known, python_type(value)))
         else:
             self.boundary.arguments.append(ObjectIn(name))
-        return self.graph.add("Data", (), {"index": index}, [t], known=known, name=name).output
+        return described(self.graph.add("Data", (), {"index": index}, [t], known=known, name=name).output, value)
 
     def attribute(self, node: torch.fx.Node) -> Any:
         """A tensor that was part of the traced code becomes a constant; a sub-graph is handed to the op that uses it."""
@@ -120,6 +120,8 @@ class Walker:
             args, _ = self.arguments(node)
             self.count(node, "converter")
             return extend(args[0], node, args)
+        if node.target in BY_MEMORY and not self.begins_its_memory(node.args[0]):
+            return self.aten_call(node, "it counts in the memory of an argument, or of a part of a value")
         return self.converted(node, converter)
 
     def converted(self, node: torch.fx.Node, converter: Converter) -> Any:
@@ -174,7 +176,7 @@ class Walker:
         if value.node.op == "Data":
             return value  # the caller says what it is
         value.type = wanted
-        return with_known(value, expected)
+        return described(with_known(value, expected), expected)
 
     def aten_call(self, node: torch.fx.Node, reason: str) -> Any:
         """The op by PyTorch itself, with the strides FX recorded for its inputs."""
@@ -206,18 +208,20 @@ class Walker:
                 strides=strides if any(s is not None for s in strides) else (),
             )
         )
-        values: list[Any] = [None if leaf is None else with_known(next(results), leaf) for leaf in leaves]
+        values = [None if leaf is None else described(with_known(next(results), leaf), leaf) for leaf in leaves]
         return torch.utils._pytree.tree_unflatten(values, structure) if values else None
 
     def count(self, node: torch.fx.Node, by: Literal["converter", "user", "pytorch"], reason: str = "") -> None:
         self.journal.ops[OpUse(target_text(node.target), by, reason, node.stack_trace)] += 1
 
     def from_its_start(self, node: Any, value: Value) -> Value:
-        """For an op that counts from the start of its argument's memory: a value that FX says begins there, does."""
+        """For an op that counts from the start of its argument's memory: a value that FX says begins there, does.
+        (Views of arguments are views when run, with the caller's offsets.)"""
+        return ge.TensorMove(value) if self.begins_its_memory(node) else value
+
+    def begins_its_memory(self, node: Any) -> bool:
         meta = node.meta["val"]
-        if storage_key(meta) in self.argument_storages or meta.storage_offset() != 0:
-            return value  # views of arguments are views when run, with the caller's offsets
-        return ge.TensorMove(value)
+        return storage_key(meta) not in self.argument_storages and size_of(meta.storage_offset()) == 0
 
     @cached_property
     def argument_storages(self) -> set[int]:
@@ -367,6 +371,12 @@ def contiguous_strides(layout: Layout) -> tuple[Any, ...]:
         strides.append(step)
         step = step * size
     return tuple(reversed(strides))
+
+
+def described(value: Value, meta: Any) -> Value:
+    """Some ops count in memory, and random numbers are drawn in its order: their converters ask whether FX's is plain."""
+    value.dense = isinstance(meta, torch.Tensor) and meta.layout == torch.strided and recorded_strides(meta) is None
+    return value
 
 
 def with_known(value: Value, meta: Any) -> Value:

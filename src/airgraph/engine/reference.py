@@ -132,11 +132,14 @@ class ReferenceExecutable:
             return self.user_kernel(node, meaning)
         attrs, slots = self.placed(attributes(node)), OPS[node.op].slots
         on_device = node.outputs[0].type.place == "NPU"
+        open_sizes = [v for v in node.outputs if not v.type.is_static]
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             args = [self.argument(entry, slot, env, symbols, on_device) for entry, slot in zip(node.inputs, slots)]
             result = meaning(*args, **attrs)
             results = [result] if isinstance(result, torch.Tensor) else result
+            for value in open_sizes:
+                learn(value, value.type.shape or (), results[value.index], symbols)
             return [typed(r, v.type.dtype) for r, v in zip(results, node.outputs)]
 
         return run

@@ -24,13 +24,14 @@ from airgraph.ir.types import DataType, Dim, TensorType
 class Value:
     """One output of a node."""
 
-    __slots__ = ("index", "known", "node", "type", "users")
+    __slots__ = ("dense", "index", "known", "node", "type", "users")
 
     def __init__(self, node: Node, index: int, type: TensorType, known: Any = None) -> None:
         self.node = node
         self.index = index
         self.type = type
         self.known = known
+        self.dense = False  # while converting: FX lays this value out contiguously (strides are no matter of the graph)
         self.users: dict[Node, None] = {}  # in the order they came; kept by Graph
 
     @property

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from airgraph.convert.promote import real, to
 from airgraph.convert.registry import NoConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
 
@@ -43,3 +45,17 @@ def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) ->
     if self.rank == 0 or index.rank != self.rank:
         raise NoConversion("a scalar")
     return ge.GatherElements(self, index, dim=dim)
+
+
+@converts(aten.nonzero.default)
+def nonzero(self: Value) -> Value:
+    """nonzero(Tensor self) -> Tensor"""
+    real(self)
+    return ge.NonZero(self)
+
+
+@converts(aten.masked_select.default)
+def masked_select(self: Value, mask: Value) -> Value:
+    """masked_select(Tensor self, Tensor mask) -> Tensor"""
+    real(self)
+    return ge.MaskedSelect(self, to(mask, DataType.DT_BOOL))

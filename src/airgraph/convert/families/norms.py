@@ -24,6 +24,11 @@ direct(aten._native_batch_norm_legit_no_training.default, "BNInfer",
 direct(aten.native_batch_norm_backward.default, "BatchNormGradV3",
        "dy=grad_out x=input weight running_mean running_var save_mean save_rstd=save_invstd is_training=train epsilon=eps "
        "output_mask")  # fmt: skip
+direct(aten.batch_norm_elemt.default, "BatchNormElemt", "x=input weight bias mean invstd eps")
+direct(aten.batch_norm_backward_reduce.default, "SyncBatchNormBackwardReduce",
+       "grad_output=grad_out x=input mean invstd weight input_g weight_g bias_g")  # fmt: skip
+direct(aten.batch_norm_backward_elemt.default, "SyncBatchNormBackwardElemt",
+       "grad_output=grad_out x=input mean invstd weight sum_dy sum_dy_xmu count")  # fmt: skip
 
 
 @converts(aten.native_group_norm.default)

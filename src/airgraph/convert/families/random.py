@@ -19,10 +19,10 @@ BOOL, INT64 = DataType.DT_BOOL, DataType.DT_INT64
 
 # -- what can be drawn ----------------------------------------------------------------------------------------------
 def in_order(*tensors: Value) -> None:
-    """PyTorch draws in the order of memory, so which element gets which number depends on strides, and strides are no
-    matter of a converter. Where at most one dimension has more than one element there is only one order."""
+    """PyTorch draws in the order of memory, so which element gets which number depends on strides. The engine draws in
+    the order of a contiguous tensor; where at most one dimension has more than one element there is no other."""
     for x in tensors:
-        if x.type.shape is None or sum(d != 1 for d in x.type.shape) > 1:
+        if not x.dense and (x.type.shape is None or sum(d != 1 for d in x.type.shape) > 1):
             raise NoConversion("the numbers depend on the strides of the argument")
 
 
@@ -179,7 +179,7 @@ def multinomial(
 def native_dropout(input: Value, p: Any, train: bool | None, *, meta_outputs: list[TensorSpec]) -> list[Value]:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     real(input)
-    if meta_outputs[1].dtype != BOOL:
+    if meta_outputs[1].dtype != BOOL or 0 in meta_outputs[0].symsize:
         raise NoConversion("a mask that is none: nothing is dropped of an empty tensor")
     if train is False:
         return [ge.Identity(input), ge.Fill(shape_of(input), ge.Const(True, dtype=int(BOOL)), place=input.type.place)]

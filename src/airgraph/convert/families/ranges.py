@@ -136,3 +136,11 @@ def view_as_complex(self: Value) -> Value:
 def view_as_real(self: Value) -> Value:
     """view_as_real(Tensor(a) self) -> Tensor(a)"""
     return ge.Pack([ge.Real(self), ge.Imag(self)], N=2, axis=-1)
+
+
+@converts(aten._fft_c2c.default)
+def fft(self: Value, dim: Any, normalization: int, forward: bool) -> Value:
+    """_fft_c2c(Tensor self, SymInt[] dim, int normalization, bool forward) -> Tensor"""
+    if isinstance(dim, Value):
+        raise NoConversion("symbolic axes")
+    return ge.FFT(self, dims=list(dim), normalization=normalization, forward=forward)

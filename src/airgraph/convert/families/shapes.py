@@ -54,7 +54,9 @@ def slice_(self: Value, dim: int = 0, start: Any = None, end: Any = None, step: 
 @converts(aten.cat.default)
 def cat(tensors: list[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Value:
     """cat(Tensor[] tensors, int dim=0) -> Tensor"""
-    full = [t for t in tensors if t.rank == meta_outputs.rank or t.type.shape != (0,)]  # PyTorch skips a bare `tensor([])`
+    full = [
+        t for t in tensors if t.rank == meta_outputs.rank or t.type.shape != (0,)
+    ]  # PyTorch skips a bare `tensor([])`
     if not full or any(t.rank != meta_outputs.rank for t in full):
         raise NoConversion("tensors of several ranks")
     parts = promoted(*full, dtype=meta_outputs.dtype)

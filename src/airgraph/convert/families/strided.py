@@ -1,8 +1,4 @@
-"""Windows, diagonals, rolls and other readings of the same elements.
-
-`as_strided` and `as_strided_scatter` have no converter: they count in the memory of their argument, which lies as FX
-recorded it, while a value of the graph is contiguous. PyTorch runs them with the recorded strides.
-"""
+"""Windows, diagonals, rolls and other readings of the same elements."""
 
 from __future__ import annotations
 
@@ -27,6 +23,27 @@ def squeeze(self: Value) -> Value:
     """squeeze(Tensor(a) self) -> Tensor(a)"""
     gone = [i for i, d in enumerate(self.type.shape or ()) if d == 1]
     return ge.Squeeze(self, axis=gone) if gone else ge.Identity(self)
+
+
+@converts(aten.as_strided.default)
+def as_strided(self: Value, size: Any, stride: Any, storage_offset: Any = None) -> Value:
+    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+
+    It counts in memory. The walk hands over only values that begin theirs; they must lie there as the graph's do."""
+    contiguous(self)
+    return ge.AsStrided(self, size, stride, 0 if storage_offset is None else storage_offset)
+
+
+@converts(aten.as_strided_scatter.default)
+def as_strided_scatter(self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None) -> Value:
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
+    contiguous(self)
+    return ge.ViewCopy(self, size, stride, 0 if storage_offset is None else storage_offset, src)
+
+
+def contiguous(x: Value) -> None:
+    if not x.dense:
+        raise NoConversion("it counts in memory that does not lie in the order of the elements")
 
 
 @converts(aten.unfold.default)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from airgraph.engine.meanings.layouts import on_dense, rows
+from airgraph.engine.meanings.norms import or_empty
 from airgraph.engine.meanings.table import Meaning, Tensor
 
 aten = torch.ops.aten
@@ -27,6 +30,54 @@ def attention_gradient(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, ou
     )
 
 
+def aligned(mask: Tensor | None) -> Tensor | None:
+    """Rows that begin at multiples of 16 elements, as the kernels of GPUs ask for."""
+    if mask is None or all(stride % 16 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    return F.pad(mask, (0, -mask.shape[-1] % 16))[..., : mask.shape[-1]]
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: str, seed_type: int,
+                    scale_value: float | None, is_causal: bool, compute_lse: bool) -> Any:  # fmt: skip
+    masked = aligned(mask), compute_lse
+    if kernel == "efficient":
+        results = aten._scaled_dot_product_efficient_attention(
+            query, key, value, *masked, 0.0, is_causal, scale=scale_value
+        )
+        return or_empty([*results, None], query)
+    if kernel == "flash":
+        results = aten._scaled_dot_product_flash_attention.default(
+            query, key, value, 0.0, is_causal, False, scale=scale_value
+        )
+    else:
+        results = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, *masked, 0.0, is_causal, False, scale=scale_value
+        )
+    return or_empty([*results[:2], *results[6:]], query)
+
+
+def fused_attention_gradient(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, out: Tensor, lse: Tensor,
+                             seed: Tensor, offset: Tensor, mask: Tensor | None, kernel: str,
+                             scale_value: float | None, is_causal: bool,
+                             output_mask: Sequence[bool]) -> Any:  # fmt: skip
+    given = dy, query, key, value
+    lengths = query.shape[2], key.shape[2]
+    if kernel == "efficient":
+        grads = aten._scaled_dot_product_efficient_attention_backward(
+            *given, aligned(mask), out, lse, seed, offset, 0.0, output_mask, is_causal, scale=scale_value
+        )
+        return or_empty(grads, query)
+    if kernel == "flash":
+        grads = aten._scaled_dot_product_flash_attention_backward.default(
+            *given, out, lse, None, None, *lengths, 0.0, is_causal, seed, offset, scale=scale_value
+        )
+    else:
+        grads = aten._scaled_dot_product_cudnn_attention_backward(
+            *given, out, lse, seed, offset, aligned(mask), None, None, *lengths, 0.0, is_causal, scale=scale_value
+        )
+    return or_empty([*grads, None], query)
+
+
 def embedding_gradient(
     grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
@@ -42,6 +93,8 @@ def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_w
 ATTENTION: dict[str, Meaning] = {
     "FlashAttentionScore": on_dense(attention, rows),
     "FlashAttentionScoreGrad": on_dense(attention_gradient, rows),
+    "FusedAttentionScore": on_dense(fused_attention, rows),
+    "FusedAttentionScoreGrad": on_dense(fused_attention_gradient, rows),
     "EmbeddingDenseGrad": embedding_gradient,
     "EmbeddingBag": on_dense(embedding_bag),
 }

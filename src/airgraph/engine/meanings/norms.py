@@ -77,6 +77,11 @@ NORMS: dict[str, Meaning] = {
     "BNInfer": lambda x, scale, offset, mean, variance, epsilon, momentum: aten._native_batch_norm_legit_no_training(
         x, scale, offset, mean, variance, momentum, epsilon
     ),
+    "BatchNormElemt": aten.batch_norm_elemt.default,
+    "SyncBatchNormBackwardReduce": lambda dy, x, mean, invstd, weight, **wanted: or_empty(
+        aten.batch_norm_backward_reduce.default(dy, x, mean, invstd, weight, **wanted), x
+    ),
+    "SyncBatchNormBackwardElemt": aten.batch_norm_backward_elemt.default,
     "BatchNormGradV3": batch_norm_gradient,
 }
 NORMS = {name: on_dense(meaning) for name, meaning in NORMS.items()}

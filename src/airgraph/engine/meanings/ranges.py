@@ -28,6 +28,7 @@ RANGES: dict[str, Meaning] = {
     "LinSpace": spaced,
     "Eye": identity,
     "Complex": torch.complex,
+    "FFT": lambda x, dims, normalization, forward: torch.ops.aten._fft_c2c(x, dims, normalization, forward),
     "Real": lambda x: torch.real(x).resolve_neg(),
     "Imag": lambda x: torch.imag(x).resolve_neg(),
 }

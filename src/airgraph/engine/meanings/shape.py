@@ -53,6 +53,8 @@ SHAPE: dict[str, Meaning] = {
     "StridedSliceV2": strided_slice,
     "GatherV2": gather,
     "GatherElements": lambda x, index, dim: torch.gather(x, dim, index),
+    "NonZero": lambda x, transpose: torch.nonzero(x),
+    "MaskedSelect": torch.masked_select,
     "ConcatV2": lambda x, dim, N: torch.cat(x, dim),
     "SplitV": split,
     "Unpack": lambda x, num, axis: torch.unbind(x, axis),

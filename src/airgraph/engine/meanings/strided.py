@@ -14,8 +14,13 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
+def view_copy(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, src: Tensor) -> Tensor:
+    return torch.as_strided_scatter(x.contiguous().clone(), src, size, stride, offset)
+
+
 STRIDED: dict[str, Meaning] = {
     "AsStrided": as_strided,
+    "ViewCopy": view_copy,
     "MatrixDiagPartV2": lambda x, k, padding: torch.diagonal(x, k, -2, -1),
     "MatrixDiagV2": lambda diagonal, k, rows, columns, padding: torch.diag_embed(diagonal, k, -2, -1),
     "MatrixSetDiagV2": lambda x, diagonal, k: torch.diagonal_scatter(x, diagonal, k, -2, -1),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from airgraph.ir.ops.joint import each, sized, wide
+from airgraph.ir.ops.joint import each, first_given, sized, wide
 from airgraph.ir.ops.rules import like
-from airgraph.ir.ops.table import REQUIRED, define
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType
+
+
+def seed(call: Call) -> list[TensorType]:
+    return call.result(DataType(call.attr("seed_type")), None)
+
 
 # `scale_value` None stands for 1 / sqrt(size of a head).
 define("FlashAttentionScore", "query key value atten_mask?", each(sized("query"), wide("query")),
@@ -12,6 +18,14 @@ define("FlashAttentionScore", "query key value atten_mask?", each(sized("query")
 define("FlashAttentionScoreGrad", "query key value dy attention_in softmax_lse atten_mask?",
        each(like("query"), like("key"), like("value")), outputs="dq dk dv", scale_value=None,
        is_causal=False)  # fmt: skip
+# The same by a kernel of a GPU: "flash", "efficient" or "cudnn". Forward and backward go together, so the name is kept.
+define("FusedAttentionScore", "query key value atten_mask?",
+       each(sized("query"), wide("query"), seed, seed, sized("query")),
+       outputs="attention_out softmax_lse seed offset debug_mask", kernel=REQUIRED, seed_type=REQUIRED,
+       scale_value=None, is_causal=False, compute_lse=True)  # fmt: skip
+define("FusedAttentionScoreGrad", "query key value dy attention_in softmax_lse seed offset atten_mask?",
+       each(like("query"), like("key"), like("value"), first_given("atten_mask", "query")), outputs="dq dk dv dmask",
+       kernel=REQUIRED, scale_value=None, is_causal=False, output_mask=(True, True, True, False))  # fmt: skip
 define("EmbeddingDenseGrad", "grad indices num_weights#", sized("grad"), padding_idx=-1, scale_grad_by_freq=False)
 define("EmbeddingBag", "weight indices offsets per_sample_weights?",
        each(sized("weight"), *[sized("offsets")] * 3), outputs="y offset2bag bag_size max_indices", mode=REQUIRED,

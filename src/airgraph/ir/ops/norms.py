@@ -23,6 +23,12 @@ define("BatchNormV3", "x weight? bias? running_mean? running_var?",
        is_training=True)  # fmt: skip
 define("BNInfer", "x scale? offset? mean variance", each(like(), statistics(), statistics()),
        outputs="y save_mean save_rstd", epsilon=1e-5, momentum=0.1)  # fmt: skip
+# The parts of a batch norm over several processes. They talk to each other in between.
+define("BatchNormElemt", "x weight? bias? mean invstd", like(), eps=1e-5)
+define("SyncBatchNormBackwardReduce", "grad_output x mean invstd weight?",
+       each(sized("mean"), sized("mean"), first_given("weight", "mean"), first_given("weight", "mean")),
+       outputs="sum_dy sum_dy_xmu grad_weight grad_bias", input_g=True, weight_g=True, bias_g=True)  # fmt: skip
+define("SyncBatchNormBackwardElemt", "grad_output x mean invstd weight? sum_dy sum_dy_xmu count", like("x"))
 define("BatchNormGradV3", "dy x weight? running_mean? running_var? save_mean? save_rstd?",
        each(sized("x"), first_given("weight", "x"), first_given("weight", "x")), outputs="dx dweight dbias",
        is_training=True, epsilon=1e-5, output_mask=ALL)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airgraph.errors import VerifyError
-from airgraph.ir.ops.rules import broadcast
+from airgraph.ir.ops.rules import broadcast, like
 from airgraph.ir.ops.table import REQUIRED, Call, define
 from airgraph.ir.types import DataType, TensorType, dim
 
@@ -61,4 +61,5 @@ define("LinSpace", "start# stop# num#", spaced, dtype=FLOAT, place="NPU")
 define("Eye", "", identity, num_rows=REQUIRED, num_columns=REQUIRED, batch_shape=(), dtype=FLOAT, place="NPU")
 define("Complex", "real imag", joined)
 define("Real", "input", part)
+define("FFT", "x", like(), dims=REQUIRED, normalization=0, forward=True)
 define("Imag", "input", part)

@@ -186,6 +186,9 @@ def indexed(call: Call) -> list[TensorType]:
 define("StridedSliceV2", "x begin# end# axes# strides#", shaped(sliced), begin_mask=0, end_mask=0)
 define("GatherV2", "x indices axis#", shaped(gathered), batch_dims=0)
 define("GatherElements", "x index", indexed, dim=0)
+# How many elements these find is known only when they have run; FX has a symbol for it, which the engine then learns.
+define("NonZero", "x", lambda call: call.result(INT64, None), transpose=False)
+define("MaskedSelect", "x mask", shaped(lambda call: None))
 define("ConcatV2", "x* concat_dim#", concatenated, N=REQUIRED)
 define("SplitV", "x size_splits# split_dim#", split_shapes, outputs="y*", num_split=REQUIRED)
 define("Unpack", "x", unpacked, outputs="y*", num=REQUIRED, axis=0)
