@@ -89,10 +89,10 @@ def test_random_numbers_are_eagers():
 
 def test_fallbacks_run_on_the_gpu():
     def function(x):
-        return torch.cumsum(x, 0).sort(0).values + F.layer_norm(x, (8,))
+        return torch.special.airy_ai(x) + F.layer_norm(x, (8,))
 
-    check(function, randn(4, 8))
-    assert any("cumsum" in f.target for j in list(JOURNALS)[-2:] for f in j.fallbacks)
+    check(function, randn(4, 8, grad=False))
+    assert any("airy" in f.target for j in list(JOURNALS)[-2:] for f in j.fallbacks)
 
 
 def test_convolution_and_batch_norm():

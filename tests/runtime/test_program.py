@@ -829,6 +829,26 @@ def test_mark_dynamic_and_mark_static() -> None:
     assert TOTALS["graphs"] - before == 2
 
 
+def test_automatic_dynamic_sizes_compile_as_seldom_as_can_be() -> None:
+    """aot_eager adds no guard of its own, so no backend (Inductor neither) compiles less often."""
+    linear = torch.nn.Linear(6, 4)
+
+    def f(x, n):
+        y = torch.relu(linear(x)).reshape(-1, 2) * n
+        return torch.cat([y, y[:1]]).sum(0), x.shape[0]
+
+    def compilations(backend: Any) -> int:
+        torch._dynamo.reset()
+        run = torch.compile(f, backend=backend)
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for rows, n in ((4, 2), (5, 2), (9, 2), (2, 3), (16, 5), (1, 5), (33, 7)):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(run(x, n), f(x, n))
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+
+    assert compilations(airgraph.backend()) <= compilations("aot_eager")
+
+
 def test_training_with_changing_sizes() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
     run = compiled(net, dynamic=True)

@@ -13,6 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.config import Config
+from airgraph.convert.fx_text import node_code, source_line, target_text
+from airgraph.convert.writes import stray_writes
+from airgraph.errors import ConvertError
 
 aten = torch.ops.aten
 Observe = Callable[[str, torch.fx.GraphModule], None]
@@ -21,8 +24,11 @@ Observe = Callable[[str, torch.fx.GraphModule], None]
 def run_fx_passes(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, observe: Observe
 ) -> torch.fx.GraphModule:
+    refuse_writes(gm)
     for name, run in passes(config):
         run(gm, inputs)
+        if name.startswith("post_grad_custom"):
+            refuse_writes(gm)
         observe(name, gm)
     complete_metadata(gm, inputs)
     gm.graph.lint()
@@ -42,6 +48,18 @@ def passes(config: Config) -> list[tuple[str, Callable[[torch.fx.GraphModule, Se
         ("post_grad_custom_post_pass", user_pass(config.post_pass, config), config.post_pass is not None),
     ]
     return [(name, run) for name, run, wanted in chosen if wanted]
+
+
+def refuse_writes(gm: torch.fx.GraphModule) -> None:
+    """AOTAutograd's graphs are functional; one of a user's own, or his pass, may not be."""
+    for node in gm.graph.nodes:
+        written = stray_writes(node)
+        if written:
+            raise ConvertError(
+                f"{target_text(node.target)} writes to {', '.join(written)}, a value of the graph",
+                where={"graph": node_code(node), **({"from": line} if (line := source_line(node)) else {})},
+                hint="a functional graph: AOTAutograd makes one, and so does torch.func.functionalize with make_fx",
+            )
 
 
 def user_pass(

@@ -53,7 +53,7 @@ def typed(node: torch.fx.Node) -> str:
 
 
 def target_text(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"torch.ops.{target}"
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"torch.ops.higher_order.{target}"

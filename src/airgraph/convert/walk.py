@@ -296,7 +296,9 @@ class Outputs:
     def computed(self, out: torch.fx.Node, meta: torch.Tensor) -> Fresh | OfOutput:
         owner = self.owners.get(storage_key(meta), out)
         if owner is out:
-            return Fresh(self.place(out), layout_of(meta), str(meta.device))
+            index = self.place(out)
+            by_pytorch = self.values[index].node.op == "AtenCall"  # its strides are eager's, also where FX has others
+            return Fresh(index, None if by_pytorch else layout_of(meta), str(meta.device))
         base = owner.meta["val"]
         dtype = int(ge_type(meta.dtype))
         return OfOutput(self.place(owner), strides_of(base), layout_of(meta, base), dtype, str(meta.device))

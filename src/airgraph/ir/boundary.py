@@ -52,10 +52,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Fresh:
-    """Memory of its own: the graph's output number `index`, laid out as FX recorded it."""
+    """Memory of its own: the graph's output number `index`, laid out as FX recorded it, or (None) as PyTorch made it."""
 
     index: int
-    layout: Layout
+    layout: Layout | None
     device: str
 
 

@@ -98,13 +98,16 @@ class Program:
             symbols[spec.expr] = arg
 
     def bind_tensor(self, i: int, spec: TensorIn, arg: Any, symbols: Symbols) -> None:
+        if arg is None and spec.type.shape == (0,):
+            return  # PyTorch's token for the order of effects: an empty tensor in FX, None when it runs
         if not isinstance(arg, torch.Tensor):
             raise self.refuse(i, spec, "a tensor", type(arg).__name__)
         dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
         if arg.dtype != dtype and self.journal.phase != "backward":
             # (the backward gets what PyTorch saved, and for half-precision norms FX has the type of that wrong)
             raise self.refuse(i, spec, str(dtype), str(arg.dtype))
-        if str(arg.device) != spec.device:
+        saved_scalar = self.journal.phase == "backward" and arg.ndim == 0  # a seed, kept on the host
+        if str(arg.device) != spec.device and not saved_scalar:
             raise self.refuse(i, spec, f"device {spec.device}", f"device {arg.device}")
         shape = spec.type.shape or ()
         if len(shape) != arg.ndim:
@@ -134,7 +137,7 @@ class Program:
             strides = self.size(self.layouts.get(index), symbols)
             address = value.untyped_storage().data_ptr()
             if strides is None:
-                owned.append(value if address not in taken else value.clone())
+                owned.append(value if address not in taken and compact(value) else value.clone())
             elif same_layout(value, strides) and address not in taken and compact(value):
                 owned.append(value)
             else:
@@ -147,7 +150,7 @@ class Program:
         """The strides each computed output must have."""
         found: dict[int, tuple[Any, ...]] = {}
         for result in self.boundary.results:
-            if isinstance(result, Fresh):
+            if isinstance(result, Fresh) and result.layout is not None:
                 found[result.index] = result.layout.strides
             elif isinstance(result, OfOutput):
                 found[result.index] = result.base

@@ -113,6 +113,14 @@ def with_numbers(op: str) -> Any:
     return convert
 
 
+def in_tensor(scalars: Value) -> Value:
+    """A list of numbers in a tensor of the host."""
+    if scalars.type.place != "CPU" or scalars.rank != 1:
+        raise NoConversion("numbers that are not in a vector of the host")
+    real(scalars)
+    return scalars
+
+
 def products(op: str, factors: Any) -> Any:
     """addcdiv and addcmul; `factors` makes an input of what scales the product."""
 
@@ -134,6 +142,7 @@ for packet, op in (*BINARY.items(), *SUMS.items()):
 for packet, op in TERNARY.items():
     REGISTRY.register(packet.Scalar, products(f"{op}Scalar", number))
     REGISTRY.register(packet.ScalarList, products(f"{op}ScalarList", numbers))
+    REGISTRY.register(packet.Tensor, products(f"{op}List", in_tensor))
 
 
 @converts(aten._foreach_pow.ScalarAndTensor)

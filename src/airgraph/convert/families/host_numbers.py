@@ -45,6 +45,31 @@ def rounded(op: str) -> Any:
     return convert
 
 
+def of_float(op: str, **attrs: Any) -> Any:
+    """A float of a number."""
+
+    def convert(a: Any) -> Value:
+        return getattr(ge, op)(to(a, DOUBLE), **attrs)
+
+    return convert
+
+
+@converts(torch.sym_float)
+def sym_float(a: Any) -> Value:
+    """float(a)"""
+    return to(a, DOUBLE)
+
+
+@converts(torch.sym_sum)
+def sym_sum(args: Any, *, meta_outputs: TensorSpec) -> Value:
+    """a + b + …, of a list"""
+    if not isinstance(args, Value) or meta_outputs.dtype != INT64:
+        raise NoConversion("a sum of fixed numbers")
+    return ge.ReduceSum(args, [0])
+
+
+REGISTRY.register(torch._sym_sqrt, of_float("Sqrt"))  # type: ignore[attr-defined]
+REGISTRY.register(torch._sym_log2, of_float("Log", base=2.0))  # type: ignore[attr-defined]
 WHOLE: dict[Any, str] = {operator.pow: "Pow", torch.sym_max: "Maximum", torch.sym_min: "Minimum"}
 ROUNDED: dict[Any, str] = {math.floor: "Floor", math.ceil: "Ceil"}
 for target, op in WHOLE.items():

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real, to
-from airgraph.convert.registry import TensorSpec, converts
+from airgraph.convert.registry import NoConversion, TensorSpec, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
+HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
+ROUNDED_ONCE = "in half precision PyTorch rounds once, after the sum"
 
 
 @converts(aten.mm.default)
@@ -32,6 +35,10 @@ def bmm(self: Value, mat2: Value) -> Value:
 def addmm(self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec) -> Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     real(self, mat1, mat2)
+    if meta_outputs.dtype in HALVES:
+        if (beta, alpha) != (1, 1):
+            raise NoConversion(ROUNDED_ONCE)
+        return ge.MatMulV2(mat1, mat2, self, None)
     product = ge.Mul(ge.MatMulV2(mat1, mat2, None, None), to(alpha, meta_outputs.dtype))
     return ge.Add(product, scaled(self, beta, meta_outputs))
 
@@ -41,6 +48,8 @@ def baddbmm(self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: 
             meta_outputs: TensorSpec) -> Value:  # fmt: skip
     """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     real(self, batch1, batch2)
+    if meta_outputs.dtype in HALVES:
+        raise NoConversion(ROUNDED_ONCE)
     product = ge.Mul(ge.BatchMatMul(batch1, batch2), to(alpha, meta_outputs.dtype))
     return ge.Add(product, scaled(self, beta, meta_outputs))
 

@@ -188,10 +188,10 @@ def native_dropout(input: Value, p: Any, train: bool | None, *, meta_outputs: li
 
 
 @converts(aten.native_dropout_backward.default)
-def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
+def native_dropout_backward(grad_output: Value, mask: Value, scale: Any, *, meta_outputs: TensorSpec) -> Value:
     """native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor"""
     real(grad_output)
-    if mask.dtype != BOOL:
-        raise NoConversion("a mask of another type")
+    if mask.dtype != BOOL or grad_output.dtype != meta_outputs.dtype:
+        raise NoConversion("a mask or gradient of another type")
     (scale,) = constant(scale)
     return ge.DropOutDoMask(grad_output, mask, number(1.0 / scale if scale else 0.0), scale=scale)

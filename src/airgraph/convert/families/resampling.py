@@ -31,6 +31,7 @@ PATCHES = {
 RESIZES = {
     aten.upsample_linear1d.default: "UpsampleLinear1d",
     aten.upsample_trilinear3d.default: "UpsampleTrilinear3d",
+    aten.upsample_nearest2d.default: "ResizeNearestNeighborV2",
     aten.upsample_nearest1d_backward.default: "UpsampleNearest1dGrad",
     aten.upsample_nearest2d_backward.default: "ResizeNearestNeighborV2Grad",
     aten.upsample_nearest3d_backward.default: "UpsampleNearest3dGrad",

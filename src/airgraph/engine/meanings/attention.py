@@ -41,10 +41,11 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
                     scale_value: float | None, is_causal: bool, compute_lse: bool) -> Any:  # fmt: skip
     masked = aligned(mask), compute_lse
     if kernel == "efficient":
-        results = aten._scaled_dot_product_efficient_attention(
+        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
             query, key, value, *masked, 0.0, is_causal, scale=scale_value
         )
-        return or_empty([*results, None], query)
+        seed = query.new_zeros((), dtype=torch.int64)  # the kernel's lies on the host, and nothing was drawn
+        return or_empty([out, lse, seed, seed, None], query)
     if kernel == "flash":
         results = aten._scaled_dot_product_flash_attention.default(
             query, key, value, 0.0, is_causal, False, scale=scale_value

@@ -25,6 +25,8 @@ def round_off(x: list[Tensor], mode: Sequence[int]) -> list[Tensor]:
 
 
 FOREACH: dict[str, Meaning] = {
+    "ForeachAddcdivList": aten._foreach_addcdiv.ScalarList,  # what PyTorch does with numbers in a tensor
+    "ForeachAddcmulList": aten._foreach_addcmul.ScalarList,
     "ForeachAddList": lambda x1, x2, alpha: aten._foreach_add.List(x1, x2, alpha=alpha),
     "ForeachSubList": lambda x1, x2, alpha: aten._foreach_sub.List(x1, x2, alpha=alpha),
     "ForeachLerpScalar": aten._foreach_lerp.Scalar,

@@ -15,7 +15,11 @@ aten = torch.ops.aten
 Ints = Sequence[int]
 INTERPOLATIONS = {"bilinear": 0, "nearest": 1, "bicubic": 2}
 BORDERS = {"zeros": 0, "border": 1, "reflection": 2}
-RESIZES = {"UpsampleLinear1d": aten.upsample_linear1d, "UpsampleTrilinear3d": aten.upsample_trilinear3d}
+RESIZES = {
+    "ResizeNearestNeighborV2": aten.upsample_nearest2d.default,
+    "UpsampleLinear1d": aten.upsample_linear1d,
+    "UpsampleTrilinear3d": aten.upsample_trilinear3d,
+}
 RESIZE_GRADIENTS = {
     "ResizeNearestNeighborV2Grad": aten.upsample_nearest2d_backward,
     "UpsampleNearest1dGrad": aten.upsample_nearest1d_backward,

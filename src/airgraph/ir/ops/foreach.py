@@ -38,6 +38,7 @@ for name in NUMBERS.split():
 for name in ("Addcdiv", "Addcmul"):
     define(f"Foreach{name}Scalar", "x1* x2* x3* scalar#", each("x1", "x2", "x3"), outputs="y*")
     define(f"Foreach{name}ScalarList", "x1* x2* x3* scalars#", each("x1", "x2", "x3"), outputs="y*")
+    define(f"Foreach{name}List", "x1* x2* x3* scalars#", each("x1", "x2", "x3"), outputs="y*")
 define("ForeachLerpScalar", "x1* x2* weight#", each("x1", "x2"), outputs="y*")
 define("ForeachLerpList", "x1* x2* weights*", each("x1", "x2", "weights"), outputs="y*")
 define("ForeachPowScalarAndTensor", "scalar# x*", each("x"), outputs="y*")

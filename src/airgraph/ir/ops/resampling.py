@@ -17,6 +17,7 @@ LINEAR = "ResizeBilinearV2 ResizeBicubicV2 UpsampleLinear1d UpsampleTrilinear3d"
 # PyTorch itself takes apart most of the forward ones on the way to a graph.
 for name in ("UpsampleLinear1d", "UpsampleTrilinear3d"):
     define(name, "x size#", sized(), align_corners=False, scales=())
+define("ResizeNearestNeighborV2", "x size#", sized(), scales=())
 for name in NEAREST.split():
     define(f"{name}Grad", "grads size#", sized("grads"), scales=())
 for name in LINEAR.split():
