@@ -814,8 +814,8 @@ OURS = [target for target, converter in REGISTRY.converters.items() if not conve
 
 
 QUICK = 10
-# Every day one op in twelve; all of them in `make test`.
-DAILY = [n if i % 12 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(SAMPLES)]
+# Every day one op in thirty; all of them in `make test`.
+DAILY = [n if i % 30 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(SAMPLES)]
 
 
 @pytest.mark.parametrize("name", DAILY)

@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from airgraph.tools import coverage
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 
 
+@pytest.mark.slow
 def test_the_page_is_current():
     """In a process of its own: other tests register converters."""
     made = subprocess.run(
