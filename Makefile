@@ -29,8 +29,9 @@ lint: $(STAMP)   ## ruff and mypy
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## compile time and call time, side by side with eager, aot_eager and Inductor
-	$(BIN)/python benchmarks/spine.py
+bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONNX Runtime and OpenVINO (half an hour)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/cpu.py
 
 opinfo: $(STAMP) ## PyTorch's own samples of every op, all types (about half an hour on two cores)
 	$(BIN)/python tests/opinfo/opinfo.py

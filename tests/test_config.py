@@ -10,7 +10,7 @@ from airgraph.errors import ConfigError
 A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
-    "engine": ("magic", "'reference'"),
+    "engine": ("magic", "'auto', 'native', 'reference'"),
     "strict": (1, "True, False"),
     "dump": ("pdf", "'py', 'txt', 'pbtxt', None"),
     "dump_path": (None, "a string"),
@@ -24,6 +24,8 @@ WRONG = {
     "remove_noop_ops": ("1", "True, False"),
     "keep_input_mutations": (None, "True, False"),
     "passes_off": (["noops"], "a tuple of strings"),
+    "frozen_parameter": ("1", "True, False"),
+    "fusion_result": ("1", "True, False"),
     "decompositions": ([], A_MAPPING),
     "verify": (0, "True, False"),
     "log": (b"x", "a string"),
@@ -31,7 +33,7 @@ WRONG = {
 }
 RIGHT = {
     "mode": "reduce-overhead",
-    "engine": "reference",
+    "engine": "auto",
     "strict": True,
     "dump": "txt",
     "dump_path": "anywhere",
@@ -45,6 +47,8 @@ RIGHT = {
     "remove_noop_ops": False,
     "keep_input_mutations": False,
     "passes_off": ("noops",),
+    "frozen_parameter": True,
+    "fusion_result": True,
     "decompositions": {},
     "verify": True,
     "log": "mine",

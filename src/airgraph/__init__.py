@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
-from airgraph.pipeline import backend, get_compiler
+from airgraph.pipeline import backend, compile, get_compiler
 
 if TYPE_CHECKING:
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
 
 __version__ = "0.1.0"
-__all__ = ["Config", "backend", "compare", "explain", "get_compiler", "register_converter", "register_kernel"]
+__all__ = ["Config", "backend", "compare", "compile", "explain", "get_compiler", "register_converter", "register_kernel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from airgraph.errors import ConfigError
 
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
-EngineName = Literal["reference"]
+EngineName = Literal["auto", "native", "reference"]
 
 
 def option(default: Any, doc: str) -> Any:
@@ -31,7 +31,9 @@ class Config:
     mode: Mode = option(
         "max-autotune", "max-autotune: convert to GE ops and optimise; reduce-overhead: keep every ATen op"
     )
-    engine: EngineName = option("reference", "what runs the graph; reference runs each op by its PyTorch meaning")
+    engine: EngineName = option(
+        "auto", "what runs the graph: native (LLVM, on a CPU), reference (each op by its PyTorch meaning)"
+    )
     strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
     dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
     dump_path: str = option(".", "the folder dumps are written to; it must exist")
@@ -50,7 +52,13 @@ class Config:
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
     remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
     keep_input_mutations: bool = option(True, "leave writes to inputs in the graph of an inference call")
-    passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/architecture.md lists them")
+    passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/passes.md lists them")
+    frozen_parameter: bool = option(
+        False, "parameters never change: batch norms are folded into convolutions (TorchAir: experimental_config)"
+    )
+    fusion_result: bool | None = option(
+        None, "write what the passes did to fusion_result.json in dump_path; None: where graphs are dumped"
+    )
     decompositions: Mapping[Any, Callable[..., Any]] | None = option(None, "ATen op → decomposition, added to our own")
     verify: bool = option(False, "check the graph after every pass (also: AIRGRAPH_VERIFY=1)")
     log: str = option("airgraph", "the name of the Python logger that is written to")
@@ -61,7 +69,7 @@ class Config:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):
             _check_value(f.name, getattr(self, f.name), hints[f.name])
-        if self.dump is not None or self.summary is not None:
+        if self.dump is not None or self.summary is not None or self.fusion_result:
             check_dump_path(self.dump_path)
         if self.data_dump is not None:
             check_dump_path(self.data_dump_path, "data_dump_path")
@@ -135,6 +143,7 @@ KNOBS = {
     knob.name: knob
     for knob in (
         Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
+        Knob("AIRGRAPH_ENGINE", "", ("", "native", "reference"), 'what engine="auto" means; empty: the best there is'),
         Knob("AIRGRAPH_LOG", "", ("", "debug", "info", "event", "warning", "error"), "level of airgraph's own loggers"),
         Knob(
             "TNG_LOG_LEVEL", "3", (), "level of the engine's lines on stderr: 0 debug 1 info 2 warning 3 error 4 event"

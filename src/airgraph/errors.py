@@ -45,6 +45,10 @@ class EngineError(AirgraphError):
     """A node has no kernel, or its kernel failed."""
 
 
+class BadIndexError(EngineError, IndexError):
+    """A number that picks an element is out of range."""
+
+
 class BindError(AirgraphError):
     """The arguments of a call do not fit the program."""
 

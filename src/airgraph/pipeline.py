@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import compile_by_aot
+from airgraph.capture.export import CompiledModel, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert
@@ -36,6 +39,7 @@ from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper, write_model
+from airgraph.store.fusion_result import write_fusion_result
 from airgraph.store.summary import write_summary
 
 _numbers = itertools.count(1)
@@ -60,7 +64,7 @@ def compile_graph(
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
         executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
     classify(executable.graph, inputs, journal, time.perf_counter() - start)
-    program: Runner = Program(name, boundary, executable, journal)
+    program: Runner = make_program(name, boundary, executable, journal)
     for wrap in _wraps:
         program = wrap(gm, program, config)
     return program
@@ -79,10 +83,63 @@ def build(
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
-    graph = run_passes(graph, journal, off=config.passes_off, check=check, observe=dump.after_pass)
+    graph = run_passes(graph, journal, off=config.passes_off, check=check, frozen=config.frozen_parameter,
+                       observe=dump.after_pass)  # fmt: skip
     dump.graph("optimized", graph)
+    write_fusion_result(journal, config)
     with journal.stage("load"):
-        return engine.load(graph, computing_device(device)), boundary
+        return load(graph, boundary, engine, config, computing_device(device), journal), boundary
+
+
+def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device,
+         journal: Journal) -> Executable:  # fmt: skip
+    """The graph made ready by the engine that is asked for, or by the best there is for the device."""
+    wanted = config.engine if config.engine != "auto" else KNOBS["AIRGRAPH_ENGINE"].get()
+    if device.type != "cpu" and config.engine == "auto":
+        wanted = "reference"
+    if not wanted:
+        wanted = "native" if config.mode == "max-autotune" else "reference"
+    if wanted == "native" and device.type != "cpu":
+        raise ConfigError(f"the native engine runs on a CPU, this graph is on {device}", hint='engine="auto"')
+    if wanted == "native":
+        engine = native_engine(reference)
+        if engine is not None:
+            executable = engine.load(graph, device, boundary)
+            for note in executable.plan.notes:
+                journal.remark(note)
+            return executable
+    return reference.load(graph, device)
+
+
+def native_engine(reference: ReferenceEngine) -> Any:
+    """The native engine, or None (and one warning) where it cannot be: no llvmlite, a CPU that LLVM does not know."""
+    problem = native_problem()
+    if problem is None:
+        from airgraph.engine.native.engine import NativeEngine
+
+        return NativeEngine(reference)
+    return None
+
+
+@cache
+def native_problem() -> str | None:
+    try:
+        from airgraph.engine.native.runtime import entry, kernels
+
+        entry(), kernels()
+        return None
+    except (ImportError, OSError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        warnings.warn(f"airgraph: no native engine here, graphs run on the reference engine ({problem})", stacklevel=2)
+        return problem
+
+
+def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal) -> Program:
+    if hasattr(executable, "plan"):
+        from airgraph.runtime.native_program import NativeProgram
+
+        return NativeProgram(name, boundary, executable, journal)
+    return Program(name, boundary, executable, journal)
 
 
 def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, engine: ReferenceEngine,
@@ -205,6 +262,28 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         )
 
     return compile_model
+
+
+def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
+            dynamic_shapes: Any = None, config: Config | None = None, **options: Any) -> CompiledModel:  # fmt: skip
+    """The model compiled ahead of time for inference: no guards of Dynamo at each call, only types, sizes and devices are checked.
+
+        fast = airgraph.compile(model, (x,))
+        y = fast(x)
+
+    `dynamic_shapes` is torch.export's. Parameters and buffers stay the model's own: an optimiser's step or
+    `load_state_dict` is seen by the next call.
+    """
+    chosen = make_config(config, options)
+    programs: list[Any] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Runner:
+        programs.append(compile_graph(graph, inputs, phase, chosen))
+        return programs[-1]
+
+    exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
+    run, plain = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
+    return CompiledModel(model, exported, programs[0] if plain and len(programs) == 1 else lambda args: run(*args))
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

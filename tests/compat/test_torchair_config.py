@@ -10,7 +10,7 @@ import pytest
 
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, Leaf, apply_options, check_support
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import COMPILE_OPTIONS, OPTIONS, NoEffect, Off, To
+from airgraph.compat.torchair.configs.options import COMPILE_OPTIONS, OPTIONS, NoEffect, Off, Switches, To
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -115,6 +115,11 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
             assert changed == {name}
         case Off(name):
             assert changed == {"passes_off"} and made.passes_off == (name,)
+        case Switches("text"):
+            told = "fusion switches name PassA, PassB: no passes here, so they have no effect"
+            assert changed == {"remarks"} and made.remarks == (told,)
+        case Switches("file"):
+            assert changed == set()  # this one switches nothing
         case NoEffect(why):
             assert made.remarks == (f"config.{path}={value!r} {why}",)
 
@@ -394,3 +399,54 @@ def test_unknown_compile_option():
     with pytest.raises(ValueError) as caught:
         apply_options(CompilerConfig(), {"x": 1})
     assert str(caught.value).startswith(f"Invalid option 'x', allowed options: {list(COMPILE_OPTIONS)}")
+
+
+# -- fusion switches ------------------------------------------------------------------------------------------------
+def switch_file(tmp_path, text):
+    (tmp_path / "fusion.json").write_text(text)
+    return str(tmp_path / "fusion.json")
+
+
+@pytest.mark.parametrize(
+    "text, off",
+    [
+        ('{"Switch": {"GraphFusion": {"attention": "off", "gelu": "on"}}}', ("attention",)),
+        ('{"Switch": {"GraphFusion": {"ALL": "off"}}}', ("fusion",)),
+        (
+            '{"Switch": {"GraphFusion": {"ALL": "off", "patterns": "on"}, "UBFusion": {"ALL": "off"}}}',
+            ("matmul_transposes", "matmul_bias", "conv_batch_norm"),
+        ),
+        ('{"Switch": {"UBFusion": {"ALL": "off"}}}', ()),
+    ],
+)
+def test_a_switch_file_turns_passes_off(tmp_path, text, off):
+    config = with_options(fusion_config__fusion_switch_file=switch_file(tmp_path, text))
+    assert config.to_config().passes_off == off
+
+
+def test_the_option_wins_over_the_file(tmp_path):
+    file = switch_file(tmp_path, '{"Switch": {"GraphFusion": {"attention": "off", "gelu": "off"}}}')
+    config = with_options(
+        fusion_config__fusion_switch_file=file,
+        ge_config__optimization_switch="attention:on;swish:off;BiasAddFusion:off",
+    )
+    made = config.to_config()
+    assert made.passes_off == ("gelu", "swish")
+    assert made.remarks == ("fusion switches name BiasAddFusion: no passes here, so they have no effect",)
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("{", "it cannot be read as JSON"),
+        ("[]", "'Switch' is not an object"),
+        ('{"Switch": {"GraphFusion": []}}', "'GraphFusion' is not an object"),
+        ('{"Switch": {"Fusion": {}}}', "there is no kind of fusion 'Fusion'"),
+        ('{"Switch": {"GraphFusion": {"gelu": true}}}', "'gelu' is True, neither 'on' nor 'off'"),
+    ],
+)
+def test_a_broken_switch_file_is_an_error_that_says_why(tmp_path, text, why):
+    config = with_options(fusion_config__fusion_switch_file=switch_file(tmp_path, text))
+    with pytest.raises(ConfigError, match=re.escape(why)) as error:
+        config.to_config()
+    assert "fusion.json is not usable" in str(error.value) and "GraphFusion" in error.value.hint

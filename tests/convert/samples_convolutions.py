@@ -25,6 +25,8 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         add(gradient, f"t(f32, N, 5, 5, 7), t(f32, N, 4, 7, 9), t(f32, 5, 4, 3, 3), [5], {plain}, {mask}")
     typed(gradient, FLOATS, f"t(T, N, 5, 5), t(T, N, 4, 7), t(T, 5, 4, 3), [5], [1], [0], [1], False, [0], 1, {every}",
           f"t(T, N, 3, 9, 9), t(T, N, 4, 7, 7), t(T, 4, 3, 3, 3), [3], [1, 1], [0, 0], [1, 1], True, [0, 0], 1, {every}")  # fmt: skip
+    typed(gradient, FLOATS, "t(T, N, 5, 5), t(T, N, 4, 7), t(T, 5, 4, 3), None, [1], [0], [1], False, [0], 1, [True, True, False]",
+          "t(T, N, 4, 4), t(T, N, 4, 9), t(T, 4, 2, 3), None, [2], [0], [1], False, [0], 2, [False, True, False]")  # fmt: skip
     add(gradient, "t(f32, N, 4, 3, 3, 3), t(f32, N, 4, 5, 5, 5), t(f32, 4, 2, 3, 3, 3), None, [1, 1, 1], [0, 0, 0], [1, 1, 1], False, [0, 0, 0], 2, [True, True, False]",
         f"t(f32, 2, 5, 5, 5), t(f32, 2, 4, 7, 7), t(f32, 5, 4, 3, 3), None, {plain}, [True, True, False]")  # fmt: skip
 

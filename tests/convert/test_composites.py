@@ -171,8 +171,131 @@ def test_sums_roots_and_logarithms_of_sizes() -> None:
 
 
 # -- writes ---------------------------------------------------------------------------------------------------------
-def test_writes_have_no_converter() -> None:
-    assert all(target._schema.is_mutable and target not in REGISTRY.converters for target in WRITES)
+MASK = ones_to(3, 4) > 0
+
+
+def test_writes_have_converters() -> None:
+    assert all(target._schema.is_mutable and target in REGISTRY.converters for target in WRITES)
+
+
+def test_later_readers_see_what_was_written() -> None:
+    """Through the argument and through the result; the caller's tensor is written to as well."""
+
+    def body(call: Any, x: Any, m: Any) -> Any:
+        before = call(aten.add.Tensor, x, 1)
+        y = call(aten.masked_fill_.Scalar, x, m, 5.0)
+        return [before, y, call(aten.mul.Tensor, x, 2), call(aten.add.Tensor, y, 1)]
+
+    check(body, ones_to(3, 4), MASK)
+    check(body, ones_to(3, 4), MASK, dynamic=True, others=[ones_to(5, 6), ones_to(5, 6) > 1])
+
+
+def test_an_argument_is_written_to_several_times() -> None:
+    def body(call: Any, x: Any, m: Any) -> Any:
+        call(aten.masked_fill_.Scalar, x, m, 5.0)
+        first = call(aten.mul.Tensor, x, 2)
+        call(aten.masked_fill_.Scalar, x, m, 7.0)
+        second = call(aten.mul.Tensor, x, 3)
+        call(aten.copy_.default, x, second)
+        return [first, second, call(aten.neg.default, x)]
+
+    check(body, ones_to(3, 4), MASK)
+
+
+def test_what_was_copied_to_an_argument_is_read_again() -> None:
+    def body(call: Any, x: Any, source: Any) -> Any:
+        y = call(aten.copy_.default, x, source)
+        return [call(aten.mul.Tensor, x, 2), call(aten.add.Tensor, y, 1)]
+
+    check(body, ones_to(3, 4), ones_to(4).double())
+
+
+def test_shift_in_place() -> None:
+    numbers = torch.arange(12).reshape(3, 4) * 10
+    check(one(aten.bitwise_right_shift_.Tensor), numbers, numbers // 40)
+    check(one(aten.bitwise_right_shift_.Tensor), numbers, numbers.int() // 40, fallbacks=1)
+
+
+@pytest.mark.parametrize("op", [aten.expm1.out, aten.mish.out, aten.nan_to_num.out])
+def test_out(op: Any) -> None:
+    def body(call: Any, x: Any, out: Any) -> Any:
+        return [call(op, x, out=out), call(aten.mul.Tensor, out, 2)]
+
+    check(body, ones_to(3, 4), torch.zeros(3, 4))
+    check(body, ones_to(3, 4), torch.zeros(3, 4), dynamic=True, others=[ones_to(5, 6), ones_to(5, 6)])
+
+
+def test_out_of_another_type() -> None:
+    check(
+        lambda call, x, out: [call(aten.expm1.out, x, out=out)], ones_to(3, 4), torch.zeros(3, 4).double(), fallbacks=1
+    )
+
+
+def test_log_sigmoid_out() -> None:
+    def forward(call: Any, x: Any, out: Any, buffer: Any) -> Any:
+        both = call(aten.log_sigmoid_forward.output, x, output=out, buffer=buffer)
+        return [call(operator.getitem, both, 0), call(operator.getitem, both, 1), call(aten.mul.Tensor, out, 2)]
+
+    def backward(call: Any, x: Any, buffer: Any, grad: Any, out: Any) -> Any:
+        return [call(aten.log_sigmoid_backward.grad_input, grad, x, buffer, grad_input=out)]
+
+    x = ones_to(3, 4)
+    check(forward, x, torch.zeros(3, 4), torch.zeros(3, 4))
+    check(backward, x, torch.exp(-x.abs()), x + 1, torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_writes_its_running_values(training: bool) -> None:
+    def body(call: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
+        y = call(aten._native_batch_norm_legit.default, x, weight, bias, mean, var, training, 0.1, 1e-5)
+        return [*(call(operator.getitem, y, i) for i in range(3)), call(aten.add.Tensor, mean, var)]
+
+    def arguments(n: int, c: int) -> Tensors:
+        return [ones_to(n, c, 3), ones_to(c), ones_to(c), torch.zeros(c), torch.ones(c)]
+
+    check(body, *arguments(5, 4))
+    check(body, *arguments(5, 4), dynamic=True, others=arguments(7, 6))
+
+
+@pytest.mark.parametrize("other", [(aten.clone.default,), (aten.view.default, [12])])
+def test_a_write_to_what_is_read_by_another_name_is_refused(other: Any) -> None:
+    def body(call: Any, x: Any, m: Any) -> Any:
+        y = call(other[0], x, *other[1:])
+        call(aten.masked_fill_.Scalar, x, m, 5.0)
+        return [call(aten.mul.Tensor, y, 2)]
+
+    with pytest.raises(ConvertError, match=r"masked_fill_.Scalar writes to self"):
+        check(body, ones_to(3, 4), MASK)
+
+
+def test_pytorch_cannot_write_after_the_graph_did() -> None:
+    def body(call: Any, x: Any, m: Any) -> Any:
+        call(aten.masked_fill_.Scalar, x, m, 5.0)
+        return [call(aten.add_.Tensor, x, 1)]
+
+    with pytest.raises(ConvertError, match=r"add_.Tensor writes to an argument that was written to before"):
+        check(body, ones_to(3, 4), MASK)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 5)])
+@pytest.mark.parametrize("mask", [[True, True], [True, False]])
+def test_matmul_backward(batch: tuple[int, ...], mask: list[bool]) -> None:
+    """PyTorch has it for nested tensors only: compared with autograd, and the types are given by hand."""
+    a, b = ones_to(*batch, 3, 4).requires_grad_(), ones_to(*batch, 4, 5).requires_grad_()
+    grad = ones_to(*batch, 3, 5)
+    wanted = torch.autograd.grad(a @ b, [a, b], grad)
+    gm = graph_of(lambda call, g, a, b: [call(aten.add.Tensor, a, 1), call(aten.add.Tensor, b, 1)],
+                  [grad, a.detach(), b.detach()], False)  # fmt: skip
+    inputs, sums = ([n for n in gm.graph.nodes if n.op == op] for op in ("placeholder", "call_function"))
+    with gm.graph.inserting_before(sums[0]):
+        both = gm.graph.call_function(aten.matmul_backward.default, (*inputs, mask))
+    both.meta["val"] = tuple(n.meta["val"] if m else None for n, m in zip(sums, mask))
+    for i, node in enumerate(sums):
+        node.target, node.args = operator.getitem, (both, i)
+    gm.graph.output_node().args = (tuple(sums[: sum(mask)]),)
+    results = airgraph.get_compiler()(gm, [grad, a, b])(grad, a.detach(), b.detach())
+    assert JOURNALS[-1].fallbacks == []
+    torch.testing.assert_close(results, list(wanted[: sum(mask)]))
 
 
 def nodes_of(body: Callable[..., Any]) -> list[list[str]]:

@@ -1,14 +1,18 @@
 """The rewrite rules: before → after, what they say, and what they must leave alone."""
 
+import re
+
 import pytest
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
+from airgraph.journal import Journal
+from airgraph.passes import run_passes
 from airgraph.passes.cleanup import dead_code
-from airgraph.passes.rewrite import P, Rule, apply, match, no
-from airgraph.passes.simplify import matmul_transposes, noops, views
+from airgraph.passes.rewrite import Either, P, Rule, apply, match, no
+from airgraph.passes.simplify import casts, matmul_transposes, noops, unit_transposes, views
 
 
 def data(name, shape, dtype=0, index=0):
@@ -41,7 +45,8 @@ NOOPS = {
     "neutral_element": "ge.Mul(x_0, 1.0)",
     "neutral_element ": "ge.RealDiv(x_0, ge.Const(1, dtype=0))",
     "neutral_element  ": "ge.Sub(x_0, 0.0)",
-    "neutral_element_left": "ge.Mul(ge.Const(1, dtype=0), x_0)",
+    "neutral_element   ": "ge.Mul(ge.Const(1, dtype=0), x_0)",
+    "noop_concat": "ge.ConcatV2([x_0], 0, N=1)",
 }
 
 
@@ -178,6 +183,94 @@ def test_rewriting_keeps_the_types_of_fx():
     assert left.type == exact and left.node.name == "Reshape_1" and left.node.inputs[0] is x
 
 
+# -- casts ----------------------------------------------------------------------------------------------------------
+CASTS = {  # type of x, the types it goes through, what is left: the types of the casts that stay
+    "back_from_wider": (0, [11, 0], []),
+    "half_and_back": (1, [0, 1], []),
+    "on_to_another": (1, [0, 27], [27]),
+    "a_whole_chain": (1, [0, 11, 0, 1], []),
+    "ints": (3, [9, 0], [0]),
+    "bool_by_float": (12, [0, 12], []),
+    "narrower_rounds": (0, [1, 0], [1, 0]),
+    "int64_by_float": (9, [0, 9], [0, 9]),
+    "float_to_int_out_of_range": (0, [11, 3], [11, 3]),
+}
+
+
+@pytest.mark.parametrize("why", CASTS)
+def test_casts_merge_where_nothing_is_lost(why):
+    dtype, through, left = CASTS[why]
+    chain = "".join(f"v{i + 1} = ge.Cast(v{i}, dst_type={t})\n" for i, t in enumerate(through))
+    lines = gives(casts, f"{data('x', [4], dtype)}v0 = x_0\n{chain}{out(f'v{len(through)}')}")
+    assert [int(re.search(r"dst_type=(\d+)", line)[1]) for line in lines[:-1]] == left
+
+
+@pytest.mark.parametrize(
+    "const, dtype, folded",
+    [
+        ("ge.Const(2, dtype=9)", 0, "ge.Const(2.0, dtype=0)"),
+        ("ge.Const(0.1, dtype=0)", 11, "ge.Const(0.10000000149011612, dtype=11)"),
+        ("ge.Const(0.1, dtype=11)", 1, "ge.Const(0.0999755859375, dtype=1)"),
+        ("ge.Const(2.7, dtype=0)", 9, "ge.Const(2, dtype=9)"),
+    ],
+)
+def test_the_cast_of_a_constant_is_a_constant(const, dtype, folded):
+    assert gives(casts, f"c = ge.Cast({const}, dst_type={dtype})\n{out('c')}") == [out(folded)]
+
+
+@pytest.mark.parametrize("const", ["ge.Const(1e30, dtype=0)", "ge.Const(0.1, dtype=1)", "ge.Const([1.0], dtype=0)"])
+def test_constants_whose_cast_is_left_alone(const):
+    assert len(gives(casts, f"c = ge.Cast({const}, dst_type=9)\n{out('c')}")) == 2
+
+
+def test_what_casts_bring_together_is_simplified_too():
+    text = "a = ge.Transpose(x_0, [1, 0])\nb = ge.Cast(a, dst_type=11)\nc = ge.Cast(b, dst_type=0)\nd = ge.Transpose(c, [1, 0])"
+    assert run_all(f"{X}{text}\n{out('d')}") == [out("x_0")]
+
+
+def run_all(text: str) -> list[str]:
+    graph = from_py(text)
+    run_passes(graph, Journal(), check=True)
+    printed = to_py(graph, notes=False).splitlines()[5:]
+    return [line for line in printed if line and "ge.Data(" not in line]
+
+
+# -- transposes that move -------------------------------------------------------------------------------------------
+def test_a_transpose_goes_through_what_works_by_element():
+    text = f"{CUBE}a = ge.Transpose(x_0, [1, 2, 0])\nb = ge.Cast(ge.Exp(a), dst_type=1)\nc = ge.Transpose(b, [2, 0, 1])\n{out('c')}"
+    assert gives(views, text) == [
+        'Transpose_0 = ge.Transpose(x_0, [1, 2, 0], node_name="Transpose")',
+        'Exp_0 = ge.Exp(Transpose_0, node_name="Exp")',
+        'Cast_0 = ge.Cast(Exp_0, dst_type=1, node_name="Cast")',
+        'Transpose_1_0 = ge.Transpose(Cast_0, [2, 0, 1], node_name="Transpose_1")',
+        out("Transpose_1_0"),
+    ]  # one op in between, not two
+    text = f"{CUBE}a = ge.Transpose(x_0, [1, 2, 0])\nb = ge.Exp(a)\nc = ge.Transpose(b, [2, 0, 1])\n{out('c')}"
+    assert gives(views, text) == ['Exp_0 = ge.Exp(x_0, node_name="Exp")', out("Exp_0")]
+
+
+def test_a_transpose_stays_where_the_op_behind_it_is_read_elsewhere():
+    text = f"{CUBE}a = ge.Transpose(x_0, [1, 2, 0])\nb = ge.Exp(a)\nc = ge.Transpose(b, [2, 0, 1])\n{out('b', 'c')}"
+    result = views(from_py(text))
+    assert not result.changed
+    assert result.notes == ["transpose_through refused Transpose_1: Exp is read elsewhere: NetOutput"]
+
+
+def test_transposes_of_unit_axes_are_reshapes():
+    x = data("x", [2, 1, 4, 8])
+    text = f"{x}a = ge.Transpose(x_0, [0, 2, 1, 3])\nb = ge.Reshape(a, [8, 8])\n{out('b')}"
+    assert run_all(text) == ['Reshape_0 = ge.Reshape(x_0, [8, 8], node_name="Reshape")', out("Reshape_0")]
+    for perm in ([0, 1, 2, 3], [2, 1, 0, 3]):  # nothing moves; something else moves
+        assert not unit_transposes(from_py(f"{x}a = ge.Transpose(x_0, {perm})\n{out('a')}")).changed
+
+
+def test_unit_axes_among_symbolic_ones():
+    text = f"{data('x', [-1, 1, 4])}a = ge.Transpose(x_0, [1, 0, 2])\n{out('a')}"
+    assert gives(unit_transposes, text)[0] == 'Reshape_0 = ge.Reshape(x_0, [1, -1, 4], node_name="Reshape")'
+    text = f"{data('x', [-1, 1, -1])}a = ge.Transpose(x_0, [1, 0, 2])\n{out('a')}"
+    assert gives(unit_transposes, text)[-2].startswith("Reshape_0 = ge.Reshape(x_0, Pack_0")
+
+
 # -- matmuls --------------------------------------------------------------------------------------------------------
 A, B = data("a", [3, 2]), data("b", [3, 4], index=1)
 
@@ -274,6 +367,27 @@ def test_matmuls_that_wait_are_left_alone(t, m):
     assert not matmul_transposes(from_py(text)).changed
 
 
+def test_a_transpose_goes_through_an_op_into_the_matmul():
+    text = f"{A}{B}t = ge.Transpose(a_0, [1, 0])\nm = ge.MatMul(ge.Relu(t), b_0, None)\n{out('m')}"
+    assert gives(matmul_transposes, text) == [
+        'Relu_1_0 = ge.Relu(a_0, node_name="Relu_1")',
+        'MatMul_0 = ge.MatMul(Relu_1_0, b_0, None, transpose_x1=True, node_name="MatMul")',
+        out("MatMul_0"),
+    ]
+
+
+def test_a_transpose_goes_through_the_view_of_a_batch():
+    inputs = data("q", [6, 5, 8]) + data("k", [2, 3, 4, 8], index=1)
+    text = f"{inputs}t = ge.Reshape(ge.Transpose(k_0, [0, 1, 3, 2]), [6, 8, 4])\nm = ge.BatchMatMul(q_0, t)\n{out('m')}"
+    assert gives(matmul_transposes, text) == [
+        'Reshape_1_0 = ge.Reshape(k_0, [6, 4, 8], node_name="Reshape_1")',
+        'BatchMatMul_0 = ge.BatchMatMul(q_0, Reshape_1_0, adj_x2=True, node_name="BatchMatMul")',
+        out("BatchMatMul_0"),
+    ]
+    other = text.replace("[6, 8, 4]", "[6, 4, 8]").replace("[6, 5, 8]", "[6, 5, 4]")
+    assert not matmul_transposes(from_py(other)).changed  # the view does not keep the axes
+
+
 # -- the matcher ----------------------------------------------------------------------------------------------------
 def test_a_name_binds_one_value():
     graph = from_py(
@@ -305,13 +419,58 @@ def test_dynamic_and_missing_inputs_match_nothing():
     assert match(P(("MatMulV2", "MatMul"), "x"), graph.node("MatMul"))
 
 
+def test_either_way_round_and_either_op():
+    graph = from_py(
+        f"{X}{Y}a = ge.Mul(ge.Exp(x_0), y_0)\nb = ge.Mul(y_0, ge.Sin(x_0))\nc = ge.Sub(y_0, a)\n{out('b', 'c')}"
+    )
+    pattern = P("Mul", Either(P("Exp", "x"), P("Sin", "x", bind="sin")), "y")
+    x, y = graph.node("x").output, graph.node("y").output
+    assert match(pattern, graph.node("Mul")) == {"x": x, "y": y}
+    assert match(pattern, graph.node("Mul_1")) == {"x": x, "y": y, "sin": graph.node("Sin").output}
+    assert match(P("Sub", P("Mul"), "y"), graph.node("Sub")) is None  # a difference is not
+
+
+def test_numbers_attributes_outputs_and_lists():
+    graph = from_py(
+        f"{X}a = ge.Mul(x_0, 0.5)\nb = ge.ReduceSum(x_0, [1], keep_dims=True)\n"
+        f"[c, d] = ge.SplitV(x_0, [2, 2], 0, num_split=2)\ne = ge.ConcatV2([c, d], 0, N=2)\n{out('a', 'b', 'e')}"
+    )
+    assert match(P("Mul", "x", 0.5), graph.node("Mul")) and match(P("Mul", "x", 0.25), graph.node("Mul")) is None
+    assert match(P("ReduceSum", "x", keep_dims=True), graph.node("ReduceSum"))
+    assert match(P("ReduceSum", "x", keep_dims=False), graph.node("ReduceSum")) is None
+    parts = (P("SplitV", "x"), P("SplitV", "x", index=1))
+    assert match(P("ConcatV2", parts), graph.node("ConcatV2")) == {"x": graph.node("x").output}
+    assert match(P("ConcatV2", parts[::-1]), graph.node("ConcatV2")) is None
+    assert match(P("ConcatV2", parts[:1]), graph.node("ConcatV2")) is None
+
+
+def test_a_private_rule_counts_only_readers_that_live():
+    """Exp is read by Neg, which nobody reads: it does not stand in the way. Sin does."""
+    rule = Rule("fuse", P("Mul", P("Exp", "x"), "y"), lambda node, x, y: ge.Add(x, y), private=True)
+    text = f"{X}{Y}a = ge.Exp(x_0)\nb = ge.Neg(a)\nm = ge.Mul(a, y_0)\n"
+    assert apply(from_py(text + out("m")), [rule]).fired == {"fuse": 1}
+    result = apply(from_py(f"{text}s = ge.Sin(a)\n{out('m', 's')}"), [rule])
+    assert not result.changed and result.refused == {"fuse": 1}
+    assert result.notes == ["fuse refused Mul: Exp is read elsewhere: Sin"]
+
+
+def test_a_refusal_is_reconsidered_when_the_other_reader_is_gone():
+    fuse = Rule("fuse", P("Mul", P("Exp", "x"), "y"), lambda node, x, y: ge.Sub(x, y), private=True)
+    drop = Rule("drop", P("Add", P("Exp", "x"), "y"), lambda node, x, y: ge.Sin(x))
+    graph = from_py(f"{X}{Y}a = ge.Exp(x_0)\nm = ge.Mul(a, y_0)\nn = ge.Add(a, y_0)\n{out('m', 'n')}")
+    result = apply(graph, [fuse, drop])
+    verify(graph)
+    assert result.fired == {"fuse": 1, "drop": 1} and not result.refused
+    assert result.notes == ["drop: Sin", "fuse: Sub"]
+
+
 def test_rules_run_until_none_fits():
     fewer = Rule("fewer", P("Exp", P("Exp", "x")), lambda node, x: ge.Exp(x))
     graph = from_py(f"{X}a = ge.Exp(x_0)\nb = ge.Exp(a)\nc = ge.Exp(b)\nd = ge.Exp(c)\n{out('d')}")
-    count, _ = apply(graph, [fewer])
+    result = apply(graph, [fewer])
     verify(graph)
     (left,) = graph.net_output.values()
-    assert count >= 3 and left.node.inputs[0] is graph.node("x").output and left.node.name == "Exp_3"
+    assert result.fired["fewer"] >= 3 and left.node.inputs[0] is graph.node("x").output and left.node.name == "Exp_3"
 
 
 def test_reasons():

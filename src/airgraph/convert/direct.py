@@ -16,6 +16,7 @@ from airgraph.convert.registry import REGISTRY, NoConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.ops import OPS
+from airgraph.ir.types import Dim, TensorType
 
 
 def direct(target: Any, op: str, words: str, **reading: Callable[[Any], Any]) -> None:
@@ -64,6 +65,12 @@ def emitted(op: str, inputs: Sequence[Any], attrs: dict[str, Any], meta_outputs:
         raise NoConversion("a mixture of element types")
     chosen = [None if meta is None else value for value, meta in zip(listed, expected)]
     return chosen if several else chosen[0]
+
+
+def sized(value: Value, sizes: Sequence[Dim]) -> Value:
+    """A value on the way to the result, with the sizes that follow from FX's; the op table does not know them."""
+    value.type = TensorType(value.dtype, tuple(sizes), value.type.place)
+    return value
 
 
 def word_of(*words: str) -> Callable[[int], str]:

@@ -22,6 +22,7 @@ from airgraph.convert.fx_text import node_code, note_of, source_line, target_tex
 from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
 from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
 from airgraph.convert.views import VIEWS, PendingView, extend
+from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
 from airgraph.ir.boundary import Boundary, Fresh, Layout, Number, NumberIn, ObjectIn, OfInput, OfOutput, Plain, TensorIn
@@ -64,6 +65,7 @@ class Walker:
     boundary: Boundary = field(default_factory=Boundary)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     writes: list[Value] = field(default_factory=list)
+    written: dict[torch.fx.Node, Value] = field(default_factory=dict)  # inputs that have a new value → Data
 
     def visit(self, node: torch.fx.Node) -> None:
         match node.op:
@@ -116,6 +118,8 @@ class Walker:
         converter = self.registry.find(node.target)
         if converter is None:
             return self.aten_call(node, "it has no converter")
+        if node.target is aten.copy_.default and self.read_again(node) and not converter.user:
+            return self.converted(node, self.registry.converters[aten.copy.default])
         if node.target in VIEWS and not converter.user:
             args, _ = self.arguments(node)
             self.count(node, "converter")
@@ -131,6 +135,8 @@ class Walker:
         before = len(self.graph.nodes)
         try:
             result = converter.function(*args, **kwargs)
+            if (node.target in WRITES or converter.target is not node.target) and not converter.user:
+                result = self.write(node, result)
         except AirgraphError as error:
             raise ConvertError(error.what, where={**error.where, **where(node)}, hint=error.hint) from error
         except NoConversion as refusal:
@@ -146,6 +152,27 @@ class Walker:
         self.count(node, "user" if converter.user else "converter")
         self.writes += [n.output for n in self.graph.nodes[before:] if n.op == "Assign"]
         return self.checked(node, result)
+
+    def read_again(self, node: torch.fx.Node) -> bool:
+        """A copy_ to an input that has a new value already, or whose new value the graph goes on with."""
+        argument: Any = node.args[0]
+        later = argument.op == "placeholder" and any(read_after(n, node) for n in (argument, node))
+        return argument in self.written or later
+
+    def write(self, node: torch.fx.Node, result: Any) -> Any:
+        """Assigns what the op writes and goes on with the new values: outputs of the op, or what comes after them."""
+        count = len(node.target._schema.returns)  # type: ignore[union-attr]
+        values = list(result) if isinstance(result, list | tuple) else [result]
+        places, rest = returned(node.target), iter(values[count:])
+        new = {arg: values[places[name]] if name in places else next(rest) for name, arg in written(node).items()}
+        old = {arg: self.written.get(arg, self.env[arg]) for arg in new}
+        if any(v.dtype != old[arg].dtype or not agree(v.type, old[arg].type) for arg, v in new.items()):
+            raise NoConversion("an argument of another type or shape than what is written to it")
+        for argument, value in new.items():
+            ge.Assign(old[argument], value)
+        self.written |= old
+        self.env |= new
+        return values[0] if count == 1 else values[:count]
 
     def checked(self, node: torch.fx.Node, result: Any) -> Any:
         """One value for each output FX expects, of the type FX expects; the exact (symbolic) shape is FX's."""
@@ -184,6 +211,10 @@ class Walker:
             what = f"no converter for {target_text(node.target)} (strict=True): {reason}"
             hint = "strict=False to run this op by PyTorch, or register one: docs/converters.md"
             raise ConvertError(what, where=where(node), hint=hint)
+        if any(n in self.written for arg in written(node).values() for n in nodes(arg)):
+            what = f"{target_text(node.target)} writes to an argument that was written to before"
+            what += f", and PyTorch would run it: {reason}"
+            raise ConvertError(what, where=where(node), hint="a functional graph: AOTAutograd makes one")
         if self.registry.converters:  # with an empty registry every op is meant to go this way
             self.journal.fall_back(target_text(node.target), reason, source_line(node))
         self.count(node, "pytorch", reason if self.registry.converters else "")
@@ -264,6 +295,9 @@ class Walker:
         outputs = Outputs(self)
         for out in returned if isinstance(returned, list | tuple) else [returned]:
             self.boundary.results.append(outputs.result(out))
+        last = {id(w.node.inputs[0]): w for w in self.writes}
+        self.graph.erase([w.node for w in self.writes if w not in last.values()])
+        self.writes = list(last.values())
         ge.NetOutput(outputs.values, dependencies=[w.node for w in self.writes])
 
 

@@ -7,6 +7,10 @@ has no right place in a graph: no converter could give it one, and PyTorch canno
 
 What may write: `copy_` to an argument (the graph's own way to say that it changes an input), ops that write to nothing but
 arguments, and those that work on the storage itself, which AOTAutograd leaves where they stand for a purpose.
+
+A converter for an op that writes to arguments gives the new values; the walk assigns them and lets later readers see them.
+
+    x: masked_fill_(x, m, 5); y = x * 2   →   v = MaskedFill(x, m, 5); Assign(x, v); y = Mul(v, 2)
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 
 import torch
 
-# Overloads of TorchAir's list that are left out for that reason.
+# Overloads that write to arguments and have a converter.
 aten = torch.ops.aten
 WRITES = (
     aten.masked_fill_.Scalar,
@@ -28,18 +32,66 @@ WRITES = (
     aten._native_batch_norm_legit.default,
 )
 OF_STORAGE = ("set_", "resize_", "resize_storage_bytes_")
+# What a pass on FX may take for its argument, so that a later reader would see the write.
+COPIES = {aten.clone.default, aten._to_copy.default, aten.repeat.default, aten.constant_pad_nd.default,
+          aten.pow.Tensor_Scalar, aten.lift_fresh_copy.default}  # fmt: skip
 
 
 def stray_writes(node: torch.fx.Node) -> list[str]:
-    """The names of the arguments that a node writes to although the graph computed them."""
+    """The names of the arguments that a node writes to although the graph computed them, or reads them again by another
+    name that would not show the write."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.name.rpartition("::")[2] in OF_STORAGE:
+        return []
+    return [name for name, arg in written(node).items() if not all(free(node, n) for n in nodes(arg))]
+
+
+def written(node: torch.fx.Node) -> dict[str, Any]:
+    """The arguments that a node writes to, by name, in the order of the schema."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-        return []
-    if target._schema.name.rpartition("::")[2] in OF_STORAGE:
-        return []
+        return {}
     given = {**{a.name: v for a, v in zip(target._schema.arguments, node.args)}, **node.kwargs}
-    written = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [name for name in written if not all(n.op == "placeholder" for n in nodes(given.get(name)))]
+    names = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return {name: given.get(name) for name in names}
+
+
+def returned(target: Any) -> dict[str, int]:
+    """Which output of an op is the new value of which argument."""
+    places = {name: i for i, r in enumerate(target._schema.returns) if r.alias_info for name in r.alias_info.before_set}
+    sets = {a.name: a.alias_info.before_set for a in target._schema.arguments if a.alias_info and a.alias_info.is_write}
+    return {name: places[mark] for name, marks in sets.items() for mark in marks if mark in places}
+
+
+def free(node: torch.fx.Node, argument: torch.fx.Node) -> bool:
+    """`node` may write to it: an input, and for our converters one that nobody reads as something else afterwards."""
+    if argument.op != "placeholder":
+        return False
+    return node.target not in WRITES or not any(read_after(other, node) for other in shown_by(argument, node))
+
+
+def shown_by(argument: torch.fx.Node, end: torch.fx.Node) -> list[torch.fx.Node]:
+    """The views of an argument that are made before a node, and what may turn out to be one."""
+    found = [argument]
+    for node in argument.graph.nodes:
+        if node is end:
+            break
+        source = node.args[0] if node.args else None
+        if source in found and (node.target in COPIES or shares(node, argument)) and node.target not in WRITES:
+            found.append(node)
+    return found[1:]
+
+
+def shares(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    metas = [n.meta.get("val") for n in (a, b)]
+    if not all(isinstance(m, torch.Tensor) and m.layout == torch.strided for m in metas):
+        return False
+    return len({m.untyped_storage()._cdata for m in metas if isinstance(m, torch.Tensor)}) == 1
+
+
+def read_after(node: torch.fx.Node, point: torch.fx.Node) -> bool:
+    """What leaves the graph does so with the memory it should have."""
+    return any(user > point and user.op != "output" for user in node.users)
 
 
 def nodes(arg: Any) -> list[torch.fx.Node]:

@@ -109,6 +109,8 @@ class Graph:
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}
         self._at: Node | None = None
+        self._ahead: dict[Node, list[Node]] = {}  # new nodes that are to stand before this one
+        self._edits = 0
 
     # -- building ---------------------------------------------------------------------------------------------------
     def unique_name(self, op: str) -> str:
@@ -156,17 +158,45 @@ class Graph:
             self.nodes.append(node)
         else:
             node.note = self._at.note
-            self.nodes.insert(self.nodes.index(self._at), node)
+            self._ahead.setdefault(self._at, []).append(node)
         return node
 
     @contextmanager
     def before(self, node: Node) -> Iterator[None]:
         """New nodes go right before `node`."""
+        outer = self.stand_before(node)
+        try:
+            with self.editing():
+                yield
+        finally:
+            self.stand_before(outer)
+
+    def stand_before(self, node: Node | None) -> Node | None:
+        """From now on new nodes go right before `node`, or at the end; gives back where they went so far."""
         outer, self._at = self._at, node
+        return outer
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Many `before`s: the new nodes take their places in `nodes` together, at the end, in one go over the list."""
+        self._edits += 1
         try:
             yield
         finally:
-            self._at = outer
+            self._edits -= 1
+            if self._ahead and not self._edits:
+                self._settle()
+
+    def _settle(self) -> None:
+        order: list[Node] = []
+        rest = self.nodes[::-1]
+        while rest:
+            ahead = self._ahead.pop(rest[-1], None)  # these may have others ahead of them in turn
+            if ahead:
+                rest += reversed(ahead)
+            else:
+                order.append(rest.pop())
+        self.nodes = order
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def of(self, op: str) -> list[Node]:

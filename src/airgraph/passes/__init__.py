@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal
-from airgraph.passes import cleanup, simplify
+from airgraph.passes import activations, attention, cleanup, linear, norms, simplify
+from airgraph.passes.liveness import Liveness
 from airgraph.passes.result import Pass, PassResult
+from airgraph.passes.rewrite import Rule, RulePass
 
 # Once through is enough: no pass leaves work for one before it.
 PASSES: dict[str, Pass] = {
     "constant_folding": cleanup.constant_folding,
     "noops": simplify.noops,
     "views": simplify.views,
+    "casts": simplify.casts,
+    "softmax": norms.softmax_pass,
+    "layer_norm": norms.layer_norm_pass,
+    "rms_norm": norms.rms_norm_pass,
+    "gelu": activations.gelu,
+    "swish": activations.swish,
+    "rotary": attention.rotary_pass,
+    "attention": attention.attention_pass,
     "matmul_transposes": simplify.matmul_transposes,
+    "unit_transposes": simplify.unit_transposes,
+    "matmul_bias": linear.matmul_bias,
+    "conv_batch_norm": linear.conv_batch_norm,
     "common_subexpressions": cleanup.common_subexpressions,
     "dead_code": cleanup.dead_code,
     "dead_inputs": cleanup.dead_inputs,
 }
 # Names for several passes at once, for switching them off.
-FAMILIES: dict[str, tuple[str, ...]] = {"fusion": ("matmul_transposes",)}
+PATTERNS = ("softmax", "layer_norm", "rms_norm", "gelu", "swish", "rotary", "attention")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "fusion": (*PATTERNS, "matmul_transposes", "matmul_bias", "conv_batch_norm"),
+    "patterns": PATTERNS,
+}
+# Passes that run only where the caller says that parameters never change.
+FROZEN = ("conv_batch_norm",)
 
 
-def run_passes(graph: Graph, journal: Journal, *, off: tuple[str, ...] = (), check: bool = False,
+def run_passes(graph: Graph, journal: Journal, *, off: tuple[str, ...] = (), check: bool = False, frozen: bool = False,
                observe: Callable[[str, Graph], None] | None = None) -> Graph:  # fmt: skip
-    """Every pass that is not switched off. `observe(name, graph)` is called after each that changed something."""
-    skipped = {name for wish in off for name in FAMILIES.get(wish, (wish,))}
+    """Every pass that is not switched off. `observe(name, graph)` is called after each that changed something.
+
+    `frozen`: parameters keep their values, so that one may be folded into another.
+    """
+    skipped = {name for wish in off for name in FAMILIES.get(wish, (wish,))} | set(() if frozen else FROZEN)
+    live: Liveness | None = None  # one for all passes made of rules: they keep it up to date
     for name, run in PASSES.items():
         if name in skipped:
             continue
         with journal.stage(name) as stage:
-            result = run(graph)
+            if isinstance(run, RulePass):
+                live = live or Liveness(graph)
+                result = run(graph, helpers_of(run, skipped), live)
+            else:
+                live, result = None, run(graph)
             stage.notes += result.notes
+        record(name, result, journal)
         if check:
             verify(graph, name)
         if observe and result.changed:
@@ -41,4 +70,15 @@ def run_passes(graph: Graph, journal: Journal, *, off: tuple[str, ...] = (), che
     return graph
 
 
-__all__ = ["FAMILIES", "PASSES", "Pass", "PassResult", "run_passes"]
+def helpers_of(run: RulePass, skipped: Collection[str]) -> list[Rule]:
+    passes = [PASSES[name] for name in run.helpers if name not in skipped]
+    return [rule for helper in passes if isinstance(helper, RulePass) for rule in helper.rules]
+
+
+def record(name: str, result: PassResult, journal: Journal) -> None:
+    """`fired rms_norm/rms_norm` and `refused …` among the journal's counters: what each rule of a pass did."""
+    for word, counts in (("fired", result.fired), ("refused", result.refused)):
+        journal.counters.update(Counter({f"{word} {name}/{rule}": count for rule, count in counts.items()}))
+
+
+__all__ = ["FAMILIES", "FROZEN", "PASSES", "Pass", "PassResult", "run_passes"]

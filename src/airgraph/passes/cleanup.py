@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,9 @@ import sympy
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Node
-from airgraph.ir.ops import row
+from airgraph.passes.liveness import pure, unread
 from airgraph.passes.result import PassResult
-
-
-def pure(node: Node) -> bool:
-    op = row(node)
-    return op is not None and op.is_pure
+from airgraph.passes.rewrite import attr_key
 
 
 def dead_code(graph: Graph) -> PassResult:
@@ -25,13 +20,7 @@ def dead_code(graph: Graph) -> PassResult:
     Shape = ge.Shape(x)          ⟶   (gone)
     y = ge.Mul(x, x)                 y = ge.Mul(x, x)
     """
-    waited_for: set[Node] = set()  # by nodes that stay
-    gone: dict[Node, None] = {}
-    for node in reversed(graph.nodes):
-        if pure(node) and node not in waited_for and all(u in gone for v in node.outputs for u in v.users):
-            gone[node] = None
-        else:
-            waited_for.update(node.control)
+    gone = unread(graph)
     graph.erase(list(gone))
     return PassResult(bool(gone), [f"dropped {n.name}" for n in gone if n.op != "Const"])
 
@@ -52,24 +41,36 @@ def common_subexpressions(graph: Graph) -> PassResult:
 
     a = ge.Exp(x); b = ge.Exp(x); ge.Add(a, b)   ⟶   a = ge.Exp(x); ge.Add(a, a)
     """
-    seen: dict[str, Node] = {}
+    seen: dict[tuple[Any, ...], list[Node]] = {}
     merged: list[tuple[Node, Node]] = []
     for node in list(graph.nodes):
         if not pure(node) or node.control or not any(v.users for v in node.outputs):
             continue
-        first = seen.setdefault(key(node), node)
-        if first is not node:
-            for old, new in zip(node.outputs, first.outputs):
-                graph.replace(old, new)
-            merged.append((node, first))
+        alike = seen.setdefault(key(node), [])
+        first = next((other for other in alike if equal(node, other)), None)
+        if first is None:
+            alike.append(node)
+            continue
+        for old, new in zip(node.outputs, first.outputs):
+            graph.replace(old, new)
+        merged.append((node, first))
     return PassResult(bool(merged), [f"{n.name} = {first.name}" for n, first in merged if n.op != "Const"])
 
 
-def key(node: Node) -> str:
-    inputs = [[id(v) for v in e] if isinstance(e, tuple) else id(e) for e in node.inputs]
-    types = [str(v.type) for v in node.outputs]
-    array = getattr(node.attrs.get("value"), "tobytes", bytes)()
-    return json.dumps([node.op, inputs, types, array.hex(), {k: repr(v) for k, v in node.attrs.items()}])
+def key(node: Node) -> tuple[Any, ...]:
+    """Equal nodes have equal keys; that two nodes have one is quickly told, and mostly enough to tell them apart."""
+    if node.op == "Const":
+        return (attr_key(node.attrs["value"]), node.output.dtype)
+    return (node.op, *(tuple(map(id, e)) if isinstance(e, tuple) else id(e) for e in node.inputs))
+
+
+def equal(a: Node, b: Node) -> bool:
+    types = all(v.type == w.type for v, w in zip(a.outputs, b.outputs)) and len(a.outputs) == len(b.outputs)
+    return (
+        types
+        and a.attrs.keys() == b.attrs.keys()
+        and all(attr_key(a.attrs[k]) == attr_key(b.attrs[k]) for k in a.attrs)
+    )
 
 
 def constant_folding(graph: Graph) -> PassResult:
@@ -78,7 +79,7 @@ def constant_folding(graph: Graph) -> PassResult:
     ge.Gather(ge.Shape(x), 0)   ⟶   4        where x is [4, 8]
     """
     notes: list[str] = []
-    with ge.building(graph):
+    with ge.building(graph), graph.editing():
         for node in list(graph.nodes):
             if node.op == "Const" or not pure(node) or node.control or not is_size(node):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ from airgraph.ir.graph import Graph
 class PassResult:
     changed: bool
     notes: list[str] = field(default_factory=list)
+    fired: Counter[str] = field(default_factory=Counter)  # rule → how often it rewrote something
+    refused: Counter[str] = field(default_factory=Counter)  # rule → how often it fitted and did not
 
 
 Pass = Callable[[Graph], PassResult]

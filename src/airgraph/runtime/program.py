@@ -62,11 +62,14 @@ class Program:
         owned = self.own(outputs, [*inputs.values()], symbols)
         self.write(writes, inputs)
         results = [self.result(r, args, owned, symbols) for r in self.boundary.results]
+        self.log_run(start, bound)
+        return results
+
+    def log_run(self, start: float, bound: float) -> None:
         log = self.journal.log
         if log.isEnabledFor(EVENT_LEVEL):
             micros = [int((b - a) * 1e6) for a, b in ((start, bound), (bound, time.perf_counter()))]
             log.event("%s run at %s, process input: %sus, graph run: %sus", self.journal.log_name, time.time(), *micros)
-        return results
 
     # -- arguments --------------------------------------------------------------------------------------------------
     def bind(self, args: Sequence[Any]) -> Symbols:
@@ -139,7 +142,8 @@ class Program:
             if strides is None:
                 owned.append(value if address not in taken and compact(value) else value.clone())
             elif same_layout(value, strides) and address not in taken and compact(value):
-                owned.append(value)
+                exact = value.stride() == tuple(strides)  # the stride of a dimension of size 1 means nothing, but shows
+                owned.append(value if exact else value.as_strided(value.shape, strides))
             else:
                 owned.append(copy_strided(value, strides))
             taken.add(owned[-1].untyped_storage().data_ptr())

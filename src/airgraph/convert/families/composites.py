@@ -12,6 +12,7 @@ from airgraph.convert.families.matrices import bmm, mm
 from airgraph.convert.families.random import rand, randn
 from airgraph.convert.families.symbols import sym_numel, sym_size
 from airgraph.convert.families.vectors import dot, mv
+from airgraph.convert.promote import real
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
@@ -88,6 +89,32 @@ def of_many(a: Value, b: Value, meta: TensorSpec) -> Value:
     a, b = (ge.BroadcastTo(x, [*batch, *fixed(x)[-2:]]) for x in (a, b))
     y = bmm(*(ge.Reshape(x, [product(batch), *fixed(x)[-2:]]) for x in (a, b)))
     return ge.Reshape(y, sizes(meta.symsize))
+
+
+@converts(aten.matmul_backward.default)
+def matmul_backward(grad: Value, self: Value, other: Value, mask: Sequence[bool]) -> list[Value | None]:
+    """matmul_backward(Tensor grad, Tensor self, Tensor other, bool[2] mask) -> (Tensor, Tensor)
+
+    PyTorch has it for nested tensors only. Here: of matrices, and of as many matrices on either side."""
+    real(grad, self, other)
+    many = [shape_of(x)[:-2] for x in (grad, self, other)]
+    if len({x.dtype for x in (grad, self, other)}) > 1 or self.rank < 2 or many[0] != many[1] or many[1] != many[2]:
+        raise NoConversion("vectors, or matrices that are repeated")
+    left = product_of(grad, turned(other)) if mask[0] else None
+    return [left, product_of(turned(self), grad) if mask[1] else None]
+
+
+def turned(x: Value) -> Value:
+    return ge.Transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+
+def product_of(a: Value, b: Value) -> Value:
+    if a.rank == 2:
+        return mm(a, b)
+    if a.rank == 3:
+        return bmm(a, b)
+    y = bmm(*(ge.Reshape(x, [product(fixed(x)[:-2]), *fixed(x)[-2:]]) for x in (a, b)))
+    return ge.Reshape(y, [*fixed(a)[:-1], fixed(b)[-1]])
 
 
 def shape_of(x: Value) -> tuple[Dim, ...]:

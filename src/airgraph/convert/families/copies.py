@@ -14,10 +14,16 @@ from airgraph.ir.graph import Value
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-@converts(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+@converts(aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
 def identity(self: Value, *, memory_format: Any = None) -> Value:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor. Strides are a matter of the boundary."""
     return ge.Identity(self)
+
+
+@converts(aten.alias.default)
+def alias(self: Value) -> Value:
+    """alias(Tensor(a) self) -> Tensor(a)"""
+    return ge.Reshape(self, ge.Shape(self, dtype=9))
 
 
 @converts(aten._to_copy.default)
@@ -45,6 +51,8 @@ def copy(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: T
     real(self, src)
     if src.type.place != self.type.place:
         raise NoConversion("a copy from another device")
+    if src.type.shape is not None and src.type.shape == self.type.shape:
+        return ge.Identity(to(src, meta_outputs.dtype))
     return ge.BroadcastTo(to(src, meta_outputs.dtype), ge.Shape(self, dtype=9))
 
 

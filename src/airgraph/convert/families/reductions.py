@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import promoted, to
+from airgraph.convert.promote import promoted, real, to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
@@ -32,6 +32,9 @@ def reduction(op: str) -> Any:
     ) -> Value:
         if isinstance(dim, Value):
             raise NoConversion("symbolic axes")
+        if op == "ReduceMean" and dtype is not None and self.dtype != meta_outputs.dtype:
+            real(self)
+            return ge.ReduceMeanWithCast(self, axes_of(self, dim), keep_dims=keepdim, dtype=int(meta_outputs.dtype))
         (x,) = promoted(self, dtype=meta_outputs.dtype)
         return getattr(ge, op)(x, axes_of(x, dim), keep_dims=keepdim)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.direct import bound, constant, direct, emitted, word_of
+from airgraph.convert.direct import bound, constant, direct, emitted, sized, word_of
 from airgraph.convert.promote import promoted
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
 from airgraph.ir import ge
@@ -129,16 +129,23 @@ def constant_pad(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorS
 
 def pad_more(op: str, mode: str) -> Any:
     def convert(self: Value, padding: Any, *, meta_outputs: TensorSpec) -> Value:
-        inputs = [self, outermost_first(padding)]
-        return emitted(op, inputs if op == "MirrorPad" else [*inputs, None], {"mode": mode}, meta_outputs)
+        alone = self.rank == len(items(padding)) // 2 + 1
+        inputs = [ge.Unsqueeze(self, axes=[0]) if alone else self, outermost_first(padding)]
+        y = emitted(op, inputs if op == "MirrorPad" else [*inputs, None], {"mode": mode}, meta_outputs)
+        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
 
     return convert
 
 
 def pad_gradient(mode: str) -> Any:
     def convert(grad_output: Value, self: Value, padding: Any, *, meta_outputs: TensorSpec) -> Value:
-        inputs = [grad_output, outermost_first(padding), ge.Shape(self, dtype=9)]
-        return emitted("PadV3Grad", inputs, {"mode": mode}, meta_outputs)
+        numbers = items(padding)
+        if mode == "edge" and all(isinstance(n, int) and n == 0 for n in numbers):
+            return ge.Identity(grad_output)
+        alone = self.rank == len(numbers) // 2 + 1
+        grad, x = (ge.Unsqueeze(v, axes=[0]) if alone else v for v in (grad_output, self))
+        y = emitted("PadV3Grad", [grad, outermost_first(padding), ge.Shape(x, dtype=9)], {"mode": mode}, meta_outputs)
+        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
 
     return convert
 

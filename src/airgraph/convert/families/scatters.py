@@ -11,11 +11,12 @@ from airgraph.convert.promote import real, to
 from airgraph.convert.registry import NoConversion, TensorSpec, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
-from airgraph.ir.types import DataType
+from airgraph.ir.types import DataType, Dim, TensorType
 
 aten = torch.ops.aten
 INDEX_TYPES = (DataType.DT_INT32, DataType.DT_INT64)
 END = 2**63 - 1
+INT64 = int(DataType.DT_INT64)
 REDUCTIONS = {"add": "add", "multiply": "mul"}
 REDUCTIONS_OF_TWO = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
@@ -140,29 +141,47 @@ def masked_scatter(self: Value, mask: Value, source: Value) -> Value:
 
 
 # -- slices ---------------------------------------------------------------------------------------------------------
-def assign(x: Value, part: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
-    """x with x[start:end:step] along one axis replaced."""
-    real(x, part)
-    begin, end = 0 if start is None else start, END if end is None else end
-    bounds = [[n] if isinstance(n, int) else ge.Pack([n], N=1) for n in (begin, end, step)]
-    return ge.StridedSliceAssignV2(x, to(part, x.dtype), *bounds, [dim % x.rank])
+def bounds(start: Any, end: Any, size: Any) -> tuple[int, int] | None:
+    """start:end as Python counts it; None where that depends on what is only known when run."""
+    start, end = 0 if start is None else start, END if end is None else end
+    if not isinstance(start, int) or not isinstance(end, int):
+        return None
+    if isinstance(size, int):
+        start, end, _ = slice(start, end).indices(size)
+    if start < 0 or end < 0:
+        return None
+    return start, max(start, end)
 
 
-def assign_one(x: Value, part: Value, dim: int, index: Any) -> Value:
-    if not isinstance(index, int):
-        raise NoConversion("a symbolic index")
-    axis = dim % x.rank
-    return assign(x, ge.Unsqueeze(part, axes=[axis]), axis, index, END if index == -1 else index + 1, 1)
+def steps(x: Value, part: Value, axis: int, start: Any, end: Any, step: Any) -> Value:
+    """The places along one axis of x that start:end:step names, for every element of the part."""
+    size = ge.Gather(ge.Shape(x, dtype=INT64), axis)
+    limit = size if end is None else ge.Minimum(size, to(from_the_end(end, size), DataType.DT_INT64))
+    first = from_the_end(0 if start is None else start, size)
+    places = ge.Range(first, limit, step, dtype=INT64, place=part.type.place)
+    places.type = TensorType(DataType.DT_INT64, (part.type.shape or ())[axis : axis + 1], part.type.place)
+    others = [i for i in range(x.rank) if i != axis]
+    return ge.Expand(ge.Unsqueeze(places, axes=others), ge.Shape(part, dtype=INT64)) if others else places
 
 
-def zeros(sizes: Any, meta: TensorSpec) -> Value:
-    return ge.Fill(sizes, to(0, meta.dtype), place=meta.place)
+def from_the_end(n: Any, size: Value) -> Any:
+    """A place before the start is the start."""
+    return ge.Maximum(ge.Add(size, n), to(0, DataType.DT_INT64)) if isinstance(n, int) and n < 0 else n
 
 
 @converts(aten.slice_scatter.default)
 def slice_scatter(self: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
-    return assign(self, src, dim, start, end, step)
+    real(self, src)
+    axis, part = dim % self.rank, to(src, self.dtype)
+    within = bounds(start, end, sizes_of(self)[axis])
+    if (within or (None,))[0] == 0 and end in (None, END) and step == 1:
+        return ge.Identity(part)
+    if within is None or not isinstance(step, int) or step != 1:
+        return ge.ScatterElements(self, steps(self, part, axis, start, end, step), part, axis=axis)
+    before, after = within
+    first, last = (ge.StridedSliceV2(self, [a], [b], [axis], [1]) for a, b in ((0, before), (after, END)))
+    return ge.ConcatV2([first, part, last], axis, N=3)
 
 
 @converts(aten.slice_backward.default)
@@ -170,17 +189,49 @@ def slice_backward(grad_output: Value, input_sizes: Any, dim: int, start: Any, e
                    meta_outputs: TensorSpec) -> Value:  # fmt: skip
     """slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor"""
     real(grad_output)
-    return assign(zeros(input_sizes, meta_outputs), grad_output, dim, start, end, step)
+    axis = dim % meta_outputs.rank
+    within = bounds(start, end, meta_outputs.symsize[axis])
+    fixed = within is not None and not isinstance(input_sizes, Value)
+    if not fixed or not isinstance(step, int) or step != 1:
+        zeros = ge.Fill(input_sizes, to(0, meta_outputs.dtype), place=meta_outputs.place)
+        return ge.ScatterElements(zeros, steps(zeros, grad_output, axis, start, end, step), grad_output, axis=axis)
+    assert within is not None
+    lengths = (within[0], input_sizes[axis] - within[1])
+    before, after = ([*input_sizes[:axis], length, *input_sizes[axis + 1 :]] for length in lengths)
+    first, last = (ge.Fill(n, to(0, meta_outputs.dtype), place=meta_outputs.place) for n in (before, after))
+    return ge.ConcatV2([first, grad_output, last], axis, N=3)
+
+
+def place_of_one(x: Value, part: Value, axis: int, index: Any) -> Value:
+    """The same index for every element of the part."""
+    size = sizes_of(x)[axis]
+    if not isinstance(index, int):
+        raise NoConversion("a symbolic index")
+    if index < 0 and not isinstance(size, int):
+        number = ge.Add(ge.Gather(ge.Shape(x, dtype=INT64), axis), index)
+    else:
+        number = ge.constant(index + size if index < 0 else index, DataType.DT_INT64, place=part.type.place)
+    return ge.BroadcastTo(number, ge.Shape(part, dtype=INT64))
+
+
+def sizes_of(x: Value) -> tuple[Dim, ...]:
+    if not x.type.shape:
+        raise NoConversion("a scalar, or sizes that are not known")
+    return x.type.shape
 
 
 @converts(aten.select_scatter.default)
 def select_scatter(self: Value, src: Value, dim: int, index: Any) -> Value:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
-    return assign_one(self, src, dim, index)
+    real(self, src)
+    axis = dim % self.rank
+    part = ge.ExpandDims(to(src, self.dtype), axis)
+    return ge.ScatterElements(self, place_of_one(self, part, axis, index), part, axis=axis)
 
 
 @converts(aten.select_backward.default)
 def select_backward(grad_output: Value, input_sizes: Any, dim: int, index: Any, *, meta_outputs: TensorSpec) -> Value:
     """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
     real(grad_output)
-    return assign_one(zeros(input_sizes, meta_outputs), grad_output, dim, index)
+    zeros = ge.Fill(input_sizes, to(0, meta_outputs.dtype), place=meta_outputs.place)
+    return select_scatter(zeros, grad_output, dim, index)

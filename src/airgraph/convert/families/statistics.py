@@ -74,8 +74,21 @@ def summed(op: str) -> Any:
     return convert
 
 
-REGISTRY.register(aten.logsumexp.default, summed("ReduceLogSumExp"))
 REGISTRY.register(aten.nansum.default, summed("ReduceNansum"))
+
+
+@converts(aten.logsumexp.default)
+def logsumexp(self: Value, dim: Any, keepdim: bool = False, *, meta_outputs: TensorSpec) -> Value:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor: the largest is taken out, unless it is infinite"""
+    (x,) = promoted(self, dtype=meta_outputs.dtype)
+    axes = axes_of(x, dim)
+    if 0 in (x.type.shape or ()):  # nothing has no largest
+        return ge.ReduceLogSumExp(x, axes, keep_dims=keepdim)
+    largest = ge.ReduceMax(x, axes, keep_dims=True)
+    infinite = ge.Equal(ge.Abs(largest), to(float("inf"), x.dtype))
+    shift = ge.MaskedFill(largest, infinite, to(0.0, x.dtype))
+    rest = ge.ReduceLogSumExp(ge.Sub(x, shift), axes, keep_dims=keepdim)
+    return ge.Add(rest, shift if keepdim or not axes else ge.Squeeze(shift, axis=axes))
 
 
 @converts(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)

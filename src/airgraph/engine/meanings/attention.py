@@ -18,6 +18,9 @@ MODES = {"sum": 0, "mean": 1, "max": 2}
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale_value: float | None,
               is_causal: bool) -> Any:  # fmt: skip
+    if query.device.type != "cpu":  # a pass made it of its parts, and nobody reads the second result
+        out = F.scaled_dot_product_attention(query, key, value, aligned(mask), is_causal=is_causal, scale=scale_value)
+        return or_empty([out, None], query)
     return aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale_value
     )
@@ -79,6 +82,11 @@ def fused_attention_gradient(query: Tensor, key: Tensor, value: Tensor, dy: Tens
     return or_empty([*grads, None], query)
 
 
+def rotary(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
+    lower, upper = x.chunk(2, -1)
+    return x * r1 + torch.cat((-upper, lower), -1) * r2
+
+
 def embedding_gradient(
     grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
@@ -96,6 +104,7 @@ ATTENTION: dict[str, Meaning] = {
     "FlashAttentionScoreGrad": on_dense(attention_gradient, rows),
     "FusedAttentionScore": on_dense(fused_attention, rows),
     "FusedAttentionScoreGrad": on_dense(fused_attention_gradient, rows),
+    "RotaryMul": rotary,
     "EmbeddingDenseGrad": embedding_gradient,
     "EmbeddingBag": on_dense(embedding_bag),
 }

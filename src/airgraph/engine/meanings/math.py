@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from airgraph.engine.meanings.table import Meaning, Tensor
+from airgraph.engine.meanings.table import Meaning, Tensor, torch_type
 
 
 def matmul(x1: Tensor, x2: Tensor, bias: Tensor | None = None, offset_w: Tensor | None = None, *, transpose_x1: bool,
@@ -35,12 +35,17 @@ def total(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
     return torch.sum(x, axes, keepdim=keepdim, dtype=x.dtype)
 
 
+def mean_as(x: Tensor, axes: Sequence[int], keep_dims: bool, dtype: int) -> Tensor:
+    return torch.mean(x, tuple(axes) or tuple(range(x.ndim)), keepdim=keep_dims, dtype=torch_type(dtype))
+
+
 MATH: dict[str, Meaning] = {
     "MatMul": matmul,
     "MatMulV2": matmul,
     "BatchMatMul": lambda x1, x2, adj_x1, adj_x2: torch.bmm(x1.mT if adj_x1 else x1, x2.mT if adj_x2 else x2),
     "ReduceSum": reduce(total),
     "ReduceMean": reduce(torch.mean),
+    "ReduceMeanWithCast": mean_as,
     "ReduceMax": reduce(torch.amax),
     "ReduceMin": reduce(torch.amin),
     "ReduceProd": product,

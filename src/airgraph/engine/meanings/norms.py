@@ -34,6 +34,13 @@ def layer_norm_gradient(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, gamma
     return or_empty(aten.native_layer_norm_backward(dy, x, shape, mean, rstd, gamma, beta, output_mask), x)
 
 
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> list[Tensor]:
+    """As models write it out: halves in float32 up to the product with gamma."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return [gamma * (wide * rstd).to(x.dtype), rstd]
+
+
 def group_sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], prod(x.shape[2:])
 
@@ -71,6 +78,7 @@ def batch_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor | None, running_me
 NORMS: dict[str, Meaning] = {
     "LayerNormV4": lambda x, shape, gamma, beta, epsilon: aten.native_layer_norm(x, shape, gamma, beta, epsilon),
     "LayerNormGradV3": layer_norm_gradient,
+    "RmsNorm": rms_norm,
     "GroupNormV2": group_norm,
     "GroupNormGrad": group_norm_gradient,
     "BatchNormV3": batch_norm,

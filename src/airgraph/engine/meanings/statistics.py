@@ -25,10 +25,14 @@ def norm(x: Tensor, p: float, axes: Sequence[int], keepdim: bool, epsilon: float
     return torch.linalg.vector_norm(x, p, tuple(axes) or None, keepdim)
 
 
+def log_sum_exp(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
+    return torch.log(torch.sum(torch.exp(x), axes, keepdim=keepdim))
+
+
 STATISTICS: dict[str, Meaning] = {
     "ReduceVar": spread(torch.var, torch.var_mean),
     "ReduceStdV2": spread(torch.std, torch.std_mean),
     "LpNormV2": norm,
-    "ReduceLogSumExp": reduce(torch.logsumexp),
+    "ReduceLogSumExp": reduce(log_sum_exp),
     "ReduceNansum": reduce(torch.nansum),
 }

@@ -26,6 +26,8 @@ define("FusedAttentionScore", "query key value atten_mask?",
 define("FusedAttentionScoreGrad", "query key value dy attention_in softmax_lse seed offset atten_mask?",
        each(like("query"), like("key"), like("value"), first_given("atten_mask", "query")), outputs="dq dk dv dmask",
        kernel=REQUIRED, scale_value=None, is_causal=False, output_mask=(True, True, True, False))  # fmt: skip
+# x · r1 + (the halves of x's last axis changed over, the first with the other sign) · r2
+define("RotaryMul", "x r1 r2", like())
 define("EmbeddingDenseGrad", "grad indices num_weights#", sized("grad"), padding_idx=-1, scale_grad_by_freq=False)
 define("EmbeddingBag", "weight indices offsets per_sample_weights?",
        each(sized("weight"), *[sized("offsets")] * 3), outputs="y offset2bag bag_size max_indices", mode=REQUIRED,

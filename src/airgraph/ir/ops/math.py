@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import like, matmul, reduction
-from airgraph.ir.ops.table import define
-from airgraph.ir.types import DataType
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType
 
 BOOL = DataType.DT_BOOL
+
+
+def mean_as(call: Call) -> list[TensorType]:
+    return list(reduction(DataType(call.attr("dtype")))(call))
+
 
 define(
     "MatMul", "x1 x2 bias?", matmul("x1", "x2", "transpose_x1", "transpose_x2"), transpose_x1=False, transpose_x2=False
@@ -17,6 +22,7 @@ define("BatchMatMul", "x1 x2", matmul("x1", "x2", "adj_x1", "adj_x2"), adj_x1=Fa
 
 for name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
     define(name, "x axes#", reduction(), keep_dims=False)
+define("ReduceMeanWithCast", "x axes#", mean_as, keep_dims=False, dtype=REQUIRED)
 for name in ("ReduceAll", "ReduceAny"):
     define(name, "x axes#", reduction(BOOL), keep_dims=False)
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from airgraph.ir.ops.joint import each, first_given, sized, statistics
+from airgraph.ir.ops.joint import HALVES, each, first_given, sized, statistics
 from airgraph.ir.ops.rules import like
-from airgraph.ir.ops.table import REQUIRED, define
+from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.types import DataType, TensorType
 
 ALL = (True, True, True)
+
+
+def deviations(call: Call) -> list[TensorType]:
+    """One number for each row of x."""
+    shape = call.shape("x")
+    dtype = DataType.DT_FLOAT if call.dtype("x") in HALVES else call.dtype("x")
+    return call.result(dtype, None if shape is None else (*shape[:-1], 1))
+
 
 define("LayerNormV4", "x normalized_shape# gamma? beta?", each(like(), statistics(), statistics()),
        outputs="y mean rstd", epsilon=1e-5)  # fmt: skip
 define("LayerNormGradV3", "dy x rstd mean gamma? beta? normalized_shape#",
        each(like("x"), first_given("gamma", "x"), first_given("beta", "gamma", "x")), outputs="pd_x pd_gamma pd_beta",
        output_mask=ALL)  # fmt: skip
+# gamma · x / √(mean(x²) + epsilon) over the last axis: in float32 up to the product with gamma, which is in x's own type.
+define("RmsNorm", "x gamma", each(like(), deviations), outputs="y rstd", epsilon=1e-6)
 define("GroupNormV2", "x gamma? beta?", each(like(), statistics(), statistics()), outputs="y mean rstd",
        num_groups=REQUIRED, eps=1e-5)  # fmt: skip
 define("GroupNormGrad", "dy mean rstd x gamma?", each(like("x"), first_given("gamma", "x"), first_given("gamma", "x")),

@@ -103,8 +103,10 @@ def shaped(rule):  # type: ignore[no-untyped-def]
 define("Reshape", "x shape#", shaped(lambda c: reshaped(c.shape("x"), c.numbers("shape"))), axis=0, num_axes=-1)
 define("Transpose", "x perm#", shaped(lambda c: permuted(c.shape("x"), c.numbers("perm"))))
 define("Unsqueeze", "x", shaped(lambda c: unsqueezed(c.shape("x"), c.attr("axes"))), axes=REQUIRED)
+define("ExpandDims", "x axis#", shaped(lambda c: unsqueezed(c.shape("x"), [c.numbers("axis")])))
 define("Squeeze", "x", shaped(lambda c: squeezed(c.shape("x"), c.attr("axis"))), axis=())
 define("BroadcastTo", "x shape#", shaped(broadcast_to))
+define("Expand", "x shape#", shaped(broadcast_to))
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------

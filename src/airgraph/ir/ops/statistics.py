@@ -28,5 +28,6 @@ def norm(call: Call) -> list[TensorType]:
 define("ReduceVar", "x", variance, outputs="var mean", dim=(), correction=1, keepdim=False, is_mean_out=True)
 define("ReduceStdV2", "x", variance, outputs="std mean", dim=(), correction=1, keepdim=False, is_mean_out=True)
 define("LpNormV2", "x", norm, p=2.0, axes=(), keepdim=False, epsilon=1e-12)
+# log(sum(exp(x))) as it stands: the converter takes the maximum out first.
 define("ReduceLogSumExp", "x axes#", reduction(), keep_dims=False)
 define("ReduceNansum", "x axes#", reduction(), keep_dims=False)

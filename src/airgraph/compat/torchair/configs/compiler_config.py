@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
+from airgraph.compat.torchair.configs import switches
 from airgraph.compat.torchair.configs.error_line import error_line
 from airgraph.compat.torchair.configs.options import (
     ACL,
@@ -28,6 +29,7 @@ from airgraph.compat.torchair.configs.options import (
     NoEffect,
     Off,
     Option,
+    Switches,
     To,
 )
 from airgraph.config import Config
@@ -136,17 +138,29 @@ class CompilerConfig(Group):
         fields: dict[str, Any] = {}
         passes_off: list[str] = []
         remarks: list[str] = []
+        switched: dict[str, dict[str, bool]] = {"file": {}, "text": {}}
         for leaf in self.changed():
             match leaf.option.here:
                 case To(name, spelled):
                     fields[name] = _spelled(leaf.plain, spelled)
                 case Off(name, when):
                     passes_off += [name] if leaf == when else []
+                case Switches(given_as):
+                    switched[given_as] = switches.read(leaf.plain) if given_as == "file" else switches.parse(leaf.plain)
                 case NoEffect(why):
                     remarks.append(f"{leaf!r} {why}")
+        off, unknown = switches.passes_off(switched["file"] | switched["text"])
+        if unknown:
+            remarks.append(f"fusion switches name {', '.join(unknown)}: no passes here, so they have no effect")
         if "dump_path" in fields and "dump" not in fields:
             remarks.append(f"{self.debug.graph_dump.path!r} has no effect while config.debug.graph_dump.type is None")
-        return Config(**fields, passes_off=tuple(passes_off), remarks=tuple(remarks), log="torchair", foreign=self)
+        return Config(
+            **fields,
+            passes_off=tuple(dict.fromkeys([*passes_off, *off])),
+            remarks=tuple(remarks),
+            log="torchair",
+            foreign=self,
+        )
 
     def as_dict(self) -> tuple[dict[str, str], dict[str, str]]:
         """GE's options, (local, global). Those that depend on a graph, such as frozenInput, are not among them."""

@@ -1,10 +1,11 @@
 """Every option of TorchAir's CompilerConfig, one row each.
 
 A row says what the option may be, what it does here (`here`), which GE option it stands for (`ge`) and whether TorchAir
-knows it in one mode only (`only`). `here` has three cases, so that no option can be accepted and forgotten:
+knows it in one mode only (`only`). `here` has four cases, so that no option can be accepted and forgotten:
 
     To("dump")        sets that field of airgraph's Config
     Off("dead_code")  turns that graph pass off
+    Switches("file")  turns graph passes on and off by name
     NoEffect("…")     does nothing, and the journal says so in these words when the option is not at its default
 """
 
@@ -35,6 +36,13 @@ class Off:
 
 
 @dataclass(frozen=True)
+class Switches:
+    """The option switches graph passes: it is the `text` that says so, or the `file` that does."""
+
+    given_as: Literal["text", "file"]
+
+
+@dataclass(frozen=True)
 class NoEffect:
     why: str
 
@@ -54,7 +62,7 @@ class Option:
     path: str
     default: Any
     check: Check
-    here: To | Off | NoEffect
+    here: To | Off | Switches | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
 
@@ -139,12 +147,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("dump_config.dump_config_path", None, checks.json_file, LATER, only=GE),
     Option("dump_config.data_dump_stage", "optimized", choice("original", "optimized"), LATER, only=ACL),
 
-    Option("fusion_config.fusion_switch_file", None, checks.file, LATER, _global("ge.fusionSwitchFile"), GE),
+    Option("fusion_config.fusion_switch_file", None, checks.file, Switches("file"), _global("ge.fusionSwitchFile"),
+           GE),
 
     Option("experimental_config.cc_parallel_enable", False, boolean, NPU, _global("ge.exec.enableEngineParallel"), GE),
     Option("experimental_config.keep_inference_input_mutations", True, boolean, To("keep_input_mutations")),
     Option("experimental_config.memory_efficiency", False, boolean, LATER, _local("ge.featureBaseRefreshable"), GE),
-    Option("experimental_config.frozen_parameter", False, boolean, LATER),
+    Option("experimental_config.frozen_parameter", False, boolean, To("frozen_parameter")),
     Option("experimental_config.static_model_ops_lower_limit", None, integer(-1), NPU,
            _local("ge.exec.static_model_ops_lower_limit"), GE),
     Option("experimental_config.jit_compile", "auto", choice("auto"), NPU, _local("ge.jit_compile", {"auto": "2"}), GE),
@@ -158,7 +167,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("experimental_config.remove_noop_ops", True, boolean, To("remove_noop_ops")),
     Option("experimental_config.tiling_schedule_optimize", False, boolean, NPU,
            _local("ge.tiling_schedule_optimize"), GE),
-    Option("experimental_config.pattern_fusion_pass", True, boolean, LATER),
+    Option("experimental_config.pattern_fusion_pass", True, boolean, Off("patterns", when=False)),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir", None, checks.text, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", None, checks.int_list, NPU,
@@ -176,9 +185,10 @@ OPTIONS: tuple[Option, ...] = (
            _global("ge.oo.constantFolding", TRUE_FALSE), GE),
     Option("ge_config.oo_dead_code_elimination", None, boolean, Off("dead_code", when=False),
            _global("ge.oo.deadCodeElimination", TRUE_FALSE), GE),
-    Option("ge_config.export_compile_stat", "2", choice("0", "1", "2"), LATER, _global("ge.exportCompileStat"), GE),
+    Option("ge_config.export_compile_stat", "2", choice("0", "1", "2"),
+           To("fusion_result", {"0": False, "1": True, "2": None}), _global("ge.exportCompileStat"), GE),
     Option("ge_config.aicore_num", None, CORES, NPU, _global("ge.aicoreNum"), GE),
-    Option("ge_config.optimization_switch", None, SWITCHES, LATER, _global("ge.optimizationSwitch"), GE),
+    Option("ge_config.optimization_switch", None, SWITCHES, Switches("text"), _global("ge.optimizationSwitch"), GE),
 
     Option("aoe_config.aoe_mode", None, choice("2"), NPU, _tuning("ge.jobType"), GE),
     Option("aoe_config.work_path", "./", checks.folder, NPU, _tuning("ge.tuningPath"), GE),

@@ -1,0 +1,1 @@
+"""The native CPU engine: a whole graph as one machine-code function, made by LLVM."""

@@ -1,0 +1,174 @@
+"""Steps of a plan as native functions with what they are to be given: `NativeStep`s. Kernels are compiled here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from airgraph.engine.native import mathlib
+from airgraph.engine.native.jit import Code, Unit, build
+from airgraph.engine.native.loops import Compiled, Writer, collapsed
+from airgraph.engine.native.runtime import kernels
+from airgraph.ir.types import Dim
+from airgraph.plan.groups import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
+from airgraph.plan.index import expand, same
+from airgraph.plan.tensors import Tensor
+
+MODULES = 2  # the compiler runs on two cores
+_known: dict[str, tuple[int, Code]] = {}  # text of a kernel → its address: equal kernels are one
+
+
+@dataclass(eq=False)
+class NativeStep:
+    """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
+
+    kind: str  # loop | gemm | attention | conv | call
+    function: int
+    args: list[Tensor | None]
+    sizes: list[Any]
+    jobs: Dim
+    unit: int
+    cost: Dim
+    origin: Step
+    checks: bool = False  # it may find an index out of range
+
+
+def native_steps(plan: Plan) -> list[NativeStep]:
+    texts: list[tuple[LoopStep, Compiled, str]] = []
+    found: dict[int, list[tuple[Compiled, str]]] = {}
+    for step in plan.steps:
+        if isinstance(step, LoopStep):
+            for part in step.kernel.parts:
+                compiled, text = kernel_text(part)
+                texts.append((step, compiled, text))
+                found.setdefault(id(step), []).append((compiled, text))
+    compile_kernels([text for _, _, text in texts])
+    steps: list[NativeStep] = []
+    for step in plan.steps:
+        match step:
+            case LoopStep():
+                for compiled, text in found[id(step)]:
+                    checks = "ptr %sizes\n" in text and "store i64" in text and "icmp ult i64" in text
+                    steps.append(NativeStep("loop", _known[text][0], list(compiled.tensors), list(compiled.sizes),
+                                            compiled.jobs, compiled.unit, compiled.cost, step, checks))  # fmt: skip
+            case GemmStep():
+                steps.append(gemm_step(step))
+            case AttentionStep():
+                steps.append(attention_step(step))
+            case ConvStep():
+                steps.append(conv_step(step))
+            case CallStep():
+                steps.append(NativeStep("call", 0, [], [], 0, 1, 0, step))
+    return steps
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+def kernel_text(part: Any) -> tuple[Compiled, str]:
+    writer = Writer(collapsed(part))
+    compiled = writer.write()
+    functions, declares = mathlib.module_text(writer.math)
+    text = "\n".join([*sorted(declares | writer.declares), functions, compiled.text])
+    return compiled, text
+
+
+def compile_kernels(texts: list[str]) -> None:
+    """Those that are new, shared out over a few modules of about the same size."""
+    new = [t for t in dict.fromkeys(texts) if t not in _known]
+    if not new:
+        return
+    bins: list[list[str]] = [[] for _ in range(min(MODULES, len(new)))]
+    for text in sorted(new, key=len, reverse=True):
+        min(bins, key=lambda b: sum(map(len, b))).append(text)
+    units = []
+    for texts_of_one in bins:
+        names = tuple(f"k{i}" for i in range(len(texts_of_one)))
+        units.append(Unit(joined(texts_of_one), names))
+    code = [build_one(u) for u in _parallel(units)]
+    for texts_of_one, loaded in zip(bins, code):
+        for i, text in enumerate(texts_of_one):
+            _known[text] = (loaded[f"k{i}"], loaded)
+
+
+def _parallel(units: list[Unit]) -> list[Unit]:
+    from airgraph.engine.native.jit import object_code, workers
+
+    if len(units) > 1:
+        list(workers().map(object_code, (u.text for u in units)))
+    return units
+
+
+def build_one(unit: Unit) -> Code:
+    return build([unit])
+
+
+def joined(texts: list[str]) -> str:
+    """Several kernels in one module: each declaration and each function of mathlib once."""
+    declares: dict[str, None] = {}
+    functions: dict[str, str] = {}
+    bodies: list[str] = []
+    for i, text in enumerate(texts):
+        for line in re.findall(r"^declare .*$", text, re.M):
+            declares[line] = None
+        for block in re.findall(r"^define internal .*?^}$", text, re.M | re.S):
+            functions[block.split("(")[0]] = block
+        start = text.index("define void @NAME")
+        bodies.append(text[start:].replace("@NAME", f"@k{i}", 1))
+    return "\n".join([*declares, *functions.values(), *bodies])
+
+
+# -- matrix products --------------------------------------------------------------------------------------------------
+def unit_stride(matrix: Matrix, axis: int, size: Dim) -> bool:
+    return same(matrix.strides[axis], 1) or same(size, 1)
+
+
+def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
+    """Which of nt, nn, tn it is, with the leading dimensions of both operands."""
+    _, m, n, k = step.sizes
+    a, b = step.a, step.b
+    a_plain, b_plain = unit_stride(a, 2, k), unit_stride(b, 2, n)
+    b_turned = unit_stride(b, 1, k)
+    rows = lambda matrix, axis, size, other: other if same(size, 1) else matrix.strides[axis]  # noqa: E731
+    if a_plain and b_turned and not (b_plain and same(k, 1)):
+        return 0, rows(a, 1, m, k), rows(b, 2, n, k)
+    if a_plain and b_plain:
+        return 1, rows(a, 1, m, k), rows(b, 1, k, n)
+    if unit_stride(a, 1, m) and b_plain:
+        return 2, rows(a, 2, k, m), rows(b, 1, k, n)
+    raise AssertionError("the plan left a product of two transposed matrices")
+
+
+def gemm_step(step: GemmStep) -> NativeStep:
+    form, lda, ldb = gemm_form(step)
+    batch, m, n, k = step.sizes
+    bias_at = step.bias.offset if step.bias else 0
+    sizes = [form, batch, m, n, k, lda, ldb, n, step.a.strides[0], step.b.strides[0], expand(m * n), None,
+             step.a.offset, step.b.offset, bias_at]  # fmt: skip
+    args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
+    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, expand(batch * m * n * k / 4 if isinstance(
+        batch * m * n * k, int) else batch * m * n * k), step)  # fmt: skip
+
+
+def attention_step(step: AttentionStep) -> NativeStep:
+    b, h, hk, lq, lk, d, dv = step.sizes
+    q, k, v, mask = step.q, step.k, step.v, step.mask
+    out = (expand(h * lq * dv), expand(lq * dv), dv)
+    masked = mask.strides if mask else (0, 0, 0, 0)
+    dims = [b, h, hk, lq, lk, d, dv, int(step.causal), step.mask_kind, *q.strides[:3], *k.strides[:3], *v.strides[:3],
+            *out, *masked]  # fmt: skip
+    offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
+        expand((1 if step.mask_kind == 2 else 4) * mask.offset) if mask else 0
+    ]
+    args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
+    cost = expand(b * h * lq * lk * (d + dv))
+    return NativeStep(
+        "attention", kernels()["step_attention"], args, [("float", step.scale), *offsets, *dims], 0, 1, cost, step
+    )
+
+
+def conv_step(step: ConvStep) -> NativeStep:
+    n, _, _, _, o, kh, kw, *_, groups, oh, ow, _ = step.dims
+    offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
+    args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
+    cost = n * o * oh * ow * (step.dims[1] // groups) * kh * kw // 4
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *step.dims], 0, 1, cost, step)

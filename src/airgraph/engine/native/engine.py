@@ -1,0 +1,395 @@
+"""The native engine: plan, compile, and calls that are one native call.
+
+    engine.load(graph, device, boundary) → NativeExecutable
+    executable.call(args) → the graph's outputs
+
+What has no native step is done by the reference engine's meaning of that node, called from inside the native function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native import runtime
+from airgraph.engine.native.code import NativeStep, native_steps
+from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Layout, Sizes, contiguous
+from airgraph.engine.protocol import Symbols
+from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
+from airgraph.engine.strides import copy_strided
+from airgraph.errors import BadIndexError, EngineError
+from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
+from airgraph.ir.graph import Graph, Value
+from airgraph.ir.symbols import evaluate
+from airgraph.ir.verify import place as line_of
+from airgraph.plan.groups import CallStep, Plan, make_plan
+from airgraph.plan.tensors import Tensor
+
+FRAMES = 8  # sets of sizes a program keeps ready
+_numbers = itertools.count(1)
+_frames: dict[int, tuple[NativeExecutable, BoundFrame]] = {}
+Callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+class Pool:
+    """Blocks for intermediates, for the whole process: a call takes one and gives it back, so all programs share them."""
+
+    def __init__(self) -> None:
+        self.head = (ctypes.c_int64 * 1)(0)
+        self.blocks: list[tuple[Any, torch.Tensor]] = []
+        self.lock = threading.Lock()
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.head)
+
+    def grow(self, need: int) -> None:
+        """A block of this size; free ones that are smaller go."""
+        with self.lock:
+            memory = torch.empty(need + 64, dtype=torch.uint8)
+            base = -(-memory.data_ptr() // 64) * 64
+            block = (ctypes.c_int64 * runtime.Block.WORDS)(0, base, need)
+            self.drop_smaller(need)
+            block[runtime.Block.NEXT] = self.head[0]
+            self.head[0] = ctypes.addressof(block)
+            self.blocks.append((block, memory))
+
+    def drop_smaller(self, need: int) -> None:
+        kept, at = [], self.head[0]
+        free: set[int] = set()
+        while at:
+            free.add(at)
+            at = ctypes.c_int64.from_address(at).value
+        self.head[0] = 0
+        for block, memory in self.blocks:
+            address = ctypes.addressof(block)
+            if address in free and block[runtime.Block.SIZE] < need:
+                continue
+            kept.append((block, memory))
+            if address in free:
+                block[runtime.Block.NEXT] = self.head[0]
+                self.head[0] = address
+        self.blocks = kept
+
+
+POOL = Pool()
+
+
+class NativeEngine:
+    name = "native"
+
+    def __init__(self, reference: ReferenceEngine) -> None:
+        self.reference = reference
+
+    def has_kernel(self, op: str) -> bool:
+        return self.reference.has_kernel(op)
+
+    def load(self, graph: Graph, device: torch.device, boundary: Boundary) -> NativeExecutable:
+        return NativeExecutable(graph, boundary, self.reference.load(graph, device))
+
+
+class NativeExecutable:
+    def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable) -> None:
+        self.graph, self.boundary, self.reference = graph, boundary, reference
+        self.device = reference.device
+        self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
+        self.steps: list[NativeStep] = native_steps(self.plan)
+        self.layout = Layout(self.plan, self.steps)
+        self.sizes = Sizes(sorted(self.plan.symbols, key=str))
+        self.collect()
+        self.calls = {id(s.origin): reference.step(s.origin.node) for s in self.steps if isinstance(s.origin, CallStep)}
+        self.first_call = next((s for s in self.steps if isinstance(s.origin, CallStep)), None)
+        made = {id(v): t for s in self.plan.steps if isinstance(s, CallStep) for v, t in s.writes}
+        given = [made[id(v)] for v, t in zip(self.plan.output_values, self.plan.outputs) if t is None]
+        self.handed = {
+            t.id: [i for i, g in enumerate(given) if g is t] for t in given
+        }  # results handed out as they are
+        self.constants = self.constant_memory()
+        self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
+        self.native = make_function(runtime.entry()["call"], ctypes.addressof(self.program))
+        self.lock = threading.Lock()
+        self.frames: list[BoundFrame] = []
+        self.error: BaseException | None = None
+        self.local = threading.local()
+
+    # -- once -----------------------------------------------------------------------------------------------------------
+    def collect(self) -> None:
+        """Every expression whose value a frame needs."""
+        add = self.sizes.add
+        for place in self.plan.places.values():
+            for x in (*place.strides, place.offset, *place.tensor.shape):
+                add(x)
+        for step in self.steps:
+            for x in (*step.sizes, step.jobs, step.cost):
+                add(x)
+        for v in self.plan.output_values:
+            for x in v.type.shape or ():
+                add(x)
+        for spec in self.boundary.arguments:
+            if isinstance(spec, TensorIn):
+                for x in (*(spec.type.shape or ()), *spec.strides):
+                    add(x)
+
+    def constant_memory(self) -> dict[int, int]:
+        """Slots of constants; their tensors are held by the reference executable."""
+        found: dict[int, int] = {}
+        for place in self.plan.places.values():
+            if place.kind == "const":
+                tensor = self.reference.constants[id(place.source)]
+                if isinstance(tensor, torch.Tensor):
+                    if tensor.dtype != TORCH_TYPES[place.tensor.dtype] or not tensor.is_contiguous():
+                        tensor = tensor.to(TORCH_TYPES[place.tensor.dtype]).contiguous()
+                    self.reference.constants[id(place.source)] = tensor
+                    found[self.layout.slot(self.plan, place.tensor)] = tensor.data_ptr()
+        return found
+
+    # -- for each set of sizes ------------------------------------------------------------------------------------------
+    def bind(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:
+        """A frame for these sizes, ready to be found by the next call."""
+        value = self.sizes.values(symbols)
+        number = next(_numbers)
+        table = [self.argument(spec, arg, value, symbols) for spec, arg in zip(self.boundary.arguments, args)]
+        frame = BoundFrame(self.plan, self.steps, self.layout, value, number=number, threads=torch.get_num_threads(),
+                           callback=ctypes.cast(_callback, ctypes.c_void_p).value or 0, args=table,
+                           constants=self.constants, jobs_of=jobs_of)  # fmt: skip
+        frame.bound = dict(symbols)
+        for index, spec in enumerate(self.boundary.arguments):
+            if isinstance(spec, NumberIn) and table[index][0] == 3:
+                cell = (ctypes.c_double * 1)()
+                frame.kept.append(cell)
+                frame.slots[table[index][5]] = ctypes.addressof(cell)
+        with self.lock:
+            _frames[number] = (self, frame)
+            self.frames.append(frame)
+            self.trim()
+            frame.words[runtime.Frame.NEXT] = self.program[0]
+            self.program[0] = frame.address
+        return frame
+
+    def trim(self) -> None:
+        """Not more than FRAMES that wait; one in use is not in the list and is let be."""
+        waiting, at = [], self.program[0]
+        while at:
+            waiting.append(at)
+            at = ctypes.c_int64.from_address(at).value
+        if len(waiting) < FRAMES:
+            return
+        self.program[0] = 0
+        for address in reversed(waiting[: FRAMES - 1]):
+            ctypes.c_int64.from_address(address).value = self.program[0]
+            self.program[0] = address
+        gone = set(waiting[FRAMES - 1 :])
+        for frame in [f for f in self.frames if f.address in gone]:
+            self.frames.remove(frame)
+            _frames.pop(frame.number, None)
+
+    def argument(self, spec: Any, arg: Any, value: Callable[[Any], int], symbols: Symbols) -> Any:
+        nothing = (0, 0, 0, (), (), 0)
+        if isinstance(spec, NumberIn):
+            node = next((n for n in self.graph.inputs if n.name == spec.name), None)
+            t = next((p.tensor for p in self.plan.places.values() if p.kind == "input" and p.source == spec.name
+                      and p.alias is None), None)  # fmt: skip
+            if isinstance(arg, float) or t is not None:
+                return (3, 0, 0, (), (), self.layout.slot(self.plan, t)) if t is not None else nothing
+            return nothing if node is None and spec.expr is None else (2, 0, 0, (), (), int(arg))
+        if not isinstance(spec, TensorIn) or not isinstance(arg, torch.Tensor):
+            return nothing
+        t = next((p.tensor for p in self.plan.places.values() if p.kind == "input" and p.source == spec.name
+                  and p.alias is None), None)  # fmt: skip
+        slot = self.layout.slot(self.plan, t) if t is not None else self.layout.count
+        shape = [value(s) for s in spec.type.shape or ()]
+        strides = [-1 if size <= 1 or 0 in shape else value(s) for s, size in zip(spec.strides, shape)]
+        return (1, DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]], len(shape), shape, strides, slot)
+
+    # -- every call -----------------------------------------------------------------------------------------------------
+    def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the arguments as they were used. `symbols_of` checks them and says what the symbols are."""
+        given = args
+        result = self.native(args)
+        while type(result) is int:
+            match result:
+                case runtime.NO_FRAME:
+                    args = self.fitting(args, self.bind(args, symbols_of(args)))
+                case runtime.NO_BLOCK:
+                    POOL.grow(max(f.need for f in self.frames))
+                case runtime.FAILED:
+                    error, self.error = self.error, None
+                    raise error if error is not None else EngineError("a step failed")
+                case runtime.BAD_INDEX:
+                    raise BadIndexError("index out of range in self", where={"graph": self.graph.name},
+                                        hint='engine="reference" names the op and the line')  # fmt: skip
+            result = self.native(args)
+        if args is not given:
+            self.write_through(args, given)
+        if self.first_call is not None:
+            self.local.frame.forget()
+        return result, args
+
+    def run(
+        self, inputs: Mapping[str, Any], symbols: Symbols
+    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
+        """For tools: the arguments by name. The writes are done, so none are handed back."""
+        outputs, _ = self.call([inputs[spec.name] for spec in self.boundary.arguments], lambda _: symbols)
+        return outputs, []
+
+    def write_through(self, used: Sequence[Any], given: Sequence[Any]) -> None:
+        """What the graph wrote into a copy of an argument belongs to the argument."""
+        written = {n.inputs[0].node.name for n in self.graph.of("Assign")}  # type: ignore[union-attr]
+        for spec, mine, theirs in zip(self.boundary.arguments, used, given):
+            if spec.name in written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
+                theirs.copy_(mine)
+
+    def learned(self) -> Symbols:
+        """Sizes that only running could tell, of this thread's last call."""
+        return getattr(self.local, "symbols", {})
+
+    def fitting(self, args: list[Any], frame: BoundFrame) -> list[Any]:
+        """Arguments with the strides the graph was compiled for, in memory of the type it was compiled for."""
+        result = list(args)
+        for i, (spec, arg) in enumerate(zip(self.boundary.arguments, args)):
+            if isinstance(spec, TensorIn) and isinstance(arg, torch.Tensor):
+                wanted = TORCH_TYPES[spec.type.dtype]
+                strides = [frame.value(s) for s in spec.strides]
+                same = all(a == b or n <= 1 for a, b, n in zip(arg.stride(), strides, arg.shape)) or 0 in arg.shape
+                if type(arg) not in (torch.Tensor, torch.nn.Parameter) or arg.dtype != wanted or not same:
+                    plain = arg.detach().as_subclass(torch.Tensor).to(wanted)
+                    result[i] = plain if same else copy_strided(plain, strides)
+        return result
+
+    # -- library calls --------------------------------------------------------------------------------------------------
+    def library(self, frame: BoundFrame, number: int) -> None:
+        step = self.steps[number].origin
+        assert isinstance(step, CallStep)
+        args = ctypes.cast(frame.words[runtime.Frame.LIST], ctypes.py_object).value
+        if self.steps[number] is self.first_call:
+            frame.symbols = self.local.symbols = dict(frame.bound)
+            self.local.frame = frame
+            frame.results.clear()
+        env: dict[int, Any] = {}
+        held: set[int] = set()
+        for value, matrix, t in step.reads:
+            tensor = self.seen(frame, matrix, t, args)
+            env[id(value)] = tensor
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                held.add(tensor.untyped_storage().data_ptr())
+        for value in step.node.values():
+            if id(value) not in env:
+                env[id(value)] = self.host_number(value, frame)
+        try:
+            results = self.calls[id(step)](env, frame.symbols)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{step.node.op} failed: {error}", where=line_of(self.graph, step.node)) from error
+        for (_, t), result in zip(step.writes, results):
+            self.keep(frame, t, result, held)
+
+    def host_number(self, value: Value, frame: BoundFrame) -> Any:
+        if id(value) in self.reference.constants:
+            return self.reference.constants[id(value)]
+        if isinstance(value.known, tuple):
+            return torch.tensor(evaluate(value.known, frame.symbols), dtype=TORCH_TYPES[value.dtype])
+        number = as_tensor(evaluate(value.known, frame.symbols))  # type: ignore[attr-defined]
+        return (
+            number.to(TORCH_TYPES[value.dtype]) if isinstance(number, torch.Tensor) and value.dtype.is_int else number
+        )
+
+    def seen(self, frame: BoundFrame, matrix: Any, t: Tensor, args: Sequence[Any]) -> Any:
+        """A tensor of the plan as one of PyTorch's: a view of the memory it lies in."""
+        base = matrix.tensor
+        place = self.plan.places[base.id]
+        results = frame.results
+        if place.kind == "call" and t is base:
+            return results[base.id][0]
+        if place.kind == "const" and t is base:
+            return self.reference.constants[id(place.source)]
+        if place.kind == "input":
+            index = next(i for i, a in enumerate(self.boundary.arguments) if a.name == place.source)
+            argument = args[index]
+            if not isinstance(argument, torch.Tensor):
+                return as_tensor(argument)
+            if t is base:
+                return argument
+        shape = [int(frame.value(s)) for s in t.shape]
+        strides = [int(frame.value(s)) for s in matrix.strides]
+        address = (
+            frame.slots[self.layout.slot(self.plan, base)] + frame.value(matrix.offset) * TORCH_TYPES[t.dtype].itemsize
+        )
+        return at_address(address, shape, strides, TORCH_TYPES[t.dtype])
+
+    def keep(self, frame: BoundFrame, t: Tensor, result: Any, held: set[int]) -> None:
+        """What PyTorch made stays alive for the rest of the call; native steps read it contiguous."""
+        if isinstance(result, torch.Tensor) and result.layout == torch.strided:
+            if result.untyped_storage().data_ptr() in held and result.numel():
+                result = result.clone()
+            dense = result if result.is_contiguous() else result.contiguous()
+            if dense.dtype != TORCH_TYPES.get(t.dtype, dense.dtype):
+                dense = dense.to(TORCH_TYPES[t.dtype])
+            frame.slots[self.layout.slot(self.plan, t)] = dense.data_ptr()
+        else:
+            dense = result
+        frame.results[t.id] = (result, dense)
+        for at in self.handed.get(t.id, ()):
+            frame.objects[at] = result
+
+
+@Callback
+def _callback(number: int, step: int) -> int:
+    """Called by the native side for a step that PyTorch does."""
+    executable, frame = _frames[number]
+    try:
+        executable.library(frame, step)
+        return 0
+    except BaseException as error:  # it goes on in the thread that made the call, behind the native function
+        executable.error = error
+        return 1
+
+
+def jobs_of(step: NativeStep, sizes: list[int]) -> int:
+    """How many pieces an attention or a convolution can be shared out in."""
+    dims = (ctypes.c_int64 * len(sizes))(*sizes)
+    name, start = {"attention": ("ag_attention_jobs", 6), "conv": ("ag_conv2d_jobs", 4)}[step.kind]
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(runtime.kernels()[name])
+    return int(function(ctypes.addressof(dims) + 8 * start))
+
+
+def at_address(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory as a tensor, without a copy."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
+    raw = (ctypes.c_char * (span * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(list(shape), list(strides))
+
+
+# -- a function of Python's -------------------------------------------------------------------------------------------------
+class MethodDef(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+METH_O = 8
+_methods: list[Any] = []
+
+
+def make_function(address: int, program: int) -> Callable[[list[Any]], Any]:
+    """A builtin function of one argument: calling it costs 50 ns, where ctypes takes a microsecond."""
+    method = MethodDef(b"airgraph_program", address, METH_O, None)
+    _methods.append(method)
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return new(ctypes.addressof(method), program, None)
+
+
+__all__ = ["NativeEngine", "NativeExecutable", "contiguous"]

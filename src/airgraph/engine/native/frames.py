@@ -1,0 +1,339 @@
+"""Frames: a plan at concrete sizes, as the tables the native side reads (runtime.py).
+
+Everything here happens once for each set of sizes: expressions get their values, steps are marked for one thread or all and for the
+barriers between them, and intermediates are laid into one block so that those alive at the same time do not overlap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native.code import NativeStep
+from airgraph.engine.native.loops import SCRATCH
+from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step
+from airgraph.ir.symbols import evaluate
+from airgraph.plan.groups import CallStep, Plan, step_reads, step_writes
+from airgraph.plan.tensors import Tensor
+
+ALONE = 16384  # additions: less than this is not worth a second thread
+ALIGN = 64
+DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
+                torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
+                torch.bool: 11, torch.bfloat16: 15}  # fmt: skip
+
+
+class Sizes:
+    """Expressions of a plan, made into one function of its symbols."""
+
+    def __init__(self, symbols: Sequence[Any]) -> None:
+        self.symbols = list(symbols)
+        self.index: dict[Any, int] = {}
+        self._function: Callable[..., Sequence[Any]] | None = None
+
+    def add(self, x: Any) -> None:
+        if isinstance(x, sympy.Basic) and x not in self.index and x.free_symbols <= set(self.symbols):
+            self.index[x] = len(self.index)
+            self._function = None
+
+    def values(self, symbols: dict[Any, Any]) -> Callable[[Any], int]:
+        exprs = list(self.index)
+        if not exprs:
+            return int
+        numbers = self.compute(symbols, exprs)
+
+        def value(x: Any) -> int:
+            if not isinstance(x, sympy.Basic):
+                return int(x)
+            at = self.index.get(x)
+            return int(numbers[at] if at is not None else evaluate(x, symbols))
+
+        return value
+
+    def compute(self, symbols: dict[Any, Any], exprs: list[Any]) -> Sequence[Any]:
+        if self._function is None:
+            names = [f"s{i}" for i in range(len(self.symbols))]
+            table = {s: sympy.Symbol(n, integer=True) for s, n in zip(self.symbols, names)}
+            printer = PythonPrinter()
+            text = ", ".join(printer.doprint(e.xreplace(table)) for e in exprs)
+            import math
+
+            self._function = eval(
+                f"lambda {', '.join(names)}: ({text},)", {"math": math, "torch": torch}
+            )  # our own text
+        try:
+            return self._function(*(symbols[s] for s in self.symbols))
+        except (KeyError, NameError, TypeError):
+            return [evaluate(e, symbols) for e in exprs]
+
+
+class Layout:
+    """Which slot each tensor's address is in. Slot 0 is null; an output has a second one for its handle."""
+
+    def __init__(self, plan: Plan, steps: Sequence[NativeStep]) -> None:
+        self.slots: dict[int, int] = {}
+        self.count = 1
+        for t in self.tensors(plan, steps):
+            self.slot(plan, t)
+
+    @staticmethod
+    def tensors(plan: Plan, steps: Sequence[NativeStep]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for place in plan.places.values():
+            if place.kind in ("input", "const", "call"):
+                found[place.tensor.id] = place.tensor
+        for t in plan.outputs:
+            if t is not None:
+                found[t.id] = t
+        for step in plan.steps:
+            for t in (*step_writes(step), *step_reads(step)):
+                found[t.id] = t
+        for native in steps:
+            for arg in native.args:
+                if arg is not None:
+                    found[arg.id] = arg
+        return list(found.values())
+
+    def slot(self, plan: Plan, t: Tensor) -> int:
+        place = plan.places[t.id]
+        if place.alias is not None:
+            return self.slot(plan, place.alias.tensor)
+        if t.id not in self.slots:
+            self.slots[t.id] = self.count
+            self.count += 2 if place.kind == "output" else 1
+        return self.slots[t.id]
+
+
+def words(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * max(len(values), 1))(*values)
+
+
+class BoundFrame:
+    """A frame with all the memory it points to."""
+
+    def __init__(self, plan: Plan, steps: Sequence[NativeStep], layout: Layout, value: Callable[[Any], int], *, number: int,
+                 threads: int, callback: int, args: Sequence[tuple[int, int, int, Sequence[int], Sequence[int], int]],
+                 constants: dict[int, int], jobs_of: Callable[[NativeStep, list[int]], int]) -> None:  # fmt: skip
+        self.kept: list[Any] = []
+        self.number = number
+        self.bound: dict[Any, Any] = {}  # the symbols this frame is for
+        self.symbols: dict[Any, Any] = {}  # these, and what running could tell
+        self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
+        self.value = value
+        self.slots = words([0] * (layout.count + 1))
+        for slot, address in constants.items():
+            self.slots[slot] = address
+        rows, groups, errors = self.steps(plan, steps, layout, value, threads, jobs_of)
+        places, size = self.arrange(plan, steps, groups, layout, value)
+        scratch = threads * SCRATCH
+        self.need = scratch + size
+        self.placed = [n for slot, at in places for n in (slot, scratch + at)]
+        self.objects: list[Any] = []
+        outs = self.outputs(plan, layout, value)
+        self.words = words([0] * Frame.WORDS)
+        for index, content in {
+            Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
+            Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
+            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places), Frame.PLACE_TABLE: self.keep(words(self.placed)),
+            Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: self.table(rows), Frame.NUMBER: number,
+            Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
+            Frame.OBJECTS: id(self.objects), Frame.CALLBACK: callback, Frame.TENSOR_TYPE: id(torch.Tensor),
+            Frame.PARAMETER_TYPE: id(torch.nn.Parameter)}.items():  # fmt: skip
+            self.words[index] = content
+
+    def forget(self) -> None:
+        """What library calls made is no longer needed."""
+        self.results.clear()
+        for i in range(len(self.objects)):
+            self.objects[i] = None
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.words)
+
+    def keep(self, array: Any) -> int:
+        self.kept.append(array)
+        return ctypes.addressof(array)
+
+    def table(self, rows: Sequence[Sequence[int]]) -> int:
+        return self.keep(words([n for row in rows for n in row]))
+
+    def entry(self, e: tuple[int, int, int, Sequence[int], Sequence[int], int]) -> list[int]:
+        kind, dtype, rank, sizes, strides, slot = e
+        row = [0] * Entry.WORDS
+        row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = kind, dtype, rank, slot
+        row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(sizes)), self.keep(words(strides))
+        return row
+
+    def outputs(self, plan: Plan, layout: Layout, value: Callable[[Any], int]) -> list[Any]:
+        """Their shapes are those of NetOutput's values, whatever the tensor that was computed looks like."""
+        rows: list[Any] = []
+        for t, v in zip(plan.outputs, plan.output_values):
+            if t is None:
+                rows.append((0, 0, 0, (), (), len(self.objects)))
+                self.objects.append(None)
+                continue
+            shape = [value(s) for s in v.type.shape or ()]
+            place = plan.place(t)
+            same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
+            strides = [value(s) for s in place.strides] if same_rank else contiguous(shape)
+            rows.append((1, DTYPE_NUMBER[TORCH_TYPES[v.dtype]], len(shape), shape, strides, layout.slots[t.id]))
+        return rows
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+    def steps(self, plan: Plan, steps: Sequence[NativeStep], layout: Layout, value: Callable[[Any], int], threads: int,
+              jobs_of: Callable[[NativeStep, list[int]], int]) -> tuple[list[list[int]], list[int], list[int]]:  # fmt: skip
+        rows: list[list[int]] = []
+        errors: list[int] = []
+        alone: list[bool] = []
+        slots = ctypes.addressof(self.slots)
+        for step in steps:
+            row = [0] * Step.WORDS
+            rows.append(row)
+            if step.kind == "call":
+                row[Step.CALL] = 1
+                alone.append(True)
+                continue
+            sizes = [0, *(self.number_word(s, value) for s in step.sizes)]
+            cost = value(step.cost)
+            jobs, unit = self.shares(step, sizes, value, threads, jobs_of)
+            held = self.keep(words(sizes))
+            if step.checks:
+                errors.append(held)
+            single = cost < ALONE or jobs < 2 or threads < 2
+            alone.append(single)
+            row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
+            row[Step.ARGS] = self.keep(
+                words([slots + 8 * (layout.slot(plan, a) if a is not None else 0) for a in step.args])
+            )
+            row[Step.ALONE] = int(single)
+        groups = self.barriers(plan, steps, rows, alone, layout)
+        return rows, groups, errors
+
+    @staticmethod
+    def number_word(x: Any, value: Callable[[Any], int]) -> int:
+        if x is None:
+            return 0
+        if isinstance(x, tuple):  # a float's bits
+            return int(struct.unpack("<i", struct.pack("<f", x[1]))[0]) & 0xFFFFFFFF
+        return value(x)
+
+    @staticmethod
+    def shares(step: NativeStep, sizes: list[int], value: Callable[[Any], int], threads: int,
+               jobs_of: Callable[[NativeStep, list[int]], int]) -> tuple[int, int]:  # fmt: skip
+        """What the threads divide: columns of a matrix product, unless it is narrow or there are many."""
+        if step.kind == "loop":
+            return value(step.jobs), step.unit
+        if step.kind != "gemm":
+            return jobs_of(step, sizes), 1
+        batch, m, n = sizes[Gemm.BATCH], sizes[Gemm.M], sizes[Gemm.N]
+        if batch >= 2 * threads or (batch > 1 and batch % threads == 0):
+            sizes[Gemm.SPLIT] = 2
+            return batch, 1
+        if n >= 32 * threads or n >= m:
+            return n, 16
+        sizes[Gemm.SPLIT] = 1
+        return m, 8
+
+    @staticmethod
+    def barriers(
+        plan: Plan, steps: Sequence[NativeStep], rows: list[list[int]], alone: list[bool], layout: Layout
+    ) -> list[int]:
+        """A barrier where a step meets memory that another thread may still be at; steps without one between are a group."""
+        reads = [{layout.slot(plan, t) for t in step_reads(s.origin)} for s in steps]
+        writes = [{layout.slot(plan, t) for t in step_writes(s.origin)} for s in steps]
+        groups: list[int] = []
+        group, since = 0, 0
+        for i, step in enumerate(steps):
+            fresh = i == since
+            conflict = any(
+                steps[j].origin is not step.origin and not (alone[i] and alone[j])
+                and (reads[i] & writes[j] or writes[i] & (writes[j] | reads[j]))
+                for j in range(since, i)
+            )  # fmt: skip
+            if step.kind == "call" or (i and steps[i - 1].kind == "call") or conflict:
+                if conflict and not fresh:
+                    rows[i - 1][Step.SYNC] = 1
+                group, since = group + 1, i
+            elif i > since and all(alone[since : i + 1]):
+                group += 1  # one thread, in order: memory may be used again at once
+            groups.append(group)
+        end = len(steps)
+        for i in reversed(range(len(steps))):
+            rows[i][Step.END] = i + 1 if rows[i][Step.CALL] else end
+            if rows[i][Step.CALL]:
+                end = i
+        return groups
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def arrange(self, plan: Plan, steps: Sequence[NativeStep], groups: list[int], layout: Layout,
+                value: Callable[[Any], int]) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
+        """(slot, offset) of every intermediate: the smallest gap that is free from its first group to its last."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        tensors: dict[int, Tensor] = {}
+        for group, step in zip(groups, steps):
+            for t in (*step_writes(step.origin), *step_reads(step.origin)):
+                if plan.places[t.id].kind == "arena":
+                    tensors[t.id] = t
+                    first.setdefault(t.id, group)
+                    last[t.id] = group
+        gaps: list[tuple[int, int]] = []  # (offset, size), by offset
+        top = 0
+        placed: dict[int, tuple[int, int]] = {}
+        for group in sorted({*first.values(), *last.values()}):
+            for id_ in [i for i, g in first.items() if g == group]:
+                t = tensors[id_]
+                size = element_size(t)
+                for s in t.shape:
+                    size *= value(s)
+                size = -(-max(size, 1) // ALIGN) * ALIGN
+                fitting = [g for g in gaps if g[1] >= size]
+                if fitting:
+                    gap = min(fitting, key=lambda g: g[1])
+                    gaps.remove(gap)
+                    if gap[1] > size:
+                        gaps.append((gap[0] + size, gap[1] - size))
+                    placed[id_] = (gap[0], size)
+                else:
+                    tail = next((g for g in gaps if g[0] + g[1] == top), None)
+                    start = tail[0] if tail else top
+                    if tail:
+                        gaps.remove(tail)
+                    placed[id_] = (start, size)
+                    top = start + size
+            for id_ in [i for i, g in last.items() if g == group]:
+                gaps = merged([*gaps, placed[id_]])
+        return [(layout.slots[i], at) for i, (at, _) in placed.items()], top
+
+
+def merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    result: list[tuple[int, int]] = []
+    for at, size in sorted(gaps):
+        if result and result[-1][0] + result[-1][1] == at:
+            result[-1] = (result[-1][0], result[-1][1] + size)
+        else:
+            result.append((at, size))
+    return result
+
+
+def element_size(t: Tensor) -> int:
+    return TORCH_TYPES[t.dtype].itemsize
+
+
+def contiguous(shape: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for s in reversed(shape):
+        strides.append(step)
+        step *= max(s, 1)
+    return strides[::-1]
+
+
+__all__ = ["ALONE", "BoundFrame", "CallStep", "Layout", "Sizes"]

@@ -1,0 +1,151 @@
+"""LLVM text in, machine code out.
+
+    code = build([Unit("define void @f(ptr %x) {...}", exports=("f",))])
+    code["f"]                                        → the address of f, as long as `code` lives
+
+Units are compiled side by side, one thread for each core. llvmlite holds one lock around every call into LLVM, although
+LLVM needs none while each thread has a context of its own; the two calls that take long go around that lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
+from airgraph.config import KNOBS
+
+_names = itertools.count()
+_local = threading.local()
+_objects: dict[bytes, bytes] = {}  # digest of a text → its object file: equal kernels are compiled once
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One LLVM module: its text, the functions to be found in it, and the addresses of those it only declares."""
+
+    text: str
+    exports: tuple[str, ...]
+    imports: Mapping[str, int] = field(default_factory=dict)
+
+
+class Code:
+    """Loaded machine code; unloaded when the last reference to it is gone."""
+
+    def __init__(self, trackers: Sequence[Any]) -> None:
+        self.trackers = trackers
+
+    def __getitem__(self, name: str) -> int:
+        for tracker in self.trackers:
+            try:
+                return int(tracker[name])
+            except KeyError:
+                continue
+        raise KeyError(name)
+
+
+def build(units: Sequence[Unit]) -> Code:
+    objects = (
+        [object_code(units[0].text)] if len(units) == 1 else list(workers().map(object_code, (u.text for u in units)))
+    )
+    return Code([load(unit, code) for unit, code in zip(units, objects)])
+
+
+def load(unit: Unit, code: bytes) -> Any:
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+    for name, address in unit.imports.items():
+        builder.import_symbol(name, address)
+    for name in unit.exports:
+        builder.export_symbol(name)
+    return builder.link(jit(), f"airgraph_{next(_names)}")
+
+
+def object_code(text: str) -> bytes:
+    key = hashlib.sha256(text.encode()).digest()
+    if key not in _objects:
+        machine, module = optimised(text)
+        _objects[key] = emit(machine, module, use_object=True)
+    return _objects[key]
+
+
+def assembly(text: str) -> str:
+    """The machine instructions of a module, for people and for tests."""
+    return emit(*optimised(text), use_object=False).decode()
+
+
+def optimised(text: str) -> tuple[Any, Any]:
+    """What loop code profits from, and no more: loops come vectorised, LLVM's O2 would only cost time."""
+    machine = thread_machine()
+    module = llvm.parse_assembly(text, context=llvm.create_context())
+    if KNOBS["AIRGRAPH_VERIFY"].on():
+        module.verify()
+    module.data_layout, module.triple = str(machine.target_data), machine.triple
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_always_inliner_pass()
+    manager.add_sroa_pass()
+    manager.add_instruction_combine_pass()
+    manager.add_new_gvn_pass()
+    manager.add_simplify_cfg_pass()
+    unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
+    return machine, module
+
+
+def emit(machine: Any, module: Any, use_object: bool) -> bytes:
+    with ffi.OutputString() as error:
+        buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, int(use_object), error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def unlocked(name: str) -> Any:
+    """A function of LLVM without llvmlite's lock (with it, where a later llvmlite keeps it elsewhere)."""
+    function = getattr(ffi.lib, name)
+    return getattr(function, "_cfn", function)
+
+
+# -- one of each ----------------------------------------------------------------------------------------------------
+@cache
+def initialise() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def new_machine() -> Any:
+    initialise()
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def thread_machine() -> Any:
+    if not hasattr(_local, "machine"):
+        _local.machine = new_machine()
+    return _local.machine
+
+
+@cache
+def jit() -> Any:
+    return llvm.create_lljit_compiler(new_machine(), use_jit_link=False, suppress_errors=True)
+
+
+@cache
+def workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="airgraph-llvm")

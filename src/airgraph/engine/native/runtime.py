@@ -1,0 +1,575 @@
+"""The part of a graph call that is the same for every graph, as LLVM text: one Python→native call does all of it.
+
+    call(program, args: list) → list of results, or an int that says what Python has to put right first
+
+    find a frame whose arguments look like these ─ take a block of memory ─ make the outputs ─ let go of Python's lock
+    ─ run the steps ─ take the lock ─ hand out the results ─ give frame and block back
+
+A *program* holds its frames, a *frame* everything that follows from one set of sizes: what the arguments must look like, where in
+a block each intermediate lies, the steps with their sizes. Frames and blocks are taken and given back under Python's lock, so
+several threads can call one program: each gets a frame of its own. All are arrays of 64-bit words; the classes below name them.
+
+Steps between two library calls are one parallel region, with a barrier where a step reads what another thread wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+from airgraph.engine.native import attention, conv, gemm
+from airgraph.engine.native.jit import Code, Unit, build
+from airgraph.engine.native.loops import SCRATCH
+from airgraph.engine.native.text import Function
+
+
+class Program:
+    FRAMES, POOL, WORDS = 0, 1, 2
+
+
+class Block:
+    NEXT, BASE, SIZE, WORDS = 0, 1, 2, 3
+
+
+class Frame:
+    NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
+    NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE, WORDS = range(12, 22)
+
+
+class Entry:
+    """One argument or output. `kind`: 0 nothing to do | 1 tensor | 2 a whole number with this VALUE | 3 a float for VALUE's slot."""
+
+    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, WORDS = range(7)
+
+
+class Step:
+    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, WORDS = range(10)
+
+
+# What `call` gives back in place of results.
+NO_FRAME, NO_BLOCK, FAILED, BAD_INDEX = 1, 2, 3, 4
+
+TORCH = ("aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_sizes",
+         "aoti_torch_get_strides", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
+         "aoti_torch_delete_tensor_object", "torch_parallel_for")  # fmt: skip
+PYTHON = ("PyList_Size", "PyList_GetItem", "PyList_New", "PyList_SetItem", "PyLong_FromLong", "PyLong_AsVoidPtr",
+          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")  # fmt: skip
+WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
+DECLARES = """
+declare i32 @aoti_torch_get_dtype(ptr, ptr)
+declare i32 @aoti_torch_get_device_type(ptr, ptr)
+declare i32 @aoti_torch_get_dim(ptr, ptr)
+declare i32 @aoti_torch_get_sizes(ptr, ptr)
+declare i32 @aoti_torch_get_strides(ptr, ptr)
+declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare ptr @PyList_New(i64)
+declare i32 @PyList_SetItem(ptr, i64, ptr)
+declare ptr @PyLong_FromLong(i64)
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare double @PyFloat_AsDouble(ptr)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare ptr @wrap(ptr)
+declare i32 @sched_yield()
+declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
+"""
+MODULES = (gemm, attention, conv)
+SPINS = 4096  # turns of waiting at a barrier before the processor is offered to somebody else
+
+
+class Native(Function):
+    """With words of structures by name."""
+
+    def word(self, base: str, index: int | str, kind: str = "i64") -> str:
+        return self.op(f"load {kind}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def set(self, base: str, index: int | str, value: str, kind: str = "i64") -> None:
+        self.do(f"store {kind} {value}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def row(self, table: str, index: str, words: int) -> str:
+        return self.at(table, self.mul(index, words), "i64")
+
+    def invoke(self, function: str, *arguments: tuple[str, str]) -> None:
+        self.do(f"call void {function}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
+    def give(self, condition: str, result: str) -> None:
+        """Where the condition holds, out of the function with this result."""
+        inside, after = self.name("then"), self.name("on")
+        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.label(inside)
+        self.do(f"ret {result}")
+        self.label(after)
+
+
+def barrier() -> str:
+    """All of `n` threads come here for the k-th time before one goes on: a counter that only grows."""
+    f = Native("barrier", "ptr %counter, i64 %target")
+    f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
+    f.do("br label %wait")
+    f.label("wait")
+    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %again ]")
+    f.do("%now = load atomic i64, ptr %counter acquire, align 8")
+    f.do("%there = icmp sge i64 %now, %target")
+    f.do("br i1 %there, label %out, label %again")
+    f.label("again")
+    f.do("%next = add i64 %turn, 1")
+    long = f.test("eq", f.op(f"and i64 %next, {SPINS - 1}"), 0)
+    f.do(f"br i1 {long}, label %rest, label %wait2")
+    f.label("rest")
+    f.op("call i32 @sched_yield()")
+    f.do("br label %wait2")
+    f.label("wait2")
+    f.do("br label %wait")
+    f.label("out")
+    text = f.text()
+    return text.replace("[ %next, %again ]", "[ %next, %wait2 ]")
+
+
+def worker() -> str:
+    """One thread's share of steps [first, last). The context: frame, first, last, threads, counter."""
+    f = Native("worker", "i64 %from, i64 %to, ptr %context")
+    frame, first, last = f.word("%context", 0, "ptr"), f.word("%context", 1), f.word("%context", 2)
+    planned = f.word("%context", 3)
+    whole = f.test("sge", f.sub("%to", "%from"), planned)  # PyTorch gave all shares to this thread
+    threads = f.choose(whole, "i64", "1", planned)
+    me = f.choose(whole, "i64", "0", "%from")
+    table, base = f.word(frame, Frame.STEP_TABLE, "ptr"), f.word(frame, Frame.BASE, "ptr")
+    scratch = f.at(base, f.mul(me, SCRATCH), "i8")
+    counter = f.at("%context", 4, "i64")
+    several = f.test("sgt", threads, 1)
+
+    def step(i: str, target: str) -> list[str]:
+        row = f.row(table, i, Step.WORDS)
+        jobs, unit = f.word(row, Step.JOBS), f.word(row, Step.UNIT)
+        alone = f.test("ne", f.word(row, Step.ALONE), 0)
+        share = f.mul(f.ceil(f.ceil(jobs, threads), unit), unit)
+        share = f.choose(alone, "i64", jobs, share)
+        begin = f.mul(me, share)
+        end = f.min(f.add(begin, share), jobs)
+        works = f.test("slt", begin, end)
+        function, args, sizes = (f.word(row, n, "ptr") for n in (Step.FUNCTION, Step.ARGS, Step.SIZES))
+        f.when(
+            works, lambda: f.do(f"call void {function}(ptr {args}, ptr {sizes}, i64 {begin}, i64 {end}, ptr {scratch})")
+        )
+        due = f.op(f"and i1 {several}, {f.test('ne', f.word(row, Step.SYNC), 0)}")
+        return f.when(due, lambda: [wait(f, counter, target, threads)], ("i64", target))
+
+    f.loop(first, last, 1, step, ("i64", threads))
+    return f.text()
+
+
+def wait(f: Native, counter: str, target: str, threads: str) -> str:
+    f.invoke("@barrier", ("ptr", counter), ("i64", target))
+    return f.add(target, threads)
+
+
+def run() -> str:
+    """All steps of a frame: calls of the library alone, what lies between two of them in one parallel region."""
+    f = Native("run", "ptr %frame", "i64")
+    f.do("%context = alloca [6 x i64]")
+    f.set("%context", 0, "%frame", "ptr")
+    count, table = f.word("%frame", Frame.STEPS), f.word("%frame", Frame.STEP_TABLE, "ptr")
+    threads = f.word("%frame", Frame.THREADS)
+    callback, number = f.word("%frame", Frame.CALLBACK, "ptr"), f.word("%frame", Frame.NUMBER)
+    f.do("br label %next")
+    before = f.block
+    f.label("next")
+    hole = len(f.lines)
+    f.do(f"%more = icmp slt i64 %i, {count}")
+    f.do("br i1 %more, label %go, label %end")
+    f.label("go")
+    row = f.row(table, "%i", Step.WORDS)
+    after = f.word(row, Step.END)
+    called = f.test("ne", f.word(row, Step.CALL), 0)
+    f.do(f"br i1 {called}, label %call, label %region")
+    f.label("call")
+    failed = f.op(f"call i64 {callback}(i64 {number}, i64 %i)")
+    f.give(f.test("ne", failed, 0), f"i64 {failed}")
+    f.do("br label %latch")
+    f.label("region")
+    f.set("%context", 1, "%i")
+    f.set("%context", 2, after)
+    f.set("%context", 4, "0")
+    wide = f.op(f"call i1 @wide(ptr {table}, i64 %i, i64 {after})")
+    both = f.op(f"and i1 {wide}, {f.test('sgt', threads, 1)}")
+    f.do(f"br i1 {both}, label %many, label %one")
+    f.label("many")
+    f.set("%context", 3, threads)
+    f.op(f"call i32 @torch_parallel_for(i64 0, i64 {threads}, i64 1, ptr @worker, ptr %context)")
+    f.do("br label %latch")
+    f.label("one")
+    f.set("%context", 3, "1")
+    f.invoke("@worker", ("i64", "0"), ("i64", "1"), ("ptr", "%context"))
+    f.do("br label %latch")
+    f.label("latch")
+    f.do("br label %next")
+    f.lines[hole:hole] = [f"  %i = phi i64 [ 0, %{before} ], [ {after}, %latch ]"]
+    f.label("end")
+    return f.text("i64 0")
+
+
+def wide() -> str:
+    """Whether one of these steps is worth more than one thread."""
+    f = Native("wide", "ptr %table, i64 %first, i64 %last", "i1")
+    (found,) = f.loop("%first", "%last", 1, lambda i, seen: [
+        f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, Step.WORDS), Step.ALONE), 0)}")
+    ], ("i1", "false"))  # fmt: skip
+    return f.text(f"i1 {found}")
+
+
+def matches() -> str:
+    """Whether the arguments are what a frame was made for; their addresses go into its slots."""
+    f = Native("matches", "ptr %frame, ptr %args", "i1")
+    f.do("%out = alloca i64")
+    count, table = f.word("%frame", Frame.ARGS), f.word("%frame", Frame.ARG_TABLE, "ptr")
+    slots = f.word("%frame", Frame.SLOTS, "ptr")
+    plain, parameter = f.word("%frame", Frame.TENSOR_TYPE), f.word("%frame", Frame.PARAMETER_TYPE)
+    f.give(f.test("ne", f.op("call i64 @PyList_Size(ptr %args)"), count), "i1 false")
+
+    def argument(i: str) -> None:
+        row = f.row(table, i, Entry.WORDS)
+        kind = f.word(row, Entry.KIND)
+        object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
+        f.when(f.test("eq", kind, 1), lambda: tensor(row, object))
+        f.when(f.test("eq", kind, 2), lambda: f.give(
+            f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)), "i1 false"))  # fmt: skip
+        f.when(f.test("eq", kind, 3), lambda: real(row, object))
+
+    def real(row: str, object: str) -> None:
+        value = f.op(f"call double @PyFloat_AsDouble(ptr {object})")
+        f.do(f"store double {value}, ptr {f.word(slots, f.word(row, Entry.VALUE), 'ptr')}")
+
+    def tensor(row: str, object: str) -> None:
+        type = f.word(object, 1)
+        other = f.op(f"and i1 {f.test('ne', type, plain)}, {f.test('ne', type, parameter)}")
+        f.give(other, "i1 false")
+        handle = f.at(object, 2, "i64")  # PyObject_HEAD, then the at::Tensor: a handle is its address
+        ask(f, "aoti_torch_get_device_type", handle)
+        f.give(f.test("ne", f.op("load i32, ptr %out"), 0, "i32"), "i1 false")
+        ask(f, "aoti_torch_get_dtype", handle)
+        wanted = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
+        f.give(f.test("ne", f.op("load i32, ptr %out"), wanted, "i32"), "i1 false")
+        ask(f, "aoti_torch_get_dim", handle)
+        rank = f.word("%out", 0)
+        f.give(f.test("ne", rank, f.word(row, Entry.DIM)), "i1 false")
+        for what, index in (("sizes", Entry.SIZES), ("strides", Entry.STRIDES)):
+            ask(f, f"aoti_torch_get_{what}", handle)
+            given, expected = f.word("%out", 0, "ptr"), f.word(row, index, "ptr")
+            f.loop("0", rank, 1, lambda d, g=given, e=expected: f.give(differs(f, g, e, d), "i1 false"))
+        ask(f, "aoti_torch_get_data_ptr", handle)
+        f.set(slots, f.word(row, Entry.VALUE), f.word("%out", 0))
+
+    f.loop("0", count, 1, argument)
+    return f.text("i1 true")
+
+
+def differs(f: Native, given: str, expected: str, d: str) -> str:
+    """A negative number stands for "any" (the stride of a dimension of size 1)."""
+    wanted = f.word(expected, d)
+    other = f.test("ne", f.word(given, d), wanted)
+    return f.op(f"and i1 {other}, {f.test('sge', wanted, 0)}")
+
+
+def ask(f: Native, function: str, handle: str) -> None:
+    f.op(f"call i32 @{function}(ptr {handle}, ptr %out)")
+
+
+def code(f: Native, number: int) -> str:
+    """An int for Python, as the result of the function."""
+    return f"ptr {f.op(f'call ptr @PyLong_FromLong(i64 {number})')}"
+
+
+def find() -> str:
+    """The first frame that fits the arguments, taken out of the program's list; null if there is none."""
+    f = Native("find", "ptr %program, ptr %args", "ptr")
+    f.do("br label %next")
+    f.label("next")
+    f.do("%link = phi ptr [ %program, %entry ], [ %frame, %on ]")
+    f.do("%frame = load ptr, ptr %link")
+    f.do("%end = icmp eq ptr %frame, null")
+    f.do("br i1 %end, label %none, label %try")
+    f.label("none")
+    f.do("ret ptr null")
+    f.label("try")
+    f.do("%good = call i1 @matches(ptr %frame, ptr %args)")
+    f.do("br i1 %good, label %take, label %on")
+    f.label("on")
+    f.do("br label %next")
+    f.label("take")
+    f.do("%rest = load ptr, ptr %frame")
+    f.do("store ptr %rest, ptr %link")
+    return f.text("ptr %frame")
+
+
+def take_block() -> str:
+    """The first block that is large enough, taken out of the pool; null if there is none."""
+    f = Native("take_block", "ptr %pool, i64 %need", "ptr")
+    f.do("br label %next")
+    f.label("next")
+    f.do("%link = phi ptr [ %pool, %entry ], [ %block, %on ]")
+    f.do("%block = load ptr, ptr %link")
+    f.do("%end = icmp eq ptr %block, null")
+    f.do("br i1 %end, label %none, label %try")
+    f.label("none")
+    f.do("ret ptr null")
+    f.label("try")
+    size = f.word("%block", Block.SIZE)
+    f.do(f"%good = icmp sge i64 {size}, %need")
+    f.do("br i1 %good, label %take, label %on")
+    f.label("on")
+    f.do("br label %next")
+    f.label("take")
+    f.do("%rest = load ptr, ptr %block")
+    f.do("store ptr %rest, ptr %link")
+    return f.text("ptr %block")
+
+
+def call() -> str:
+    """The function Python calls: METH_O, `self` is the address of the program."""
+    f = Native("call", "ptr %self, ptr %args", "ptr", exported=True)
+    f.do("%out = alloca i64")
+    program = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
+    frame = f.op(f"call ptr @find(ptr {program}, ptr %args)")
+    missing = f.test("eq", frame, "null", "ptr")
+    inside, on = f.name("then"), f.name("on")
+    f.do(f"br i1 {missing}, label %{inside}, label %{on}")
+    f.label(inside)
+    f.do(f"ret {code(f, NO_FRAME)}")
+    f.label(on)
+    pool = f.word(program, Program.POOL, "ptr")
+    block = f.op(f"call ptr @take_block(ptr {pool}, i64 {f.word(frame, Frame.NEED)})")
+    empty = f.test("eq", block, "null", "ptr")
+    inside, on = f.name("then"), f.name("on")
+    f.do(f"br i1 {empty}, label %{inside}, label %{on}")
+    f.label(inside)
+    give_back(f, frame, program, Frame.NEXT)
+    f.do(f"ret {code(f, NO_BLOCK)}")
+    f.label(on)
+    bind(f, frame, block)
+    outputs(f, frame)
+    f.set(frame, Frame.LIST, "%args", "ptr")
+    errors = f.word(frame, Frame.ERROR_TABLE, "ptr")
+    amount = f.word(frame, Frame.ERRORS)
+    f.loop("0", amount, 1, lambda i: f.set(f.word(errors, i, "ptr"), 0, "0"))
+    state = f.op("call ptr @PyEval_SaveThread()")
+    status = f.op(f"call i64 @run(ptr {frame})")
+    f.invoke("@PyEval_RestoreThread", ("ptr", state))
+    (bad,) = f.loop(
+        "0", amount, 1, lambda i, seen: [f.op(f"or i64 {seen}, {f.word(f.word(errors, i, 'ptr'), 0)}")], ("i64", "0")
+    )
+    results = handed_out(f, frame)
+    give_back(f, frame, program, Frame.NEXT)
+    give_back(f, block, pool, Block.NEXT)
+    for condition, number in ((f.test("ne", status, 0), FAILED), (f.test("ne", bad, 0), BAD_INDEX)):
+        inside, on = f.name("then"), f.name("on")
+        f.do(f"br i1 {condition}, label %{inside}, label %{on}")
+        f.label(inside)
+        f.invoke("@Py_DecRef", ("ptr", results))
+        f.do(f"ret {code(f, number)}")
+        f.label(on)
+    return f.text(f"ptr {results}")
+
+
+def give_back(f: Native, what: str, list: str, link: int) -> None:
+    f.set(what, link, f.word(list, 0, "ptr"), "ptr")
+    f.set(list, 0, what, "ptr")
+
+
+def bind(f: Native, frame: str, block: str) -> None:
+    """Every intermediate gets its address in this block, unless the last call was in the same one."""
+    base = f.word(block, Block.BASE, "ptr")
+    f.do("br label %bind")
+    f.label("bind")
+    moved = f.test("ne", f.word(frame, Frame.BASE, "ptr"), base, "ptr")
+
+    def place() -> None:
+        f.set(frame, Frame.BASE, base, "ptr")
+        table, slots = f.word(frame, Frame.PLACE_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
+
+        def one(i: str) -> None:
+            row = f.row(table, i, 2)
+            f.set(slots, f.word(row, 0), f.at(base, f.word(row, 1), "i8"), "ptr")
+
+        f.loop("0", f.word(frame, Frame.PLACED), 1, one)
+
+    f.when(moved, place)
+
+
+def outputs(f: Native, frame: str) -> None:
+    """New memory for every output; the handle waits in the entry's KIND + DTYPE neighbour, VALUE + 1 of the slots."""
+    table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
+
+    def one(i: str) -> None:
+        row = f.row(table, i, Entry.WORDS)
+
+        def fresh() -> None:
+            dtype = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
+            sizes, strides = (f.word(row, n, "ptr") for n in (Entry.SIZES, Entry.STRIDES))
+            f.op(f"call i32 @aoti_torch_empty_strided(i64 {f.word(row, Entry.DIM)}, ptr {sizes}, ptr {strides}, i32 {dtype}, "
+                 "i32 0, i32 0, ptr %out)")  # fmt: skip
+            handle = f.word("%out", 0, "ptr")
+            slot = f.word(row, Entry.VALUE)
+            f.set(slots, f.add(slot, 1), handle, "ptr")
+            ask(f, "aoti_torch_get_data_ptr", handle)
+            f.set(slots, slot, f.word("%out", 0))
+
+        f.when(f.test("eq", f.word(row, Entry.KIND), 1), fresh)
+
+    f.loop("0", f.word(frame, Frame.OUTS), 1, one)
+
+
+def handed_out(f: Native, frame: str) -> str:
+    """The outputs as a list of tensors; those that PyTorch made come from the frame's own list."""
+    table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
+    count, objects = f.word(frame, Frame.OUTS), f.word(frame, Frame.OBJECTS, "ptr")
+    results = f.op(f"call ptr @PyList_New(i64 {count})")
+
+    def one(i: str) -> None:
+        row = f.row(table, i, Entry.WORDS)
+        fresh = f.test("eq", f.word(row, Entry.KIND), 1)
+
+        def wrapped() -> list[str]:
+            handle = f.word(slots, f.add(f.word(row, Entry.VALUE), 1), "ptr")
+            object = f.op(f"call ptr @wrap(ptr {handle})")
+            f.op(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
+            f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
+            return []
+
+        def found() -> list[str]:
+            object = f.op(f"call ptr @PyList_GetItem(ptr {objects}, i64 {f.word(row, Entry.VALUE)})")
+            f.invoke("@Py_IncRef", ("ptr", object))
+            f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
+            return []
+
+        f.when(fresh, wrapped)
+        f.when(f.op(f"xor i1 {fresh}, true"), found)
+
+    f.loop("0", count, 1, one)
+    return results
+
+
+# -- steps that are no loops ------------------------------------------------------------------------------------------
+class Gemm:
+    """The sizes of a matrix product, behind the error word."""
+
+    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, WORDS = range(1, 17)
+
+
+def step_gemm() -> str:
+    """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
+    f = Native("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
+    a, b, bias = (
+        f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
+    )
+    by_batch, by_row, by_column = (f.test("eq", split, i) for i in (2, 1, 0))
+    b0, b1 = f.choose(by_batch, "i64", "%begin", "0"), f.choose(by_batch, "i64", "%end", batch)
+    m0, m1 = f.choose(by_row, "i64", "%begin", "0"), f.choose(by_row, "i64", "%end", m)
+    n0, n1 = f.choose(by_column, "i64", "%begin", "0"), f.choose(by_column, "i64", "%end", n)
+
+    def one(i: str) -> None:
+        at = [f.at(p, f.mul(i, s), "float") for p, s in ((a, sa), (b, sb), (c, sc))]
+        given = (f"ptr {at[0]}, i64 {lda}, ptr {at[1]}, i64 {ldb}, ptr {at[2]}, i64 {ldc}, i64 {m0}, i64 {m1}, i64 {n0}, "
+                 f"i64 {n1}, i64 {k}, ptr {bias}, i64 0, ptr %scratch")  # fmt: skip
+        for number, name in enumerate(("nt", "nn", "tn")):
+            f.when(f.test("eq", form, number), lambda name=name: f.do(f"call void @ag_gemm_{name}({given})"))  # type: ignore[misc]
+
+    f.loop(b0, b1, 1, one)
+    return f.text()
+
+
+def step_attention() -> str:
+    """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v and mask begin (in bytes), ag_attention's dims."""
+    f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
+    scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
+    q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
+    dims = f.at("%sizes", 6, "i64")
+    f.do(f"call void @ag_attention(ptr {q}, ptr {k}, ptr {v}, ptr {mask}, ptr {out}, ptr {dims}, float {scale}, i64 %begin, "
+         f"i64 %end, ptr %scratch, ptr {lse})")  # fmt: skip
+    return f.text()
+
+
+def step_conv() -> str:
+    """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
+    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
+    dims = f.at("%sizes", 4, "i64")
+    f.do(
+        f"call void @ag_conv2d(ptr {x}, ptr {w}, ptr {bias}, ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch)"
+    )
+    return f.text()
+
+
+def source() -> str:
+    parts = [DECLARES, barrier(), worker(), wide(), run(), matches(), find(), take_block(), call()]
+    return "\n".join(parts)
+
+
+def steps_source() -> str:
+    gemm_params = "ptr, i64, ptr, i64, ptr, i64, i64, i64, i64, i64, i64, ptr, i64, ptr"
+    parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
+    parts += ["declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
+              "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)"]  # fmt: skip
+    return "\n".join([*parts, step_gemm(), step_attention(), step_conv()])
+
+
+# -- loading it ---------------------------------------------------------------------------------------------------------
+def torch_symbol(name: str) -> int:
+    """The address of a function in libtorch."""
+    return address(ctypes.CDLL(None), name) or address(libtorch(), name) or missing(name)
+
+
+def address(library: ctypes.CDLL, name: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+def missing(name: str) -> int:
+    raise OSError(f"this PyTorch ({torch.__version__}) has no {name}")
+
+
+@cache
+def libtorch() -> ctypes.CDLL:
+    return ctypes.CDLL(torch._C.__file__)  # libtorch_python and libtorch_cpu are its dependencies
+
+
+@cache
+def kernels() -> Code:
+    """The kernels that serve every graph: matrix products, attention, convolution. Compiled once in a process."""
+    code = build([Unit(m.source(), m.EXPORTS) for m in MODULES])
+    imports = {name: code[name] for m in MODULES for name in m.EXPORTS}
+    text = steps_source()
+    steps = build(
+        [
+            Unit(
+                text,
+                ("step_gemm", "step_attention", "step_conv"),
+                {n: a for n, a in imports.items() if f"@{n}(" in text},
+            )
+        ]
+    )
+    return Code([*code.trackers, *steps.trackers])
+
+
+@cache
+def entry() -> Code:
+    imports = {name: torch_symbol(name) for name in TORCH}
+    imports |= {name: address(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
+    imports["wrap"] = torch_symbol(WRAP)
+    return build([Unit(source(), ("call",), imports)])

@@ -1,0 +1,179 @@
+"""What a graph computes, in the few words a loop understands.
+
+    buffer    memory somebody else fills: an argument, a constant, the result of a library call
+    const     one number everywhere            iota      an index (or a size) as a number
+    point     element by element, by name      reduce    over some axes
+    reshape permute expand slice reverse concat pad gather    where an element comes from
+
+A tensor here is a formula, not memory: which of them get memory is decided later (groups.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airgraph.ir.types import DataType, Dim
+from airgraph.plan.index import Affine, expand, same
+
+Shape = tuple[Dim, ...]
+VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
+# What these cost beside an addition; a formula that costs much is computed once and kept.
+DEAR = ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "erfc", "sin", "cos", "tan", "sigmoid", "sinh",
+        "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")  # fmt: skip
+COST = dict.fromkeys(DEAR, 12) | {
+    "pow": 30, "atan2": 30, "div": 3, "sqrt": 4, "rsqrt": 5, "floor_div": 20, "remainder": 20
+}  # fmt: skip
+_ids = itertools.count()
+
+
+@dataclass(eq=False)
+class Tensor:
+    op: str
+    inputs: tuple[Tensor, ...]
+    shape: Shape
+    dtype: DataType
+    attrs: Any = None
+    id: int = field(default_factory=lambda: next(_ids))
+    users: int = 0  # how many formulas read it
+    cost: int = 0  # of one element, down to memory
+
+    def __repr__(self) -> str:
+        return f"t{self.id} = {self.op}({', '.join(f't{i.id}' for i in self.inputs)}) {list(self.shape)}"
+
+
+def tensor(op: str, inputs: Sequence[Tensor], shape: Sequence[Dim], dtype: DataType, attrs: Any = None) -> Tensor:
+    t = Tensor(op, tuple(inputs), tuple(shape), dtype, attrs)
+    own = COST.get(attrs, 1) if op == "point" else 1
+    t.cost = 0 if op in ("buffer", "const") else sum(i.cost for i in t.inputs) + own
+    if op == "reduce":
+        t.cost += 64
+    for i in t.inputs:
+        i.users += 1
+    return t
+
+
+# -- making them ----------------------------------------------------------------------------------------------------
+def buffer(shape: Sequence[Dim], dtype: DataType, source: Any) -> Tensor:
+    return tensor("buffer", (), shape, dtype, source)
+
+
+def const(value: Any, dtype: DataType, shape: Sequence[Dim] = ()) -> Tensor:
+    return tensor("const", (), shape, dtype, value)
+
+
+def iota(shape: Sequence[Dim], axis: int, start: Dim, step: Dim, dtype: DataType = DataType.DT_INT64) -> Tensor:
+    """start + step · (index along axis); axis -1: just `start`."""
+    return tensor("iota", (), shape, dtype, (axis, start, step))
+
+
+def point(op: str, inputs: Sequence[Tensor], dtype: DataType, shape: Sequence[Dim] | None = None) -> Tensor:
+    return tensor("point", inputs, broadcast(inputs) if shape is None else shape, dtype, op)
+
+
+def broadcast(inputs: Sequence[Tensor]) -> Shape:
+    rank = max(len(t.shape) for t in inputs)
+    shape: list[Dim] = [1] * rank
+    for t in inputs:
+        for axis, size in enumerate(t.shape, rank - len(t.shape)):
+            if not same(size, 1):
+                shape[axis] = size
+    return tuple(shape)
+
+
+def cast(x: Tensor, dtype: DataType) -> Tensor:
+    if x.dtype == dtype:
+        return x
+    if x.op == "const" and not isinstance(x.attrs, complex):
+        return const(converted(x.attrs, dtype), dtype, x.shape)
+    return point("cast", (x,), dtype, x.shape)
+
+
+def converted(value: Any, dtype: DataType) -> Any:
+    if dtype == DataType.DT_BOOL:
+        return bool(value)
+    return float(value) if dtype.is_float else int(value)
+
+
+def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    return tensor("reshape", (x,), shape, x.dtype)
+
+
+def permute(x: Tensor, order: Sequence[int]) -> Tensor:
+    return tensor("permute", (x,), [x.shape[i] for i in order], x.dtype, tuple(order))
+
+
+def expand_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    return tensor("expand", (x,), shape, x.dtype)
+
+
+def cut(x: Tensor, shape: Sequence[Dim], starts: Sequence[Dim], steps: Sequence[Dim]) -> Tensor:
+    return tensor("slice", (x,), shape, x.dtype, (tuple(starts), tuple(steps)))
+
+
+def part(x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
+    """`size` elements from `start` along one axis."""
+    shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+    return cut(x, shape, [start if i == axis else 0 for i in range(len(shape))], [1] * len(shape))
+
+
+def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
+    total: Dim = 0
+    for p in parts:
+        total = expand(total + p.shape[axis])
+    first = parts[0]
+    return tensor("concat", parts, (*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype, axis)
+
+
+def reduce(op: str, x: Tensor, axes: Sequence[int], keep: bool, dtype: DataType | None = None) -> Tensor:
+    at = {a % len(x.shape) for a in axes}
+    shape = tuple(1 if i in at else s for i, s in enumerate(x.shape) if keep or i not in at)
+    return tensor("reduce", (x,), shape, dtype or x.dtype, (op, tuple(sorted(at)), keep))
+
+
+# -- formulas of one kernel -----------------------------------------------------------------------------------------
+@dataclass(eq=False)
+class Expr:
+    """A formula in loop variables. `op`: load | const | iota | reduce | the name of a function of numbers.
+
+    Equal formulas are one object (see `Pool`), so identity is equality.
+    """
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DataType
+    source: Any = None  # load: the tensor whose memory is read; const: the number
+    at: Affine | None = None  # load, iota
+    picks: tuple[
+        tuple[Dim, Dim, bool], ...
+    ] = ()  # load: (stride, size, negative counts from the end) of each number in args
+    vars: frozenset[Any] = frozenset()  # the loops it depends on
+    level: int = 0  # how many reductions must be done before
+    id: int = 0
+
+
+class Pool:
+    """Makes formulas, equal ones once."""
+
+    def __init__(self, inner: Sequence[Any]) -> None:
+        self.inner = frozenset(inner)
+        self.made: dict[Any, Expr] = {}
+
+    def make(self, op: str, args: Sequence[Expr], dtype: DataType, source: Any = None, at: Affine | None = None,
+             picks: tuple[tuple[Dim, Dim, bool], ...] = ()) -> Expr:  # fmt: skip
+        mark = (type(source), str(source)) if op == "const" else id(source) if source is not None else None
+        if op == "reduce":
+            mark = source
+        key = (op, tuple(id(a) for a in args), dtype, mark, at, picks)
+        found = self.made.get(key)
+        if found is None:
+            found = Expr(op, tuple(args), dtype, source, at, picks, id=len(self.made))
+            variables = frozenset(at.vars()) if at else frozenset()
+            for a in args:
+                variables |= a.vars
+            found.vars = variables - self.inner if op == "reduce" else variables
+            found.level = max((a.level for a in args), default=0) + (op == "reduce")
+            self.made[key] = found
+        return found

@@ -1,0 +1,62 @@
+"""A program of the native engine: its arguments are checked, its outputs made and its steps run by one native call.
+
+Python only comes in where something has to be put right (new sizes, other strides, tensors of an emulated device) and for
+results that are views or numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from airgraph.engine.native.engine import NativeExecutable
+from airgraph.engine.protocol import Symbols
+from airgraph.ir.boundary import Boundary, Fresh
+from airgraph.journal import EVENT_LEVEL, Journal
+from airgraph.runtime.program import Program, to_host
+
+
+class NativeProgram(Program):
+    def __init__(self, name: str, boundary: Boundary, executable: NativeExecutable, journal: Journal) -> None:
+        super().__init__(name, boundary, executable, journal)
+        self.native = executable
+        self.plain = [r.index for r in boundary.results if isinstance(r, Fresh)] == list(
+            range(len(executable.plan.outputs))
+        )
+        self.plain = self.plain and len(boundary.results) == len(executable.plan.outputs)
+        self.plain = self.plain and all(t is not None for t in executable.plan.outputs) and not executable.plan.loose
+        self.direct = self.plain and executable.first_call is None
+        self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
+
+    def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
+        if self.direct and self.host and not rest and type(args) is list and quiet(self.journal):
+            result = self.native.native(args)
+            if type(result) is list:
+                self.calls += 1
+                return result
+        return super().__call__(args, *rest)
+
+    def run(self, args: list[Any]) -> list[Any]:
+        start = time.perf_counter()
+        given = args if self.host else [to_host(a) for a in args]
+        found: Symbols = {}
+
+        def symbols_of(_: list[Any]) -> Symbols:
+            found.update(self.bind(args))
+            return found
+
+        bound = time.perf_counter()
+        outputs, _ = self.native.call(given, symbols_of)
+        self.log_run(start, bound)
+        if self.plain and self.host:
+            return outputs
+        symbols = found or self.bind(args)
+        symbols = {**symbols, **self.native.learned()}
+        owned = self.own(outputs, given, symbols)
+        return [self.result(r, args, owned, symbols) for r in self.boundary.results]
+
+
+def quiet(journal: Journal) -> bool:
+    return not journal.log.isEnabledFor(EVENT_LEVEL) and not torch.autograd.profiler._is_profiler_enabled

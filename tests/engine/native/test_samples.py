@@ -1,0 +1,150 @@
+"""The samples of every converter (tests/convert/test_ops.py) on the native engine, beside eager: dtype, shape and strides alike,
+values but for rounding. What is NaN or infinite, and all whole numbers and truth values, are the same.
+
+    python tests/engine/native/test_samples.py 'aten.add.Tensor(t(f32, N, M), 2.5)'
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import airgraph
+
+OPS = runpy.run_path(str(Path(__file__).parents[2] / "convert" / "test_ops.py"), run_name="samples")
+SAMPLES, SIZES, GROUPS, NEAR, OTHER_STRIDES = (OPS[n] for n in ("SAMPLES", "SIZES", "GROUPS", "NEAR", "OTHER_STRIDES"))
+program_of, inputs_of, running, sized, doubled = (OPS[n] for n in ("program_of", "inputs_of", "running", "sized", "doubled"))
+gradients, differentiable, eager_runs, no_farther = (OPS[n] for n in ("gradients", "differentiable", "eager_runs", "no_farther"))
+Sample = Any
+
+# How far a number may be off, beside its size. Halves: eager rounds after every op, a kernel only what it stores.
+ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.complex64: 2e-5,
+            torch.complex32: 2e-3}  # fmt: skip
+DAILY = ("aten.add.Tensor", "aten.relu.default", "aten._softmax.default", "aten.clamp.default", "aten.sum.dim_IntList",
+         "aten.native_layer_norm.default", "aten.cat.default", "aten.index.Tensor")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+
+
+# -- comparing ------------------------------------------------------------------------------------------------------
+def differs(mine: Any, eager: Any, exact: Callable[[], Any] = lambda: None, strides: bool = True) -> str | None:
+    """What is wrong with a result, if something is."""
+    got, want = tree_leaves(mine), tree_leaves(eager)
+    if len(got) != len(want):
+        return f"{len(got)} results instead of {len(want)}"
+    for i, (a, b) in enumerate(zip(got, want)):
+        if not isinstance(b, torch.Tensor):
+            if type(a) is not type(b) or a != b:
+                return f"{a!r} instead of {b!r}"
+            continue
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"{a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
+        if strides and b.numel() and a.stride() != b.stride():
+            return f"strides {a.stride()} instead of {b.stride()}"
+        if not near(a, b):
+            true = exact()
+            leaves = tree_leaves(true) if true is not None else []
+            if i >= len(leaves) or not no_farther(a, b, leaves[i]):
+                return f"{a} instead of {b}"
+    return None
+
+
+def near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if b.dtype not in ROUNDING:
+        return torch.equal(a, b)
+    tolerance = ROUNDING[b.dtype]
+    if b.is_complex():
+        a, b = torch.view_as_real(a.contiguous()), torch.view_as_real(b.contiguous())
+    a, b = a.double(), b.double()
+    odd = ~b.isfinite()
+    if not torch.equal(a.isfinite(), ~odd) or not torch.equal(a[odd].nan_to_num(7.7), b[odd].nan_to_num(7.7)):
+        return False
+    size = min(b[~odd].abs().max().item(), 1.0) if b[~odd].numel() else 0.0
+    return bool(((a - b)[~odd].abs() <= tolerance * (b[~odd].abs() + size)).all())
+
+
+def check(samples: Sequence[Sample], run: Callable[..., Any], sizes: dict[str, int]) -> list[str]:
+    mine, eager = inputs_of(samples, sizes), inputs_of(samples, sizes)
+    torch.manual_seed(0)
+    got = run(*mine, *sizes.values())
+    torch.manual_seed(0)
+    want = program_of(samples)(*eager, *sizes.values())
+    wrong = []
+    for sample, a, b in zip(samples, got, want):
+        exact = lambda sample=sample: doubled([sample], sample.tensors(sizes), sizes)  # noqa: E731
+        problem = differs(a, b, exact, sample.text not in OTHER_STRIDES)
+        if problem:
+            wrong.append(f"{sample.text}: {problem}")
+    wrong += [f"an argument was changed: {a} instead of {b}" for a, b in zip(mine, eager) if differs(a, b)]
+    return wrong
+
+
+def wrong_in(samples: Sequence[Sample], sizes: Sequence[dict[str, int]], dynamic: bool) -> list[str]:
+    run = torch.compile(program_of(samples), backend=airgraph.backend(), fullgraph=True, dynamic=dynamic)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        return [w for size in sizes for w in check(samples, run, size)]
+
+
+def wrong_gradients(samples: Sequence[Sample]) -> list[str]:
+    run = torch.compile(program_of(samples), backend=airgraph.backend(), fullgraph=True)
+    pairs = itertools.zip_longest(gradients(samples, run), gradients(samples, program_of(samples)))
+    return [problem for a, b in pairs if (problem := differs(a, b, strides=False))]
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+def daily(names: Sequence[str]) -> list[Any]:
+    return [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", daily(list(SAMPLES)))
+def test_as_eager(name: str) -> None:
+    assert not wrong_in(running(name), SIZES[:1], dynamic=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(len(GROUPS)), ids=lambda i: f"{GROUPS[i][0]}…{GROUPS[i][-1]}")
+def test_changing_sizes(group: int) -> None:
+    samples = sized(GROUPS[group], 2, lambda s: all(eager_runs(s, size) for size in SIZES))
+    assert not wrong_in(samples, SIZES, dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(len(GROUPS)), ids=lambda i: f"{GROUPS[i][0]}…{GROUPS[i][-1]}")
+def test_backward(group: int) -> None:
+    samples = sized(GROUPS[group], 1, lambda s: "copy_" not in s.target and differentiable(s))
+    if samples:
+        assert not wrong_gradients(samples)
+
+
+def main(text: str) -> None:
+    """One sample, static and dynamic, with the plan it was run by."""
+    from airgraph.engine.native.engine import NativeExecutable
+
+    os.environ["AIRGRAPH_ENGINE"] = "native"
+    made = NativeExecutable.__init__
+
+    def shown(self: NativeExecutable, *args: Any) -> None:
+        made(self, *args)
+        print(self.plan.text())
+
+    NativeExecutable.__init__ = shown  # type: ignore[method-assign]
+    sample = OPS["Sample"](text)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        print("\n".join(wrong_in([sample], SIZES if dynamic else SIZES[:1], dynamic)) or "as eager")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
