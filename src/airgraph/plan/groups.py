@@ -9,7 +9,7 @@ A plan prints as text; see `Plan.text`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,9 @@ from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, expand, same, same_shape, strides_of, vars_for
-from airgraph.plan.kernels import Domain, Kernel, NeedsRows, Reader, build, product
+from airgraph.plan.kernels import Domain, Kernel, NeedsRows, Reader, build, build_scatter, product
 from airgraph.plan.lower import FLOAT, TYPES, NoFormula, constant, lower
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, permute, point, reshape
+from airgraph.plan.tensors import VIEWS, Tensor, broadcast, buffer, expand_to, iota, permute, point, reshape
 
 CHEAP = 6  # additions: what costs less is computed again rather than kept
 DEAR = 8  # what costs more is not computed again for every row of a broadcast
@@ -44,8 +44,7 @@ class LoopStep:
     roots: list[Tensor]
     kernel: Kernel
     domain: Domain
-    into: dict[int, Place] = field(default_factory=dict)
-    reads: set[int] = field(default_factory=set)
+    alone: bool = False  # for one thread: the order of its writes matters
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,7 @@ class Planner:
         self.notes: list[str] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
+        self.in_place: set[Node] = set()  # Assigns that have nothing left to do
         self.symbols = {s for spec in boundary.arguments if isinstance(spec, TensorIn)
                         for d in spec.type.shape or () if isinstance(d, sympy.Basic) for s in d.free_symbols}  # fmt: skip
         self.symbols |= {spec.expr for spec in boundary.arguments if isinstance(spec, NumberIn) and spec.expr is not None
@@ -245,6 +245,8 @@ class Planner:
 
     def library(self, node: Node) -> bool:
         """Matrix products, attention, convolutions: steps of their own, with the result in planned memory."""
+        if node.op in ("ScatterElements", "IndexPutV2"):
+            return self.scatter(node)
         spec = {"MatMul": self.matmul, "MatMulV2": self.matmul, "BatchMatMul": self.batch_matmul,
                 "FlashAttentionScore": self.attention, "Conv2D": self.conv}.get(node.op)  # fmt: skip
         if spec is None or node.control or any(v.dtype not in (FLOAT, DataType.DT_BOOL) for v in node.values()):
@@ -257,6 +259,30 @@ class Planner:
         self.opaque[node] = found
         self.order.append(node)
         return True
+
+    def scatter(self, node: Node) -> bool:
+        """A tensor with some elements replaced: in the memory of the argument it will be written back to, if nobody else
+        reads that argument, else in a copy."""
+        x, numbers, values, how = scattered(node, self.of)
+        t = self.tensors[id(node.output)] = self.made(node.output)
+        target = self.written_back(node)
+        if target is not None:
+            memory = self.places[target.id]
+            self.places[t.id] = Place(t, "input", memory.strides, 0, memory.source, alias=memory)
+        self.opaque[node] = {"kind": "scatter", "operands": [x, *numbers, values], "outputs": [t], "how": how,
+                             "in_place": target is not None}  # fmt: skip
+        self.order.append(node)
+        return True
+
+    def written_back(self, node: Node) -> Tensor | None:
+        """The argument whose new value this node makes, if its old value is read by nothing else."""
+        data = next(node.values())
+        assigns = [u for u in node.output.users if u.op == "Assign" and u.inputs[0] is data]
+        if data.node.op != "Data" or len(assigns) != 1 or set(data.users) - {node, assigns[0]}:
+            return None
+        target = self.tensors[id(data)]
+        self.in_place.add(assigns[0])
+        return target
 
     def made(self, value: Value) -> Tensor:
         return buffer(value.type.shape or (), value.dtype, value)
@@ -328,7 +354,7 @@ class Planner:
         out = self.made(node.output)
         if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
             return None
-        if x.shape[1] != w.shape[1] * groups or w.shape[2] * w.shape[3] > 49:
+        if x.shape[1] != w.shape[1] * groups or w.shape[2] * w.shape[3] > (49 if groups > 1 else 2048):
             return None
         n, c, h, wd = x.shape
         o, _, kh, kw = w.shape
@@ -356,7 +382,7 @@ class Planner:
                     if id(v) in self.tensors:
                         self.need(self.tensors[id(v)])
         self.final = [self.leaving(i, v) for i, v in enumerate(self.graph.net_output.values())]
-        self.writes = [self.write(node) for node in self.graph.of("Assign")]
+        self.writes = [self.write(node) for node in self.graph.of("Assign") if node not in self.in_place]
         self.share()
 
     def layouts(self) -> dict[int, Any]:
@@ -629,6 +655,8 @@ class Planner:
                 x, w = (self.contiguous(t) for t in found["operands"])
                 bias = self.contiguous(found["bias"]) if found["bias"] is not None else None
                 step = ConvStep(found["outputs"][0], x, w, bias, found["dims"])
+            case "scatter":
+                step = self.scatter_step(found)
             case _:
                 step = self.call_step(node)
         outputs = found.get("outputs") or [self.tensors[id(v)] for v in node.outputs]
@@ -637,6 +665,28 @@ class Planner:
                 self.places[t.id] = Place(t, "arena", strides_of(t.shape))
             self.made_by[t.id] = len(self.steps)
         self.steps.append(step)
+
+    def scatter_step(self, found: dict[str, Any]) -> LoopStep:
+        (t,) = found["outputs"]
+        x, *numbers, values = found["operands"]
+        if not found["in_place"]:
+            copied = point("copy", (x,), x.dtype, x.shape)
+            self.places.setdefault(t.id, Place(t, "arena", strides_of(t.shape)))
+            own = self.places[t.id]
+            self.places[copied.id] = Place(copied, own.kind, own.strides, own.offset, own.source, alias=own)
+            self.made_by[copied.id] = len(self.steps)
+            self.steps.append(LoopStep([copied], *self.settled_kernel(copied)))
+        readable = [self.in_memory(n) for n in numbers]
+        kernel = build_scatter(t, readable, self.in_memory(values), found["how"], self.memory_but([t]))
+        return LoopStep([t], kernel, Domain(values.shape), alone=True)
+
+    def in_memory(self, t: Tensor) -> Tensor:
+        """t, or a copy of it where no kernel can read it as it is."""
+        if t.op in ("const", "iota") or self.strided_now(t) is not None:
+            return t
+        copied = point("copy", (t,), t.dtype, t.shape)
+        self.add_root(copied)
+        return copied
 
     def contiguous(self, t: Tensor) -> Matrix:
         found = self.strided_now(t)
@@ -696,6 +746,35 @@ class Planner:
             except (Refuse, NeedsRows):
                 for t in gone:
                     self.made_by[t.id] = number
+
+
+def scattered(node: Node, of: Callable[[Value], Tensor]) -> tuple[Tensor, list[Tensor], Tensor, tuple[Any, ...]]:
+    """(what is written into, the numbers that pick places, the values, how: see `build_scatter`)."""
+    x = of(next(node.values()))
+    if node.op == "ScatterElements":
+        index, values = (of(v) for v in list(node.values())[1:3])
+        axis, rank = node.attrs.get("axis", 0), len(x.shape)
+        if node.attrs.get("reduction", "none") != "none" or not rank or not same_shape(index.shape, values.shape):
+            raise NoFormula("with a reduction, or of a part of the values")
+        at: list[Any] = list(range(rank))
+        at[axis % rank] = ("at", 0, False, 0, rank)
+        return x, [index], values, tuple(at)
+    entry, mask = node.inputs[1], node.inputs[2]
+    indices = node.inputs[4]
+    assert isinstance(entry, Value) and isinstance(mask, Value) and isinstance(indices, tuple)
+    numbers, values = [of(v) for v in indices], of(entry)
+    known = [*(mask.known or ()), *(0,) * (len(x.shape) - len(mask.known or ()))]
+    places = [i for i, here in enumerate(known) if here]
+    if node.attrs.get("accumulate") or any(not n.dtype.is_int for n in numbers) or len(places) != len(numbers) or not places:
+        raise NoFormula("adding up, or by a mask")
+    if places != list(range(places[0], places[0] + len(places))):
+        raise NoFormula("by numbers that are apart")
+    picked = broadcast(numbers)
+    first, rank = places[0], len(picked)
+    rest = iter([*range(first), *range(first + rank, len(x.shape) - len(places) + rank)])
+    how = tuple(("at", places.index(i), True, first, rank) if i in places else next(rest) for i in range(len(x.shape)))
+    shape = (*x.shape[:first], *picked, *x.shape[first + len(places) :])
+    return x, numbers, expand_to(values, shape), how
 
 
 def step_reads(step: Step) -> Iterator[Tensor]:

@@ -2,8 +2,8 @@
 
     Affine(const, {v: coefficient})          const + Σ coefficient·v,  0 ≤ v < v.size
 
-Shapes are ints or sympy expressions, and so are constants and coefficients. Everything that only moves elements (a transpose, a
-slice, a broadcast, a reshape) is arithmetic on these sums, so it costs nothing when it runs.
+Shapes are ints or sympy expressions, and so are constants and coefficients. Everything that only moves elements (a
+transpose, a slice, a broadcast, a reshape) is arithmetic on these sums, so it costs nothing when it runs.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ it starts again, or it gives up (`Refuse`) and the groups decide otherwise.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ from airgraph.plan.index import (
 from airgraph.plan.tensors import Expr, Pool, Shape, Tensor
 
 INT64 = DataType.DT_INT64
-TRIES = 24  # splits and cuts of loops before a kernel is given up
+TRIES = 80  # splits and cuts of loops before a kernel is given up
 LARGEST = 400  # formulas in one kernel
 
 
@@ -50,6 +51,8 @@ class Store:
     target: Tensor
     at: Affine
     value: Expr
+    numbers: tuple[Expr, ...] = ()  # where the place is picked by numbers, as in a load
+    picks: tuple[tuple[Dim, Dim, bool], ...] = ()
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Part:
     pool: Pool
 
     def exprs(self) -> list[Expr]:
-        return list(reachable(s.value for s in self.stores))
+        return list(reachable(e for s in self.stores for e in (s.value, *s.numbers)))
 
 
 class NeedsRows(Exception):
@@ -97,7 +100,9 @@ def build(roots: Sequence[Tensor], memory: Memory, domain: Domain | None = None)
     cuts: dict[int, tuple[Dim, ...]] = {}
     for _ in range(TRIES):
         try:
-            return Kernel([part(roots, memory, domain, splits, ranges) for ranges in pieces(domain, splits, cuts)]), domain
+            return Kernel(
+                [part(roots, memory, domain, splits, ranges) for ranges in pieces(domain, splits, cuts)]
+            ), domain
         except NeedsRows as need:
             if domain.axes:
                 raise Refuse("reductions over different axes") from None
@@ -116,7 +121,9 @@ class Position(Exception):
     start: Dim = 0
 
 
-def apply_split(position: Position, domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, tuple[Dim, ...]]) -> None:
+def apply_split(
+    position: Position, domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, tuple[Dim, ...]]
+) -> None:
     """Loops are counted over the refined shape; a later count moves when an earlier loop becomes two."""
     sizes = refined(domain, splits)
     match position.cause:
@@ -137,7 +144,7 @@ def apply_split(position: Position, domain: Domain, splits: dict[int, tuple[Dim,
                 raise Refuse("several cuts at symbolic places")
             points.insert(sum(1 for b in before if b), point)
             cuts[position.loop] = tuple(points)
-            if len(cuts) > 1 or len(points) > 6:
+            if len(cuts) > 1 or len(points) > 64:
                 raise Refuse("too many cuts")
 
 
@@ -159,11 +166,13 @@ def pieces(domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, t
     if any(axis in domain.axes for _, axis, _ in [refined(domain, splits)[loop]]):
         raise Refuse("a reduced loop would have to be cut")
     edges = [0, *points, whole[loop][1]]
-    for low, high in zip(edges, edges[1:]):
+    for low, high in itertools.pairwise(edges):
         yield [(low, expand(high - low)) if i == loop else r for i, r in enumerate(whole)]
 
 
-def part(roots: Sequence[Tensor], memory: Memory, domain: Domain, splits: dict[int, tuple[Dim, ...]], ranges: Ranges) -> Part:
+def part(
+    roots: Sequence[Tensor], memory: Memory, domain: Domain, splits: dict[int, tuple[Dim, ...]], ranges: Ranges
+) -> Part:
     loops = refined(domain, splits)
     variables = [Var(size) for _, size in ranges]
     index: list[Affine] = []
@@ -184,6 +193,30 @@ def part(roots: Sequence[Tensor], memory: Memory, domain: Domain, splits: dict[i
         at = variables.index(cause.var)
         raise Position(at, cause, ranges[at][0]) from None
     return Part(outer, inner, stores, reader.pool)
+
+
+def build_scatter(t: Tensor, numbers: Sequence[Tensor], values: Tensor, how: Sequence[Any], memory: Memory) -> Kernel:
+    """`values` written into the memory of t, at places that `numbers` pick.
+
+    how: for each axis of t either ("at", which numbers, wraps, first axis, rank) or the axis of the values it follows.
+    """
+    variables = vars_for(values.shape)
+    index = [Affine.of(v) for v in variables]
+    reader = Reader(memory, Domain(values.shape), index, ())
+    strides, offset = memory.target(t)
+    place: list[Affine] = []
+    args: list[Expr] = []
+    picks: list[tuple[Dim, Dim, bool]] = []
+    for axis, by in enumerate(how):
+        if isinstance(by, int):
+            place.append(index[by])
+            continue
+        _, number, wraps, first, rank = by
+        args.append(reader.read(numbers[number], aligned(index[first : first + rank], numbers[number].shape)))
+        picks.append((strides[axis], t.shape[axis], wraps))
+        place.append(ZERO)
+    store = Store(t, linear(place, strides, offset), reader.read(values, index), tuple(args), tuple(picks))
+    return Kernel([Part(variables, [], [store], reader.pool)])
 
 
 class Reader:
@@ -288,7 +321,7 @@ class Reader:
         return self.pool.make("reduce", (body,), t.dtype, op)
 
     def gathered(self, t: Tensor, index: Sequence[Affine]) -> Expr:
-        """attrs: for each axis of x either ("at", input number, wraps, offset, rank) or the axis of the result it follows."""
+        """attrs: for each axis of x ("at", input number, wraps, offset, rank) or the axis of the result it follows."""
         x, *numbers = t.inputs
         source = x
         layout = self.memory(x)
@@ -339,7 +372,7 @@ class Reader:
                 if side == outside:
                     return self.pool.make("const", (), t.dtype, value)
                 if side not in ("below", "above"):
-                    raise CutVar(*side)  # type: ignore[misc]
+                    raise CutVar(*side)
             inside.append(e + expand(-low))
         return self.read(x, inside)
 
@@ -432,4 +465,4 @@ def reachable(roots: Any) -> Iterator[Expr]:
         yield from walk(root)
 
 
-__all__ = ["Domain", "Kernel", "Part", "Reader", "Store", "build", "reachable", "vars_for", "field"]
+__all__ = ["Domain", "Kernel", "Part", "Reader", "Store", "build", "field", "reachable", "vars_for"]

@@ -1,7 +1,7 @@
 """GE nodes as formulas. A node that has none here is a library call.
 
-    POINT["Add"] = "add"                     by name
-    @lowers("SoftmaxV2")                     by a function of its inputs that writes the formula down
+POINT["Add"] = "add"                     by name
+@lowers("SoftmaxV2")                     by a function of its inputs that writes the formula down
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ INTS = NUMBERS - FLOATS
 # GE op → (function of numbers, element types it works for)
 UNARY: dict[str, tuple[str, frozenset[DataType]]] = {
     "Abs": ("abs", NUMBERS), "Neg": ("neg", NUMBERS), "Relu": ("relu", NUMBERS), "LogicalNot": ("not", TYPES),
-    "Invert": ("invert", INTS | {BOOL}), "Sign": ("sign", NUMBERS), "IsNan": ("is_nan", FLOATS), "IsInf": ("is_inf", FLOATS),
-    "Floor": ("floor", FLOATS), "Ceil": ("ceil", FLOATS), "Trunc": ("trunc", FLOATS), "Sqrt": ("sqrt", FLOATS),
-    "Rsqrt": ("rsqrt", FLOATS), "Reciprocal": ("reciprocal", FLOATS),
+    "Invert": ("invert", INTS | {BOOL}), "Sign": ("sign", NUMBERS), "IsNan": ("is_nan", FLOATS),
+    "IsInf": ("is_inf", FLOATS), "Floor": ("floor", FLOATS), "Ceil": ("ceil", FLOATS), "Trunc": ("trunc", FLOATS),
+    "Sqrt": ("sqrt", FLOATS), "Rsqrt": ("rsqrt", FLOATS), "Reciprocal": ("reciprocal", FLOATS),
     **{ge: (name, FLOATS) for ge, name in {
         "Exp": "exp", "Expm1": "expm1", "Log1p": "log1p", "Tanh": "tanh", "Sigmoid": "sigmoid", "Sin": "sin", "Cos": "cos",
         "Tan": "tan", "Erf": "erf", "Erfc": "erfc", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
@@ -127,8 +127,7 @@ def lower(node: Node, of: Callable[[Value], Tensor]) -> list[Tensor | None]:
     """The formula of each output. Raises NoFormula where the library has to do it."""
     if row(node) is None or node.control or node.op not in LOWERINGS:
         raise NoFormula("it has no formula")
-    typed = [v for v in (*node.values(), *node.outputs)]
-    if any(v.dtype not in TYPES or v.type.shape is None for v in typed):
+    if any(v.dtype not in TYPES or v.type.shape is None for v in (*node.values(), *node.outputs)):
         raise NoFormula("an element type or a rank that loops do not have")
     result = LOWERINGS[node.op](Use(node, of))
     results = [result] if isinstance(result, Tensor) else result
@@ -447,10 +446,13 @@ def hard_swish_gradient(use: Use) -> Tensor:
     return choose(below(x, -3.0, "le"), const(0.0, g.dtype), choose(below(x, 3.0), middle, g))
 
 
+SIXTH = float(np.float32(1) / np.float32(6))  # PyTorch has it in single precision for doubles too
+
+
 @lowers("HardSigmoidGrad")
 def hard_sigmoid_gradient(use: Use) -> Tensor:
     f, g, x = floats_only(use), use["grads"], widened(use["input_x"])
-    return choose(both(below(x, -3.0, "gt"), below(x, 3.0)), f("mul", g, 1 / 6), const(0.0, x.dtype))
+    return choose(both(below(x, -3.0, "gt"), below(x, 3.0)), f("mul", g, SIXTH), const(0.0, x.dtype))
 
 
 @lowers("HardtanhGrad")
@@ -458,18 +460,16 @@ def hard_tanh_gradient(use: Use) -> Tensor:
     x, g = use["result"], use["grad"]
     if x.dtype not in FLOATS or g.dtype != x.dtype:
         raise NoFormula("of whole numbers")
-    outside = point("or", (below(x, use.attr("min_val"), "le"), below(x, use.attr("max_val"), "ge")), BOOL)
-    return choose(outside, const(0.0, g.dtype), g)
+    return choose(both(below(x, use.attr("min_val"), "gt"), below(x, use.attr("max_val"))), g, const(0.0, g.dtype))
 
 
 @lowers("SoftShrinkGrad", "HardShrinkGrad")
 def shrink_gradient(use: Use) -> Tensor:
-    g, x = use["input_grad" if use.node.op == "SoftShrinkGrad" else "gradients"], use[
-        "input_x" if use.node.op == "SoftShrinkGrad" else "features"]  # fmt: skip
+    g, x = (use.of(v) for v in use.node.values())
     limit = float(use.attr("lambd"))
     if x.dtype not in (FLOAT, DOUBLE) or g.dtype != x.dtype:
         raise NoFormula("of halves")
-    return choose(both(below(x, -limit, "ge"), below(x, limit, "le")), const(0.0, g.dtype), g)
+    return choose(point("or", (below(x, -limit), below(x, limit, "gt")), BOOL), g, const(0.0, g.dtype))
 
 
 @lowers("Mish")
@@ -546,8 +546,9 @@ def nan_to_num(use: Use) -> Tensor:
     largest = float(np.finfo(np.float32 if x.dtype == FLOAT else np.float64).max)
     numbers = [use.attr(n) for n in ("nan", "posinf", "neginf")]
     nan, high, low = (float(d if n is None else n) for n, d in zip(numbers, (0.0, largest, -largest)))
-    bounded = choose(below(x, math.inf, "eq"), const(high, x.dtype), choose(below(x, -math.inf, "eq"), const(low, x.dtype), x))
-    return choose(point("is_nan", (x,), BOOL), const(nan, x.dtype), bounded)
+    result = choose(below(x, -math.inf, "eq"), const(low, x.dtype), x)
+    result = choose(below(x, math.inf, "eq"), const(high, x.dtype), result)
+    return choose(point("is_nan", (x,), BOOL), const(nan, x.dtype), result)
 
 
 @lowers("Xlogy")
@@ -594,7 +595,9 @@ def distance_loss(use: Use) -> Tensor:
         return reduced_loss(use, choose(below(z, edge, "le"), f("mul", f("mul", z, z), 0.5), far))
     if edge == 0:
         return reduced_loss(use, z)
-    return reduced_loss(use, choose(below(z, edge), f("div", f("mul", f("mul", z, z), 0.5), edge), f("sub", z, 0.5 * edge)))
+    return reduced_loss(
+        use, choose(below(z, edge), f("div", f("mul", f("mul", z, z), 0.5), edge), f("sub", z, 0.5 * edge))
+    )
 
 
 @lowers("MseLossGrad", "SmoothL1LossGradV2", "HuberLossGrad")
@@ -609,9 +612,7 @@ def distance_gradient(use: Use) -> Tensor:
     if edge == 0:
         return f("mul", slope, g)
     near = f("div", d, edge) if op == "SmoothL1LossGradV2" else d
-    # as PyTorch's: a NaN counts as near
-    far = point("not", (below(f("abs", d), edge, "gt"),), BOOL)
-    return f("mul", choose(far, near, slope), g)
+    return f("mul", choose(below(f("abs", d), edge, "gt"), slope, near), g)
 
 
 @lowers("BinaryCrossEntropy")
@@ -737,7 +738,8 @@ def concatenate(use: Use) -> Tensor:
 def pad(use: Use) -> Tensor:
     paddings, x = use.known("paddings"), use["x"]
     flat = [n for p in paddings for n in (p if isinstance(p, tuple) else (p,))]
-    if use.attr("mode") != "constant" or len(flat) != 2 * len(x.shape) or any(not isinstance(n, int) or n < 0 for n in flat):
+    whole = len(flat) == 2 * len(x.shape) and all(isinstance(n, int) and n >= 0 for n in flat)
+    if use.attr("mode") != "constant" or not whole:
         raise NoFormula("other than by a constant, or cutting")
     value = number_of(use["constant_values"]) if use.has("constant_values") else 0
     if value is None:
@@ -839,7 +841,9 @@ def fill(use: Use) -> Tensor:
     if use.node.op == "Fill":
         return expand_to(cast(use["value"], use.dtype), use.shape)
     value = 1 if use.node.op == "OnesLike" else 0
-    return const(float(value) if use.dtype.is_float else bool(value) if use.dtype == BOOL else value, use.dtype, use.shape)
+    return const(
+        float(value) if use.dtype.is_float else bool(value) if use.dtype == BOOL else value, use.dtype, use.shape
+    )
 
 
 @lowers("Range")
@@ -961,7 +965,9 @@ def variance(use: Use) -> list[Tensor]:
     correction = use.attr("correction")
     if not isinstance(n, int) or not isinstance(correction, int) or n - correction <= 0:
         raise NoFormula("with a symbolic or empty count")
-    var = point("div", (total(point("mul", (d, d), x.dtype), axes, keep), const(float(n - correction), x.dtype)), x.dtype)
+    var = point(
+        "div", (total(point("mul", (d, d), x.dtype), axes, keep), const(float(n - correction), x.dtype)), x.dtype
+    )
     if use.node.op == "ReduceStdV2":
         var = point("sqrt", (var,), x.dtype)
     return [var, mean(x, axes, keep)]
@@ -1128,14 +1134,17 @@ def group_norm(use: Use) -> list[Tensor]:
 def batch_norm(use: Use) -> list[Tensor]:
     """In training, with running statistics: mean and variance over all but the channels."""
     x = widened(use["x"])
-    if not use.attr("is_training") or not use.has("running_mean") or not use.has("running_var") or x.dtype not in FLOATS \
-            or use["running_mean"].dtype != x.dtype or len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):  # fmt: skip
-        raise NoFormula("other than in training, of mixed types, or of symbolic sizes")
+    if not use.attr("is_training") or not use.has("running_mean") or not use.has("running_var"):
+        raise NoFormula("other than in training")
+    if x.dtype not in FLOATS or use["x"].dtype != x.dtype or use["running_mean"].dtype != x.dtype:
+        raise NoFormula("of mixed types, or of halves")
+    if len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):
+        raise NoFormula("of symbolic sizes, or of nothing")
     f = lambda op, *args: point(op, args, x.dtype)  # noqa: E731
     axes = [i for i in range(len(x.shape)) if i != 1]
     n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(use.attr("momentum"))
-    if n == 1 or use["x"].dtype != x.dtype:
-        raise NoFormula("of one row, or of halves")
+    if n == 1:
+        raise NoFormula("of one row")
     number = lambda value: const(float(value), x.dtype)  # noqa: E731
     across = lambda t: reshape(cast(t, x.dtype), (c, *(1,) * (len(x.shape) - 2)))  # noqa: E731
     average = mean(x, axes, True)
@@ -1145,8 +1154,9 @@ def batch_norm(use: Use) -> list[Tensor]:
     y = f("mul", d, f("mul", rstd, across(use["weight"])) if use.has("weight") else rstd)
     y = f("add", y, across(use["bias"])) if use.has("bias") else y
     flat = [reshape(t, (c,)) for t in (average, var, rstd)]
-    running = [f("add", f("mul", use[name], number(1 - momentum)), f("mul", new, number(momentum * factor)))
-               for name, new, factor in (("running_mean", flat[0], 1.0), ("running_var", flat[1], n / (n - 1)))]  # fmt: skip
+    unbiased = f("mul", flat[1], number(n / (n - 1)))
+    running = [f("add", f("mul", use[name], number(1 - momentum)), f("mul", new, number(momentum)))
+               for name, new in (("running_mean", flat[0]), ("running_var", unbiased))]  # fmt: skip
     return [y, *running, flat[0], flat[2]]
 
 

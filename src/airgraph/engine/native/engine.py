@@ -19,6 +19,7 @@ import torch
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
 from airgraph.engine.native.code import NativeStep, native_steps
+from airgraph.engine.native.fold import fold
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Layout, Sizes, contiguous
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
@@ -91,7 +92,10 @@ class NativeEngine:
         return self.reference.has_kernel(op)
 
     def load(self, graph: Graph, device: torch.device, boundary: Boundary) -> NativeExecutable:
-        return NativeExecutable(graph, boundary, self.reference.load(graph, device))
+        reference = self.reference.load(graph, device)
+        if fold(graph, reference):
+            reference = self.reference.load(graph, device)
+        return NativeExecutable(graph, boundary, reference)
 
 
 class NativeExecutable:

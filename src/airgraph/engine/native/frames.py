@@ -207,7 +207,7 @@ class BoundFrame:
             held = self.keep(words(sizes))
             if step.checks:
                 errors.append(held)
-            single = cost < ALONE or jobs < 2 or threads < 2
+            single = cost < ALONE or jobs < 2 or threads < 2 or getattr(step.origin, "alone", False)
             alone.append(single)
             row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
             row[Step.ARGS] = self.keep(

@@ -77,10 +77,11 @@ def collapsed(part: Part) -> Part:
 def renamed(part: Part, table: dict[Var, Affine], loops: dict[str, list[Var]]) -> Part:
     pool = Pool(loops.get("inner", part.inner))
     done: dict[int, Expr] = {}
-    for e in reachable(s.value for s in part.stores):
+    for e in part.exprs():
         at = e.at.substitute(table) if e.at is not None else None
         done[id(e)] = pool.make(e.op, [done[id(a)] for a in e.args], e.dtype, e.source, at, e.picks)
-    stores = [replace(s, at=s.at.substitute(table), value=done[id(s.value)]) for s in part.stores]
+    stores = [replace(s, at=s.at.substitute(table), value=done[id(s.value)], numbers=tuple(done[id(n)] for n in s.numbers))
+              for s in part.stores]  # fmt: skip
     return Part(loops.get("outer", part.outer), loops.get("inner", part.inner), stores, pool)
 
 
@@ -122,7 +123,9 @@ class Writer:
         places = [*loads, *((s.at, 2) for s in part.stores)]
 
         def score(v: Var) -> float:
-            total = sum(w if same(at.coefficient(v), 1) else 0 if same(at.coefficient(v), 0) else -2 * w for at, w in places)
+            total = sum(
+                w if same(at.coefficient(v), 1) else 0 if same(at.coefficient(v), 0) else -2 * w for at, w in places
+            )
             small = isinstance(v.size, int) and v.size < LANES
             return total - (1000 if small else 0)
 
@@ -294,10 +297,8 @@ class Writer:
             for key in [k for k in self.spills if self.by_id(k).level == level]:
                 self.spill(self.by_id(key))
 
-        *others, final = self.part.inner or [None]
-        if final is None:
-            body()
-        elif inside:
+        if inside:
+            *others, final = self.part.inner
             self.nest(others, lambda: self.vectorised("0", self.size(final.size), body))
         else:
             self.nest(self.part.inner, body)
@@ -317,15 +318,16 @@ class Writer:
             length = length * v.size
         if last < 1 or not isinstance(length, int) or self.vector not in inner:
             return
-        costs: dict[int, int] = {}
+        costs: dict[int, int] = {}  # of computing it again, down to what is at hand
         for e in self.exprs:
-            costs[e.id] = 1 + (COST.get(e.op, 0) if e.op != "load" else 0)
-        for e in self.exprs:
+            costs[e.id] = 1 + (0 if e.op in ("load", "reduce") else COST.get(e.op, 0))
+            costs[e.id] += sum(costs[a.id] for a in e.args if a.vars & inner and e.op != "reduce")
             later = any(e in u.args and u.level - (u.op == "reduce") > e.level for u in self.exprs)
             if e.vars & inner and later and costs[e.id] >= KEPT and e.dtype != T.DT_BOOL:
                 if (len(self.spills) + 1) * length * 8 > SCRATCH:
                     return
                 self.spills[e.id] = len(self.spills)
+                costs[e.id] = 1
 
     def spill_address(self, e: Expr) -> str:
         length, at = 1, Affine()
@@ -340,7 +342,9 @@ class Writer:
 
     def spill(self, e: Expr) -> None:
         value = self.lanes_of(self.value(e), e, self.lanes)
-        self.line(f"  store <{self.lanes} x {COMPUTED[e.dtype]}> {value}, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}")
+        self.line(
+            f"  store <{self.lanes} x {COMPUTED[e.dtype]}> {value}, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}"
+        )
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     def width(self, e: Expr) -> int:
@@ -392,14 +396,17 @@ class Writer:
         key = ("splat", value, lanes)
         found = self.find(key)
         if found is None:
-            found = self.emit(f"shufflevector <1 x {type}> {value}, <1 x {type}> poison, <{lanes} x i32> zeroinitializer", at)
+            found = self.emit(
+                f"shufflevector <1 x {type}> {value}, <1 x {type}> poison, <{lanes} x i32> zeroinitializer", at
+            )
             self.levels[at].values[key] = found
         return found
 
     def offset(self, at: Affine, level_limit: int | None = None) -> str:
         """const + Σ coefficient·loop, each partial sum in the outermost loop where it is known."""
         terms = sorted(at.terms, key=lambda t: self.depth.get(t[0], 0))
-        total, key = self.size(at.const), ("at", at.const)
+        total = self.size(at.const)
+        key: tuple[Any, ...] = ("at", at.const)
         for v, c in terms:
             key = (*key, v.id, c)
             level = self.depth[v]
@@ -414,7 +421,10 @@ class Writer:
 
     def compute(self, e: Expr, lanes: int, level: int) -> str:
         if e.id in self.spills and self.now > e.level:
-            return self.emit(f"load <{lanes} x {COMPUTED[e.dtype]}>, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}", level)
+            return self.emit(
+                f"load <{lanes} x {COMPUTED[e.dtype]}>, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}",
+                level,
+            )
         match e.op:
             case "load":
                 return self.load(e, lanes, level)
@@ -449,7 +459,9 @@ class Writer:
             at = index if lane == 0 else self.emit(f"add i64 {index}, {self.size(expand(step * lane))}", level)
             for value, a, stride, size, wraps in picks:
                 own = self.width(a)
-                number = self.emit(f"extractelement <{own} x {COMPUTED[a.dtype]}> {value}, i64 {lane if own > 1 else 0}", level)
+                number = self.emit(
+                    f"extractelement <{own} x {COMPUTED[a.dtype]}> {value}, i64 {lane if own > 1 else 0}", level
+                )
                 at = self.picked(at, number, a.dtype, stride, size, wraps, level)
             address = self.emit(f"getelementptr {type}, ptr {base}, i64 {at}", level)
             one = self.emit(f"load {type}, ptr {address}, align {BYTES[type]}", level)
@@ -493,6 +505,13 @@ class Writer:
         elif dtype in HALVES:
             value = self.emit(f"fptrunc <{lanes} x float> {value} to <{lanes} x {type}>")
         index = self.offset(s.at)
+        numbers = [(self.value(n), n, *pick) for n, pick in zip(s.numbers, s.picks)]
+        if any(self.width(n) > 1 for _, n, *_ in numbers):
+            self.scatter(s, value, index, step, numbers)
+            return
+        for number, n, stride, size, wraps in numbers:
+            one = self.emit(f"extractelement <1 x {COMPUTED[n.dtype]}> {number}, i64 0")
+            index = self.picked(index, one, n.dtype, stride, size, wraps, len(self.levels) - 1)
         if lanes == 1 or same(step, 1):
             address = self.emit(f"getelementptr {type}, ptr {base}, i64 {index}")
             self.line(f"  store <{lanes} x {type}> {value}, ptr {address}, align {BYTES[type]}")
@@ -503,19 +522,36 @@ class Writer:
             one = self.emit(f"extractelement <{lanes} x {type}> {value}, i64 {lane}")
             self.line(f"  store {type} {one}, ptr {address}, align {BYTES[type]}")
 
+    def scatter(self, s: Store, value: str, index: str, step: Dim, numbers: list[Any]) -> None:
+        """Each lane to a place of its own."""
+        type, base, level = STORED[s.target.dtype], self.pointer(s.target), len(self.levels) - 1
+        for lane in range(self.lanes):
+            at = index if lane == 0 else self.emit(f"add i64 {index}, {self.size(expand(step * lane))}")
+            for number, n, stride, size, wraps in numbers:
+                own = self.width(n)
+                one = self.emit(f"extractelement <{own} x {COMPUTED[n.dtype]}> {number}, i64 {lane if own > 1 else 0}")
+                at = self.picked(at, one, n.dtype, stride, size, wraps, level)
+            address = self.emit(f"getelementptr {type}, ptr {base}, i64 {at}")
+            element = self.emit(f"extractelement <{self.lanes} x {type}> {value}, i64 {lane}")
+            self.line(f"  store {type} {element}, ptr {address}, align {BYTES[type]}")
+
     def iota(self, e: Expr, lanes: int, level: int) -> str:
         assert e.at is not None
         start = self.offset(e.at)
         first = self.emit(f"insertelement <1 x i64> poison, i64 {start}, i64 0", level)
         if lanes > 1:
             step = e.at.coefficient(self.vector)  # type: ignore[arg-type]
-            spread = self.emit(f"shufflevector <1 x i64> {first}, <1 x i64> poison, <{lanes} x i32> zeroinitializer", level)
+            spread = self.emit(
+                f"shufflevector <1 x i64> {first}, <1 x i64> poison, <{lanes} x i32> zeroinitializer", level
+            )
             ramp = ", ".join(f"i64 {i}" for i in range(lanes))
             if same(step, 1):
                 first = self.emit(f"add <{lanes} x i64> {spread}, <{ramp}>", level)
             else:
                 factor = self.emit(f"insertelement <1 x i64> poison, i64 {self.size(step)}, i64 0", level)
-                factors = self.emit(f"shufflevector <1 x i64> {factor}, <1 x i64> poison, <{lanes} x i32> zeroinitializer", level)
+                factors = self.emit(
+                    f"shufflevector <1 x i64> {factor}, <1 x i64> poison, <{lanes} x i32> zeroinitializer", level
+                )
                 steps = self.emit(f"mul <{lanes} x i64> {factors}, <{ramp}>", level)
                 first = self.emit(f"add <{lanes} x i64> {spread}, {steps}", level)
         if e.dtype == T.DT_INT64:
@@ -707,8 +743,12 @@ class Function:
         zero = spread_literal(0, dtype, self.lanes)
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         up, down = self.compare("gt", dtype, x, zero), self.compare("lt", dtype, x, zero)
-        low = self.emit(f"select <{self.lanes} x i1> {down}, {type} {spread_literal(-1, dtype, self.lanes)}, {type} {zero}")
-        return self.emit(f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}")
+        low = self.emit(
+            f"select <{self.lanes} x i1> {down}, {type} {spread_literal(-1, dtype, self.lanes)}, {type} {zero}"
+        )
+        return self.emit(
+            f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}"
+        )
 
     def whole_division(self, op: str, dtype: DataType, a: str, b: str) -> str:
         """Rounded towards minus infinity. Division by 0 gives -1, the remainder of it the number itself, not a trap."""
@@ -718,12 +758,16 @@ class Function:
         safe = self.emit(f"select <{self.lanes} x i1> {null}, {type} {one}, {type} {b}")
         if dtype == T.DT_UINT8:
             return self.emit(f"{'udiv' if op == 'floor_div' else 'urem'} {type} {a}, {safe}")
-        minus = self.compare("eq", dtype, b, spread_literal(-1, dtype, self.lanes))  # the smallest / -1 traps on some CPUs
+        minus = self.compare(
+            "eq", dtype, b, spread_literal(-1, dtype, self.lanes)
+        )  # the smallest / -1 traps on some CPUs
         safe = self.emit(f"select <{self.lanes} x i1> {minus}, {type} {one}, {type} {safe}")
         q = self.emit(f"sdiv {type} {a}, {safe}")
         r = self.emit(f"srem {type} {a}, {safe}")
         negative = self.emit(f"xor {type} {r}, {safe}")
-        off = self.emit(f"and <{self.lanes} x i1> {self.compare('ne', dtype, r, zero)}, {self.compare('lt', dtype, negative, zero)}")
+        off = self.emit(
+            f"and <{self.lanes} x i1> {self.compare('ne', dtype, r, zero)}, {self.compare('lt', dtype, negative, zero)}"
+        )
         if op == "remainder":
             fixed = self.emit(f"add {type} {r}, {safe}")
             return self.emit(f"select <{self.lanes} x i1> {off}, {type} {fixed}, {type} {r}")
