@@ -9,6 +9,7 @@ Each stage writes its result, its time and its reasons into the journal; dumps a
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert
 from airgraph.convert.metadata import SYMBOLIC
-from airgraph.engine.protocol import Executable
+from airgraph.engine.protocol import Executable, Planned
 from airgraph.engine.reference import ReferenceEngine
 from airgraph.errors import ConfigError
 from airgraph.ir.boundary import Boundary
@@ -88,7 +89,10 @@ def build(
     dump.graph("optimized", graph)
     write_fusion_result(journal, config)
     with journal.stage("load"):
-        return load(graph, boundary, engine, config, computing_device(device), journal), boundary
+        executable = load(graph, boundary, engine, config, computing_device(device), journal)
+    if isinstance(executable, Planned):
+        dump.text("plan", executable.plan.text())
+    return executable, boundary
 
 
 def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device,
@@ -121,8 +125,23 @@ def native_engine(reference: ReferenceEngine) -> Any:
     return None
 
 
-@cache
+_loading = threading.Lock()
+
+
+def warm_up(config: Config) -> None:
+    """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
+    if config.engine != "reference" and config.mode == "max-autotune" and KNOBS["AIRGRAPH_ENGINE"].get() != "reference":
+        threading.Thread(target=native_problem, name="airgraph-warm-up", daemon=True).start()
+
+
 def native_problem() -> str | None:
+    """Why there is no native engine here; None if there is one."""
+    with _loading:
+        return find_native_problem()
+
+
+@cache
+def find_native_problem() -> str | None:
     try:
         from airgraph.engine.native.runtime import entry, kernels
 
@@ -135,10 +154,10 @@ def native_problem() -> str | None:
 
 
 def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal) -> Program:
-    if hasattr(executable, "plan"):
+    if isinstance(executable, Planned):
         from airgraph.runtime.native_program import NativeProgram
 
-        return NativeProgram(name, boundary, executable, journal)
+        return NativeProgram(name, boundary, executable, journal)  # type: ignore[arg-type]
     return Program(name, boundary, executable, journal)
 
 
@@ -251,6 +270,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
     def compile_model(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
                       options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
+        warm_up(chosen)
         model = next(_models)
         write_model(model, gm, chosen.log)
         return compile_by_aot(
@@ -266,7 +286,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
 
 def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
             dynamic_shapes: Any = None, config: Config | None = None, **options: Any) -> CompiledModel:  # fmt: skip
-    """The model compiled ahead of time for inference: no guards of Dynamo at each call, only types, sizes and devices are checked.
+    """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
 
         fast = airgraph.compile(model, (x,))
         y = fast(x)
@@ -281,6 +301,7 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
         programs.append(compile_graph(graph, inputs, phase, chosen))
         return programs[-1]
 
+    warm_up(chosen)
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     run, plain = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     return CompiledModel(model, exported, programs[0] if plain and len(programs) == 1 else lambda args: run(*args))

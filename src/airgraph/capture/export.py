@@ -48,8 +48,8 @@ def export_model(
 
 def compile_exported(exported: Exported, compiler: GraphCompiler, keep_input_mutations: bool,
                      decompositions: Any) -> tuple[Callable[..., Any], bool]:  # fmt: skip
-    """The graph by AOTAutograd, and whether its own wrapper around the program has nothing to do: no output is a view of an input or
-    of another output, and no write is left to it."""
+    """The graph by AOTAutograd, and whether its own wrapper around the program has nothing to do: no output is a view
+    of an input or of another output, and no write is left to it."""
     mode = detect_fake_mode(exported.inputs)
     with torch.no_grad(), tracing(TracingContext(mode)) as context:
         run = compile_by_aot(exported.graph_module, exported.inputs, compiler, keep_input_mutations=keep_input_mutations,
@@ -69,12 +69,12 @@ class CompiledModel:
         self.state = exported.state
         self.run = run
         self.in_spec, self.out_spec = exported.in_spec, exported.out_spec
-        count = self.in_spec.num_leaves
-        self.flat = self.in_spec == pytree.tree_structure((tuple(range(count)), {}))  # plain arguments, in a row
+        self.count = self.in_spec.num_leaves
+        self.flat = self.in_spec == pytree.tree_structure((tuple(range(self.count)), {}))  # plain arguments, in a row
         self.single = self.out_spec == pytree.tree_structure(0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = args if self.flat and not kwargs else self.flatten(args, kwargs)
+        leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
         with torch.no_grad():
             results = self.run([*self.state, *leaves])
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)

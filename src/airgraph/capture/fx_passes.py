@@ -131,7 +131,9 @@ def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     written = {n.args[0] for n in gm.graph.nodes if n.target is aten.copy_.default}
     leaving = {storage(n) for n in gm.graph.output_node().all_input_nodes} - {None}
     for node in gm.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        gm.graph.erase_node(node)  # torch.export's: what it asserts was true when tracing, and types do not change later
+        gm.graph.erase_node(
+            node
+        )  # torch.export's: what it asserts was true when tracing, and types do not change later
     for node in list(gm.graph.nodes):
         test = NOOPS.get(node.target)
         if test is None or any(user.op == "output" for user in node.users) or not test(node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +25,13 @@ class Executable(Protocol):
         Sizes that only running can tell (of `nonzero`, say) are added to `symbols`.
         """
         ...
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """An executable that was planned before it was compiled."""
+
+    plan: Any
 
 
 class Engine(Protocol):

@@ -367,7 +367,8 @@ class Planner:
         """`t`, or what it is a plain view of, shall have memory."""
         while t.op in VIEWS and t.id not in self.roots and t.id not in self.places:
             t = t.inputs[0]
-        if t.id not in self.places and t.id not in self.roots and t.op != "buffer":
+        number = t.op in ("const", "iota") and not t.shape
+        if t.id not in self.places and t.id not in self.roots and t.op != "buffer" and not number:
             self.roots[t.id] = t
         return t
 
@@ -586,7 +587,7 @@ class Planner:
         return found
 
     def write_back(self, target: Tensor, made: Tensor, todo: dict[int, Tensor]) -> LoopStep:
-        """The write of an argument, done when nothing reads its old value any more; a value that does itself is kept first."""
+        """The write of an argument, done when nothing reads its old value any more; a value that does is kept first."""
         for x in made.inputs:
             self.settle(x, todo)
         kernel, domain = self.settled_kernel(made)
@@ -705,7 +706,8 @@ class Planner:
         left, keys, values = (self.operand(t, (3,)) for t in (q, k, v))
         lse = found["outputs"][1] if len(node.outputs) > 1 and node.outputs[1].users else None
         kind = 0 if mask is None else 2 if mask.dtype == DataType.DT_BOOL else 1
-        return AttentionStep(found["outputs"][0], lse, left, keys, values, self.operand(mask) if mask is not None else None, kind,
+        masked = self.operand(mask) if mask is not None else None
+        return AttentionStep(found["outputs"][0], lse, left, keys, values, masked, kind,
                              sizes, found["causal"], found["scale"])  # fmt: skip
 
     def call_step(self, node: Node) -> CallStep:
@@ -765,7 +767,8 @@ def scattered(node: Node, of: Callable[[Value], Tensor]) -> tuple[Tensor, list[T
     numbers, values = [of(v) for v in indices], of(entry)
     known = [*(mask.known or ()), *(0,) * (len(x.shape) - len(mask.known or ()))]
     places = [i for i, here in enumerate(known) if here]
-    if node.attrs.get("accumulate") or any(not n.dtype.is_int for n in numbers) or len(places) != len(numbers) or not places:
+    whole = all(n.dtype.is_int for n in numbers)
+    if node.attrs.get("accumulate") or not whole or len(places) != len(numbers) or not places:
         raise NoFormula("adding up, or by a mask")
     if places != list(range(places[0], places[0] + len(places))):
         raise NoFormula("by numbers that are apart")
@@ -814,7 +817,7 @@ def base(t: Tensor) -> Tensor:
 
 
 def spreads(old: Sequence[Dim], new: Sequence[Dim]) -> bool:
-    """A broadcast that repeats rows, not just single numbers along the last axes: an axis that is kept follows one that grows."""
+    """A broadcast that repeats rows, not just numbers along the last axes: a kept axis follows one that grows."""
     padded = (1,) * (len(new) - len(old)) + tuple(old)
     grows = [same(a, 1) and not same(b, 1) for a, b in zip(padded, new)]
     kept = [not same(a, 1) for a in padded]

@@ -443,7 +443,7 @@ def glu_gradient(use: Use) -> Tensor:
 def hard_swish_gradient(use: Use) -> Tensor:
     f, g, x = floats_only(use), widened(use["grad"]), widened(use["x"])
     middle = f("mul", g, f("add", f("div", x, 3.0), 0.5))
-    return choose(below(x, -3.0, "le"), const(0.0, g.dtype), choose(below(x, 3.0), middle, g))
+    return choose(below(x, -3.0, "le"), const(0.0, g.dtype), choose(below(x, 3.0, "ge"), g, middle))
 
 
 SIXTH = float(np.float32(1) / np.float32(6))  # PyTorch has it in single precision for doubles too

@@ -21,8 +21,8 @@ from airgraph.plan.index import Affine, expand, same
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
 # What these cost beside an addition; a formula that costs much is computed once and kept.
-DEAR = ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "erfc", "sin", "cos", "tan", "sigmoid", "sinh",
-        "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")  # fmt: skip
+DEAR = ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "erfc", "sin", "cos", "tan", "sigmoid",
+        "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")  # fmt: skip
 COST = dict.fromkeys(DEAR, 12) | {
     "pow": 30, "atan2": 30, "div": 3, "sqrt": 4, "rsqrt": 5, "floor_div": 20, "remainder": 20
 }  # fmt: skip

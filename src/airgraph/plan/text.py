@@ -11,7 +11,7 @@ from typing import Any
 
 from airgraph.plan.groups import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.index import Affine, Var
-from airgraph.plan.kernels import Part, reachable
+from airgraph.plan.kernels import Part
 from airgraph.plan.tensors import Expr, Tensor
 
 
@@ -84,18 +84,20 @@ class PlanText:
         lines = [f"{number} loop {over or 'once'}"]
         texts: dict[int, str] = {}
         uses: dict[int, int] = {}
-        for e in reachable(s.value for s in part.stores):
+        named = 0
+        for e in part.exprs():
             for a in e.args:
                 uses[id(a)] = uses.get(id(a), 0) + 1
-        for e in reachable(s.value for s in part.stores):
+        for e in part.exprs():
             text = self.expr(e, texts, loops)
             if uses.get(id(e), 0) > 1 and e.op not in ("load", "const", "iota"):
-                name = f"x{sum(1 for t in texts.values() if t.startswith('x'))}"
+                name, named = f"x{named}", named + 1
                 lines.append(f"    {name} = {text}")
                 text = name
             texts[id(e)] = text
         for s in part.stores:
-            lines.append(f"    {self.typed(s.target)} [{affine(s.at, loops)}] = {texts[id(s.value)]}")
+            picked = "".join(f" + {stride}*{texts[id(n)]}" for n, (stride, _, _) in zip(s.numbers, s.picks))
+            lines.append(f"    {self.typed(s.target)} [{affine(s.at, loops)}{picked}] = {texts[id(s.value)]}")
         return lines
 
     def expr(self, e: Expr, texts: dict[int, str], loops: dict[Var, str]) -> str:

@@ -94,6 +94,11 @@ class Dumper:
             self.folder.mkdir(parents=True, exist_ok=True)
             write(self.folder / f"{self.next_stem(name)}.txt", gm.print_readable(print_output=False))
 
+    def text(self, name: str, text: str) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(self.folder / f"{self.next_stem(name)}.txt", text)
+
     def next_stem(self, name: str) -> str:
         self.count += 1
         return f"{self.count - 1:03d}_aot_{self.phase}_{name}"

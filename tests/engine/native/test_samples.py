@@ -33,6 +33,7 @@ Sample = Any
 # How far a number may be off, beside its size. Halves: eager rounds after every op, a kernel only what it stores.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.complex64: 2e-5,
             torch.complex32: 2e-3}  # fmt: skip
+MOST = 12  # samples of one op, spread evenly over the list
 DAILY = ("aten.add.Tensor", "aten.relu.default", "aten._softmax.default", "aten.clamp.default", "aten.sum.dim_IntList",
          "aten.native_layer_norm.default", "aten.cat.default", "aten.index.Tensor")  # fmt: skip
 
@@ -115,13 +116,14 @@ def daily(names: Sequence[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", daily(list(SAMPLES)))
 def test_as_eager(name: str) -> None:
-    assert not wrong_in(running(name), SIZES[:1], dynamic=False)
+    samples = running(name)
+    assert not wrong_in(samples[:: -(-len(samples) // MOST)], SIZES[:1], dynamic=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(len(GROUPS)), ids=lambda i: f"{GROUPS[i][0]}…{GROUPS[i][-1]}")
 def test_changing_sizes(group: int) -> None:
-    samples = sized(GROUPS[group], 2, lambda s: all(eager_runs(s, size) for size in SIZES))
+    samples = sized(GROUPS[group], 1, lambda s: all(eager_runs(s, size) for size in SIZES))
     assert not wrong_in(samples, SIZES, dynamic=True)
 
 

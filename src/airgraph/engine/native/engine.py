@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from airgraph.plan.tensors import Tensor
 
 FRAMES = 8  # sets of sizes a program keeps ready
 _numbers = itertools.count(1)
-_frames: dict[int, tuple[NativeExecutable, BoundFrame]] = {}
+_frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
 Callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -116,10 +117,10 @@ class NativeExecutable:
         }  # results handed out as they are
         self.constants = self.constant_memory()
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
-        self.native = make_function(runtime.entry()["call"], ctypes.addressof(self.program))
+        self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
+        self.native = make_function(self.method, ctypes.addressof(self.program))
         self.lock = threading.Lock()
         self.frames: list[BoundFrame] = []
-        self.error: BaseException | None = None
         self.local = threading.local()
 
     # -- once -----------------------------------------------------------------------------------------------------------
@@ -162,14 +163,14 @@ class NativeExecutable:
         frame = BoundFrame(self.plan, self.steps, self.layout, value, number=number, threads=torch.get_num_threads(),
                            callback=ctypes.cast(_callback, ctypes.c_void_p).value or 0, args=table,
                            constants=self.constants, jobs_of=jobs_of)  # fmt: skip
-        frame.bound = dict(symbols)
+        frame.bound, frame.owner = dict(symbols), weakref.ref(self)
         for index, spec in enumerate(self.boundary.arguments):
             if isinstance(spec, NumberIn) and table[index][0] == 3:
                 cell = (ctypes.c_double * 1)()
                 frame.kept.append(cell)
                 frame.slots[table[index][5]] = ctypes.addressof(cell)
         with self.lock:
-            _frames[number] = (self, frame)
+            _frames[number] = frame
             self.frames.append(frame)
             self.trim()
             frame.words[runtime.Frame.NEXT] = self.program[0]
@@ -191,7 +192,6 @@ class NativeExecutable:
         gone = set(waiting[FRAMES - 1 :])
         for frame in [f for f in self.frames if f.address in gone]:
             self.frames.remove(frame)
-            _frames.pop(frame.number, None)
 
     def argument(self, spec: Any, arg: Any, value: Callable[[Any], int], symbols: Symbols) -> Any:
         nothing = (0, 0, 0, (), (), 0)
@@ -223,8 +223,8 @@ class NativeExecutable:
                 case runtime.NO_BLOCK:
                     POOL.grow(max(f.need for f in self.frames))
                 case runtime.FAILED:
-                    error, self.error = self.error, None
-                    raise error if error is not None else EngineError("a step failed")
+                    error, self.local.error = self.local.error, None
+                    raise error
                 case runtime.BAD_INDEX:
                     raise BadIndexError("index out of range in self", where={"graph": self.graph.name},
                                         hint='engine="reference" names the op and the line')  # fmt: skip
@@ -299,7 +299,7 @@ class NativeExecutable:
             return self.reference.constants[id(value)]
         if isinstance(value.known, tuple):
             return torch.tensor(evaluate(value.known, frame.symbols), dtype=TORCH_TYPES[value.dtype])
-        number = as_tensor(evaluate(value.known, frame.symbols))  # type: ignore[attr-defined]
+        number = as_tensor(evaluate(value.known, frame.symbols))
         return (
             number.to(TORCH_TYPES[value.dtype]) if isinstance(number, torch.Tensor) and value.dtype.is_int else number
         )
@@ -346,12 +346,13 @@ class NativeExecutable:
 @Callback
 def _callback(number: int, step: int) -> int:
     """Called by the native side for a step that PyTorch does."""
-    executable, frame = _frames[number]
+    frame = _frames[number]
+    executable = frame.owner()
     try:
         executable.library(frame, step)
         return 0
     except BaseException as error:  # it goes on in the thread that made the call, behind the native function
-        executable.error = error
+        executable.local.error = error
         return 1
 
 
@@ -372,7 +373,7 @@ def at_address(address: int, shape: Sequence[int], strides: Sequence[int], dtype
     return torch.frombuffer(raw, dtype=dtype).as_strided(list(shape), list(strides))
 
 
-# -- a function of Python's -------------------------------------------------------------------------------------------------
+# -- a function of Python's ------------------------------------------------------------------------------------------
 class MethodDef(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -383,13 +384,10 @@ class MethodDef(ctypes.Structure):
 
 
 METH_O = 8
-_methods: list[Any] = []
 
 
-def make_function(address: int, program: int) -> Callable[[list[Any]], Any]:
+def make_function(method: MethodDef, program: int) -> Callable[[list[Any]], Any]:
     """A builtin function of one argument: calling it costs 50 ns, where ctypes takes a microsecond."""
-    method = MethodDef(b"airgraph_program", address, METH_O, None)
-    _methods.append(method)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]

@@ -1,6 +1,6 @@
-"""What depends on no argument is computed once, when the graph is loaded: masks and positions that models work out from sizes.
+"""What depends on no argument is computed once, when the graph is loaded: masks and positions made from sizes.
 
-The reference engine does it. Short chains of formulas are left in the loops that read them: an index costs less than memory.
+The reference engine does it. Short chains of formulas stay in the loops that read them: an index costs less than memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SKIPPED = (DataType.DT_BF16, DataType.DT_STRING)  # numpy has no such type
 def fold(graph: Graph, reference: ReferenceExecutable) -> int:
     """Replace every value that is constant and read by something that is not. Gives their number."""
     env: dict[int, Any] = dict(reference.constants)
-    depth: dict[Node, int] = {node: 0 for node in graph.of("Const")}
+    depth: dict[Node, int] = dict.fromkeys(graph.of("Const"), 0)
     for node in graph.nodes:
         if foldable(node, depth):
             results = reference.step(node)(env, {})

@@ -1,7 +1,8 @@
 """Frames: a plan at concrete sizes, as the tables the native side reads (runtime.py).
 
-Everything here happens once for each set of sizes: expressions get their values, steps are marked for one thread or all and for the
-barriers between them, and intermediates are laid into one block so that those alive at the same time do not overlap.
+Everything here happens once for each set of sizes: expressions get their values, steps are marked for one thread or
+all and for the barriers between them, and intermediates are laid into one block so that those alive at the same time do
+not overlap.
 """
 
 from __future__ import annotations
@@ -122,9 +123,10 @@ class BoundFrame:
                  threads: int, callback: int, args: Sequence[tuple[int, int, int, Sequence[int], Sequence[int], int]],
                  constants: dict[int, int], jobs_of: Callable[[NativeStep, list[int]], int]) -> None:  # fmt: skip
         self.kept: list[Any] = []
-        self.number = number
+        self.number, self.threads = number, threads
         self.bound: dict[Any, Any] = {}  # the symbols this frame is for
         self.symbols: dict[Any, Any] = {}  # these, and what running could tell
+        self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
         self.value = value
         self.slots = words([0] * (layout.count + 1))
@@ -141,7 +143,8 @@ class BoundFrame:
         for index, content in {
             Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
             Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
-            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places), Frame.PLACE_TABLE: self.keep(words(self.placed)),
+            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places),
+            Frame.PLACE_TABLE: self.keep(words(self.placed)),
             Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: self.table(rows), Frame.NUMBER: number,
             Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
             Frame.OBJECTS: id(self.objects), Frame.CALLBACK: callback, Frame.TENSOR_TYPE: id(torch.Tensor),
@@ -246,7 +249,7 @@ class BoundFrame:
     def barriers(
         plan: Plan, steps: Sequence[NativeStep], rows: list[list[int]], alone: list[bool], layout: Layout
     ) -> list[int]:
-        """A barrier where a step meets memory that another thread may still be at; steps without one between are a group."""
+        """A barrier where a step meets memory another thread may still be at; steps without one between are a group."""
         reads = [{layout.slot(plan, t) for t in step_reads(s.origin)} for s in steps]
         writes = [{layout.slot(plan, t) for t in step_writes(s.origin)} for s in steps]
         groups: list[int] = []

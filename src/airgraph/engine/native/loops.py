@@ -2,10 +2,11 @@
 
     define void @k0(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch)
 
-`args` say where the addresses of the memory it reads and writes are, in the order of `Compiled.tensors`; `sizes` the values of the symbolic
-expressions in it; [begin, end) the share of the outermost loop this thread does. One loop is the vector loop: its body is
-written for LANES elements at a time, and once more for single ones, which do the rest. Every value is a vector, of one
-lane where it does not depend on the vector loop, and is computed in the outermost loop it can be computed in.
+`args` say where the addresses of the memory it reads and writes are, in the order of `Compiled.tensors`; `sizes` the
+values of the symbolic expressions in it; [begin, end) the share of the outermost loop this thread does. One loop is the
+vector loop: its body is written for LANES elements at a time, and once more for single ones, which do the rest. Every
+value is a vector, of one lane where it does not depend on the vector loop, and is computed in the outermost loop it can be
+computed in.
 
 Reductions run over the inner loops, one stage for each level: what is needed again in a later stage is kept in `scratch` if
 it was dear. No loop is left to LLVM to vectorise: its vectoriser would need O2, three times the time to compile.
@@ -13,6 +14,7 @@ it was dear. No loop is left to LLVM to vectorise: its vectoriser would need O2,
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +23,7 @@ from typing import Any
 from airgraph.engine.native import mathlib
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Affine, Var, expand, same
-from airgraph.plan.kernels import Part, Store, reachable
+from airgraph.plan.kernels import Part, Store
 from airgraph.plan.tensors import COST, Expr, Pool, Tensor
 
 LANES = 8
@@ -32,6 +34,7 @@ STORED = {T.DT_FLOAT: "float", T.DT_DOUBLE: "double", T.DT_FLOAT16: "half", T.DT
 COMPUTED = {**STORED, T.DT_FLOAT16: "float", T.DT_BF16: "float", T.DT_BOOL: "i1"}
 BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 HALVES = (T.DT_FLOAT16, T.DT_BF16)
+BLOCK = 512  # turns of a loop that are summed up by themselves
 KEPT = 10  # a formula that costs this much is kept for the next stage
 
 
@@ -61,7 +64,7 @@ def collapsed(part: Part) -> Part:
         for group in ("outer", "inner"):
             loops = [v for v in getattr(part, group) if not same(v.size, 1)]
             places = [e.at for e in part.exprs() if e.at is not None] + [s.at for s in part.stores]
-            for a, b in zip(loops, loops[1:]):
+            for a, b in itertools.pairwise(loops):
                 if all(same(p.coefficient(a), p.coefficient(b) * b.size) for p in places):
                     whole = Var(expand(a.size * b.size))
                     loops = [whole if v is a else v for v in loops if v is not b]
@@ -236,7 +239,24 @@ class Writer:
         start, end = ("%begin", "%end") if shared else ("0", self.size(first.size))
         self.loop(first, start, end, 1, lambda: self.nest(rest, body))
 
-    def vectorised(self, start: str, end: str, body: Any) -> None:
+    def blocks(self, var: Var, start: str, end: str, step: int, body: Any, fold: Any) -> None:
+        """The loop, with `fold` after every BLOCK turns: sums of sums are exact where one long sum would lose digits."""
+        if fold is None:
+            self.loop(var, start, end, step, body)
+            return
+        block = Var(var.size)
+
+        def one() -> None:
+            first = self.names[block]
+            last = self.emit(f"add i64 {first}, {BLOCK * step}")
+            less = self.emit(f"icmp slt i64 {last}, {end}")
+            stop = self.emit(f"select i1 {less}, i64 {last}, i64 {end}")
+            self.loop(var, first, stop, step, body)
+            fold()
+
+        self.loop(block, start, self.emit(f"add i64 {end}, {BLOCK * step - 1}"), BLOCK * step, one)
+
+    def vectorised(self, start: str, end: str, body: Any, fold: Any = None) -> None:
         """The vector loop, LANES at a time, then the rest one by one."""
         assert self.vector is not None
         small = isinstance(self.vector.size, int) and self.vector.size < LANES
@@ -246,7 +266,7 @@ class Writer:
             whole = self.emit(f"and i64 {length}, -{LANES}")
             at = self.emit(f"add i64 {start}, {whole}")
             self.lanes = LANES
-            self.loop(self.vector, start, at, LANES, body)
+            self.blocks(self.vector, start, at, LANES, body, fold)
         self.lanes = 1
         whole_number = isinstance(self.vector.size, int) and self.vector.size % LANES == 0 and start == "0"
         if not whole_number:
@@ -297,11 +317,24 @@ class Writer:
             for key in [k for k in self.spills if self.by_id(k).level == level]:
                 self.spill(self.by_id(key))
 
-        if inside:
-            *others, final = self.part.inner
-            self.nest(others, lambda: self.vectorised("0", self.size(final.size), body))
+        others, final = self.part.inner[:-1], self.part.inner[-1] if self.part.inner else None
+        long = [e for e in reduces if final is not None and is_long_sum(e, final)]
+        totals = {e.id: self.accumulator(e, LANES if inside else self.width(e)) for e in long}
+
+        def fold() -> None:
+            for e in long:
+                lanes = LANES if inside else self.width(e)
+                self.move(e, sums[e.id][lanes], totals[e.id], lanes)
+
+        if final is None:
+            body()
+        elif inside:
+            self.nest(others, lambda: self.vectorised("0", self.size(final.size), body, fold if long else None))
         else:
-            self.nest(self.part.inner, body)
+            end = self.size(final.size)
+            self.nest(others, lambda: self.blocks(final, "0", end, 1, body, fold if long else None))
+        for e in long:
+            sums[e.id][LANES if inside else self.width(e)] = totals[e.id]
         self.lanes = outside
         for e in reduces:
             self.levels[-1].values[("expr", e.id, self.width(e))] = self.reduced(e, sums[e.id], inside)
@@ -342,9 +375,8 @@ class Writer:
 
     def spill(self, e: Expr) -> None:
         value = self.lanes_of(self.value(e), e, self.lanes)
-        self.line(
-            f"  store <{self.lanes} x {COMPUTED[e.dtype]}> {value}, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}"
-        )
+        type = COMPUTED[e.dtype]
+        self.line(f"  store <{self.lanes} x {type}> {value}, ptr {self.spill_address(e)}, align {BYTES[type]}")
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     def width(self, e: Expr) -> int:
@@ -573,6 +605,14 @@ class Writer:
         new = Function(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, old, value)
         self.line(f"  store <{lanes} x {type}> {new}, ptr {place}")
 
+    def move(self, e: Expr, place: str, into: str, lanes: int) -> None:
+        """Add what has come together in one place to another, and begin anew."""
+        type = f"<{lanes} x {COMPUTED[e.dtype]}>"
+        a, b = self.emit(f"load {type}, ptr {place}"), self.emit(f"load {type}, ptr {into}")
+        both = Function(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, a, b)
+        self.line(f"  store {type} {both}, ptr {into}")
+        self.line(f"  store {type} {spread_literal(identity(e), e.dtype, lanes)}, ptr {place}")
+
     def reduced(self, e: Expr, places: dict[int, str], inside: bool) -> str:
         type = COMPUTED[e.dtype]
         if not inside:
@@ -706,7 +746,7 @@ class Function:
             number = self.cast(value, source, T.DT_FLOAT) if a != "float" else value
             short = self.emit(f"fptrunc <{self.lanes} x float> {number} to <{self.lanes} x {STORED[dtype]}>")
             return self.emit(f"fpext <{self.lanes} x {STORED[dtype]}> {short} to <{self.lanes} x float>")
-        if a == b and not (a == "i8"):
+        if a == b:
             return value
         unsigned = source in (T.DT_UINT8, T.DT_BOOL)
         if a in floats and b in floats:
@@ -719,8 +759,6 @@ class Function:
             word = "uitofp" if unsigned else "sitofp"
         elif b == "i1":
             return self.compare("ne", source, value, spread_literal(0, source, self.lanes))
-        elif a == b:
-            return value
         else:
             wider = int(b[1:]) > int(a[1:])
             word = ("zext" if unsigned else "sext") if wider else "trunc"
@@ -778,6 +816,12 @@ class Function:
 
 
 SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
+
+
+def is_long_sum(e: Expr, loop: Var) -> bool:
+    return (
+        e.source == "sum" and COMPUTED[e.dtype] == "float" and (not isinstance(loop.size, int) or loop.size > 4 * BLOCK)
+    )
 
 
 def identity(e: Expr) -> Any:

@@ -5,9 +5,10 @@
     find a frame whose arguments look like these ─ take a block of memory ─ make the outputs ─ let go of Python's lock
     ─ run the steps ─ take the lock ─ hand out the results ─ give frame and block back
 
-A *program* holds its frames, a *frame* everything that follows from one set of sizes: what the arguments must look like, where in
-a block each intermediate lies, the steps with their sizes. Frames and blocks are taken and given back under Python's lock, so
-several threads can call one program: each gets a frame of its own. All are arrays of 64-bit words; the classes below name them.
+A *program* holds its frames, a *frame* everything that follows from one set of sizes: what the arguments must look like,
+where in a block each intermediate lies, the steps with their sizes. Frames and blocks are taken and given back under
+Python's lock, so several threads can call one program: each gets a frame of its own. All are arrays of 64-bit words; the
+classes below name them.
 
 Steps between two library calls are one parallel region, with a barrier where a step reads what another thread wrote.
 """
@@ -39,7 +40,7 @@ class Frame:
 
 
 class Entry:
-    """One argument or output. `kind`: 0 nothing to do | 1 tensor | 2 a whole number with this VALUE | 3 a float for VALUE's slot."""
+    """One argument or output. `kind`: 0 nothing to do | 1 tensor | 2 a whole number, VALUE | 3 a float for VALUE's slot."""
 
     KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, WORDS = range(7)
 
@@ -55,7 +56,8 @@ TORCH = ("aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_d
          "aoti_torch_get_strides", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
          "aoti_torch_delete_tensor_object", "torch_parallel_for")  # fmt: skip
 PYTHON = ("PyList_Size", "PyList_GetItem", "PyList_New", "PyList_SetItem", "PyLong_FromLong", "PyLong_AsVoidPtr",
-          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef", "Py_DecRef")  # fmt: skip
+          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef",
+          "Py_DecRef")  # fmt: skip
 WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
 DECLARES = """
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
@@ -243,7 +245,8 @@ def matches() -> str:
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
         f.when(f.test("eq", kind, 1), lambda: tensor(row, object))
         f.when(f.test("eq", kind, 2), lambda: f.give(
-            f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)), "i1 false"))  # fmt: skip
+            f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)),
+            "i1 false"))  # fmt: skip
         f.when(f.test("eq", kind, 3), lambda: real(row, object))
 
     def real(row: str, object: str) -> None:
@@ -416,7 +419,8 @@ def outputs(f: Native, frame: str) -> None:
         def fresh() -> None:
             dtype = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
             sizes, strides = (f.word(row, n, "ptr") for n in (Entry.SIZES, Entry.STRIDES))
-            f.op(f"call i32 @aoti_torch_empty_strided(i64 {f.word(row, Entry.DIM)}, ptr {sizes}, ptr {strides}, i32 {dtype}, "
+            rank = f.word(row, Entry.DIM)
+            f.op(f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {strides}, i32 {dtype}, "
                  "i32 0, i32 0, ptr %out)")  # fmt: skip
             handle = f.word("%out", 0, "ptr")
             slot = f.word(row, Entry.VALUE)
@@ -491,13 +495,14 @@ def step_gemm() -> str:
 
 
 def step_attention() -> str:
-    """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v and mask begin (in bytes), ag_attention's dims."""
+    """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v, mask begin (bytes), ag_attention's dims."""
     f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
     scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
     q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
     dims = f.at("%sizes", 6, "i64")
-    f.do(f"call void @ag_attention(ptr {q}, ptr {k}, ptr {v}, ptr {mask}, ptr {out}, ptr {dims}, float {scale}, i64 %begin, "
+    operands = ", ".join(f"ptr {p}" for p in (q, k, v, mask, out, dims))
+    f.do(f"call void @ag_attention({operands}, float {scale}, i64 %begin, "
          f"i64 %end, ptr %scratch, ptr {lse})")  # fmt: skip
     return f.text()
 

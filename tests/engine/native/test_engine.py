@@ -1,0 +1,266 @@
+"""The native engine as a whole: one native call for a graph, the right results whatever comes in, and what it does without LLVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.engine.native import engine, jit
+from airgraph.engine.native.code import kernel_text
+from airgraph.errors import BindError
+from airgraph.plan.groups import LoopStep
+from airgraph.runtime.native_program import NativeProgram
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+
+
+def programs(run, *args):
+    """Compile by calling; the native programs that came of it."""
+    made = []
+    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+        run(*args)
+    assert all(isinstance(p, NativeProgram) for p in made)
+    return made
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 3), nn.Softmax(-1)).eval()
+
+
+def test_one_native_call_for_a_graph(monkeypatch):
+    model, x = mlp(), torch.randn(5, 16)
+    run = torch.compile(model, backend="airgraph")
+    with torch.no_grad():
+        (program,) = programs(run, x)
+        calls = []
+        native_call = program.native.native
+        monkeypatch.setattr(program.native, "native", lambda args: calls.append(1) or native_call(args))
+        monkeypatch.setattr(engine.NativeExecutable, "library", lambda *_: pytest.fail("a step went back to Python"))
+        torch.testing.assert_close(run(x), model(x))
+    assert calls == [1]
+    assert {s.kind for s in program.native.steps} == {"loop", "gemm"}
+
+
+def test_blocks_are_shared_and_kept():
+    """After the first call nothing is allocated but outputs: the same block serves every program that fits in it."""
+    model, x = mlp(), torch.randn(5, 16)
+    run, other = torch.compile(model, backend="airgraph"), torch.compile(lambda x: model(x) * 2, backend="airgraph")
+    with torch.no_grad():
+        run(x), other(x)
+        before = [id(block) for block, _ in engine.POOL.blocks]
+        frames = len(engine._frames)
+        for _ in range(3):
+            run(x), other(x)
+    assert [id(block) for block, _ in engine.POOL.blocks] == before
+    assert len(engine._frames) == frames
+
+
+def test_sizes_that_change_are_one_program():
+    model = mlp()
+    run = torch.compile(model, backend="airgraph", dynamic=True)
+    with torch.no_grad():
+        (program,) = programs(run, torch.randn(4, 16))
+        for rows in (4, 7, 100, 7, 1000, 4):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(run(x), model(x))
+    assert len(program.native.frames) <= engine.FRAMES
+
+
+def test_many_sizes_do_not_pile_up():
+    run = torch.compile(lambda x: x.exp().sum(-1), backend="airgraph", dynamic=True)
+    (program,) = programs(run, torch.randn(3, 5))
+    for rows in range(2, 40):
+        x = torch.randn(rows, rows + 3)
+        torch.testing.assert_close(run(x), x.exp().sum(-1))
+    assert len(program.native.frames) <= engine.FRAMES
+
+
+def test_training_runs_natively():
+    model, x = mlp(), torch.randn(6, 16)
+    run = torch.compile(model, backend="airgraph")
+    wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    made = programs(lambda: torch.autograd.grad(run(x).square().sum(), list(model.parameters())))
+    found = torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
+    assert [p.journal.phase for p in made] == ["forward", "backward"]
+    assert not [s for p in made for s in p.native.steps if s.kind == "call"]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_an_index_out_of_range():
+    table, run = nn.Embedding(5, 4), torch.compile(lambda t, i: t(i) * 2, backend="airgraph")
+    with torch.no_grad():
+        run(table, torch.tensor([1, 2]))
+        with pytest.raises(IndexError, match="index out of range in self"):
+            run(table, torch.tensor([1, 7]))
+        torch.testing.assert_close(run(table, torch.tensor([4, 0])), table(torch.tensor([4, 0])) * 2)
+
+
+def test_several_threads_call_one_program():
+    model, failures = mlp(), []
+    run = torch.compile(model, backend="airgraph")
+    with torch.no_grad():
+        run(torch.randn(64, 16))
+
+    def work(seed):
+        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            for _ in range(50):
+                if not torch.allclose(run(x), model(x), atol=1e-6):
+                    failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_the_number_of_threads_is_torchs():
+    """One thread or two: the same result, and the frame says how many."""
+    x = torch.randn(300, 300)
+    run = torch.compile(lambda x: (x @ x).tanh().softmax(-1), backend="airgraph")
+    wanted = (x @ x).tanh().softmax(-1)
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            torch._dynamo.reset()
+            (program,) = programs(run, x)
+            assert program.native.frames[-1].threads == count
+            torch.testing.assert_close(run(x), wanted, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_cache_is_written_in_place():
+    """A static cache: the new row goes into the buffer itself, and the plan has no copy of the cache."""
+
+    def step(cache, at, row):
+        cache.index_put_((at,), row)
+        return cache.sum(0)
+
+    run = torch.compile(step, backend="airgraph")
+    cache, mirror = torch.zeros(8, 4), torch.zeros(8, 4)
+    (program,) = programs(run, cache, torch.tensor([0]), torch.ones(1, 4))
+    step(mirror, torch.tensor([0]), torch.ones(1, 4))
+    for i in range(1, 4):
+        row = torch.randn(1, 4)
+        torch.testing.assert_close(run(cache, torch.tensor([i]), row), step(mirror, torch.tensor([i]), row))
+        assert torch.equal(cache, mirror)
+    kinds = [
+        program.native.plan.places[t.id].kind
+        for s in program.native.plan.steps
+        if isinstance(s, LoopStep)
+        for t in s.roots
+    ]
+    assert kinds == ["input", "output"]
+
+
+def test_kernels_use_vector_instructions():
+    x = torch.randn(64, 64)
+    (program,) = programs(torch.compile(lambda x: (x * 2).exp() + 1, backend="airgraph"), x)
+    (step,) = program.native.plan.steps
+    _, text = kernel_text(step.kernel.parts[0])
+    assembly = jit.assembly(text.replace("@NAME", "@k"))
+    words = (".4s", "v0.") if "aarch64" in jit.new_machine().triple else ("%ymm", "%zmm")
+    assert any(word in assembly for word in words)
+
+
+def test_equal_kernels_are_compiled_once():
+    layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.SiLU()) for _ in range(5)]).eval()
+    with torch.no_grad():
+        (program,) = programs(torch.compile(layers, backend="airgraph"), torch.randn(3, 8))
+    functions = [s.function for s in program.native.steps if s.kind == "loop"]
+    assert len(functions) == 5 and len(set(functions[:4])) == 1
+
+
+# -- ahead of time ----------------------------------------------------------------------------------------------------
+def test_ahead_of_time():
+    model, x = mlp(), torch.randn(5, 16)
+    run = airgraph.compile(model, (x,))
+    torch.testing.assert_close(run(x), model(x).detach())
+    assert not run(x).requires_grad
+
+
+def test_ahead_of_time_parameters_stay_live():
+    model, x = mlp(), torch.randn(5, 16)
+    run = airgraph.compile(model, (x,))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    model(x).square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(run(x), model(x).detach())
+    model.load_state_dict(mlp().state_dict())
+    torch.testing.assert_close(run(x), mlp()(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda x: (x[:3],), r"must be shape \[5, 16\], got shape \[3, 16\]"),
+        (lambda x: (x.double(),), "must be torch.float32, got torch.float64"),
+        (lambda x: (x, x), "another structure"),
+        (lambda x: ("x",), "must be a tensor, got str"),
+    ],
+)
+def test_ahead_of_time_says_what_does_not_fit(given, text):
+    x = torch.randn(5, 16)
+    run = airgraph.compile(mlp(), (x,))
+    with pytest.raises(BindError, match=text):
+        run(*given(x))
+
+
+def test_ahead_of_time_with_changing_sizes_and_structure():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x, *, scale):
+            y = self.inner(x)
+            return {"y": y, "both": (y * scale, x)}
+
+    model = Pair()
+    rows = torch.export.Dim("rows")
+    run = airgraph.compile(model, (torch.randn(5, 16),), {"scale": torch.tensor(2.0)},
+                           dynamic_shapes={"x": {0: rows}, "scale": None})  # fmt: skip
+    for n in (5, 2, 33):
+        x = torch.randn(n, 16)
+        with torch.no_grad():
+            wanted = model(x, scale=torch.tensor(3.0))
+        found = run(x, scale=torch.tensor(3.0))
+        torch.testing.assert_close(found["both"][0], wanted["both"][0])
+        assert torch.equal(found["both"][1], x)
+
+
+# -- without it ---------------------------------------------------------------------------------------------------------
+WITHOUT = """
+import sys, warnings
+sys.modules["llvmlite"] = None
+import torch, airgraph
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    run = torch.compile(lambda x: x * 2 + 1, backend="airgraph")
+    x = torch.randn(3)
+    assert torch.equal(run(x), x * 2 + 1)
+    torch._dynamo.reset()
+    run(torch.randn(4))
+print(sum("no native engine here" in str(w.message) for w in caught))
+"""
+
+
+@pytest.mark.slow
+def test_without_llvmlite_the_reference_engine_works_with_one_warning(monkeypatch):
+    monkeypatch.delenv("AIRGRAPH_ENGINE")
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "1", done.stderr
