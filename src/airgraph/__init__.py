@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from airgraph.tools.explain import explain
 
 __version__ = "0.1.0"
-__all__ = ["Config", "backend", "compare", "compile", "explain", "get_compiler", "register_converter", "register_kernel"]
+__all__ = [
+    "Config",
+    "backend",
+    "compare",
+    "compile",
+    "explain",
+    "get_compiler",
+    "register_converter",
+    "register_kernel",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
+from airgraph.plan.index import Refuse
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
@@ -108,10 +109,13 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
     if wanted == "native":
         engine = native_engine(reference)
         if engine is not None:
-            executable = engine.load(graph, device, boundary)
-            for note in executable.plan.notes:
-                journal.remark(note)
-            return executable
+            try:
+                executable = engine.load(graph, device, boundary)
+                for note in executable.plan.notes:
+                    journal.remark(note)
+                return executable
+            except Refuse as reason:
+                journal.remark(f"the reference engine runs this graph, as the native one cannot: {reason}")
     return reference.load(graph, device)
 
 

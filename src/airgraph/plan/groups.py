@@ -402,6 +402,8 @@ class Planner:
         t = self.tensors[id(value)] if known else self.of(value)
         if t.id in self.calls:
             return None  # PyTorch made it: handed out as it is
+        if t.dtype not in TYPES:
+            raise Refuse(f"{t.dtype.name} leaves the graph as it came")
         if strides is not None and not dense(t.shape, strides):
             self.loose.add(number)  # gaps or overlaps: laid out anew by the program
             strides = None
@@ -648,6 +650,9 @@ class Planner:
                 a, b = found["operands"]
                 sizes = (a.shape[0], a.shape[1], b.shape[2], a.shape[2])
                 left, right = self.operand(a, (1, 2)), self.operand(b, (1, 2))
+                both = [same(m.strides[2], 1) or same(t.shape[2], 1) for m, t in ((left, a), (right, b))]
+                if not any(both) and not same(left.strides[1], 0):  # both lie transposed: there is no kernel for that
+                    left = self.contiguous(a)
                 bias = self.operand(found["bias"], (0,)) if found["bias"] is not None else None
                 step = GemmStep(found["outputs"][0], left, right, bias, sizes)
             case "attention":

@@ -331,7 +331,7 @@ class NativeExecutable:
         """What PyTorch made stays alive for the rest of the call; native steps read it contiguous."""
         if isinstance(result, torch.Tensor) and result.layout == torch.strided:
             if result.untyped_storage().data_ptr() in held and result.numel():
-                result = result.clone()
+                result = copy_strided(result, result.stride())
             dense = result if result.is_contiguous() else result.contiguous()
             if dense.dtype != TORCH_TYPES.get(t.dtype, dense.dtype):
                 dense = dense.to(TORCH_TYPES[t.dtype])

@@ -284,7 +284,9 @@ class BoundFrame:
         tensors: dict[int, Tensor] = {}
         for group, step in zip(groups, steps):
             for t in (*step_writes(step.origin), *step_reads(step.origin)):
-                if plan.places[t.id].kind == "arena":
+                place = plan.places[t.id]
+                t = place.alias.tensor if place.alias is not None else t
+                if place.kind == "arena":
                     tensors[t.id] = t
                     first.setdefault(t.id, group)
                     last[t.id] = group
