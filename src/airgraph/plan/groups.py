@@ -526,7 +526,8 @@ class Planner:
             self.places[t.id] = Place(t, "arena", strides_of(t.shape))
         reads = self.reads_of(t)
         last = max((self.made_by.get(i, -1) for i in reads), default=-1)
-        if last >= 0 and isinstance(self.steps[last], LoopStep) and self.join(self.steps[last], last, t):  # type: ignore[arg-type]
+        step = self.steps[last] if last >= 0 else None
+        if isinstance(step, LoopStep) and not step.alone and self.join(step, last, t):
             return
         kernel, domain = self.settled_kernel(t)
         self.made_by[t.id] = len(self.steps)

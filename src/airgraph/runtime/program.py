@@ -142,8 +142,11 @@ class Program:
             if strides is None:
                 owned.append(value if address not in taken and compact(value) else value.clone())
             elif same_layout(value, strides) and address not in taken and compact(value):
-                exact = value.stride() == tuple(strides)  # the stride of a dimension of size 1 means nothing, but shows
-                owned.append(value if exact else value.as_strided(value.shape, strides))
+                # The stride of a dimension of size 1 means nothing, but shows. (FX guesses it where sizes are symbolic.)
+                fixed = all(isinstance(s, int) for s in self.layouts[index])
+                owned.append(
+                    value.as_strided(value.shape, strides) if fixed and value.stride() != tuple(strides) else value
+                )
             else:
                 owned.append(copy_strided(value, strides))
             taken.add(owned[-1].untyped_storage().data_ptr())

@@ -51,7 +51,7 @@ from airgraph.tools.rounding import MULTIPLE, Verdict, graph_in_float64, in_floa
 Stage = Literal["conversion", "passes", "whole graph"]
 HINTS: Mapping[Stage, str] = {
     "conversion": "look at the converter of this op, and at the kernels of the GE nodes: docs/converters.md",
-    "passes": "passes_off=(…,) with one pass after the other: docs/architecture.md lists them",
+    "passes": "passes_off=(…,) with one pass after the other: docs/passes.md lists them",
     "whole graph": "every node is right by itself: rounding that grows, or memory that is shared",
 }
 
@@ -257,7 +257,7 @@ class Twin:
         made: dict[str, Any] = {}
         graph, _ = to_graph(gm, program.name, config, journal, engine, made)
         if passes:
-            graph = run_passes(graph, journal, off=config.passes_off)
+            graph = run_passes(graph, journal, off=config.passes_off, frozen=config.frozen_parameter)
         self.executable: ReferenceExecutable = engine.load(graph, program.executable.device)  # type: ignore[attr-defined]
         self.owners: dict[Value, list[tuple[torch.fx.Node, int]]] = {}  # (FX node, which of its results)
         for node in gm.graph.nodes:
