@@ -41,6 +41,8 @@ class Program:
         self.calls = 0
         self.derived = list(derived_sizes(boundary))
         self._cache: dict[tuple[Any, ...], dict[Any, Any]] = {}
+        fresh = [(r.index, r.layout) for r in boundary.results if isinstance(r, Fresh) and r.layout is not None]
+        self.fixed = {index for index, layout in fresh if all(isinstance(s, int) for s in layout.shape)}
 
     def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
         given = [*args, *rest] if isinstance(args, list | tuple) else [args, *rest]
@@ -143,10 +145,8 @@ class Program:
                 owned.append(value if address not in taken and compact(value) else value.clone())
             elif same_layout(value, strides) and address not in taken and compact(value):
                 # The stride of a dimension of size 1 means nothing, but shows. (FX guesses it where sizes are symbolic.)
-                fixed = all(isinstance(s, int) for s in self.layouts[index])
-                owned.append(
-                    value.as_strided(value.shape, strides) if fixed and value.stride() != tuple(strides) else value
-                )
+                other = index in self.fixed and value.stride() != tuple(strides)
+                owned.append(value.as_strided(value.shape, strides) if other else value)
             else:
                 owned.append(copy_strided(value, strides))
             taken.add(owned[-1].untyped_storage().data_ptr())
