@@ -127,11 +127,13 @@ def initialise() -> None:
 
 
 def new_machine() -> Any:
+    """(On x86-64 code and what it calls may lie more than 2 GiB apart, which only the large model can reach.)"""
     initialise()
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
+    reach = "large" if "x86_64" in llvm.get_default_triple() else "small"
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel="small", jit=True
+        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel=reach, jit=True
     )
 
 

@@ -572,8 +572,16 @@ def kernels() -> Code:
     return Code([*code.trackers, *steps.trackers])
 
 
+def check_tensors() -> None:
+    """Native code takes a tensor's handle to lie right behind the head of its Python object."""
+    tensor = torch.empty(0)
+    if ctypes.c_size_t.from_address(id(tensor) + 16).value != tensor._cdata:
+        raise OSError(f"tensors of this PyTorch ({torch.__version__}) have another layout")
+
+
 @cache
 def entry() -> Code:
+    check_tensors()
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: address(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
