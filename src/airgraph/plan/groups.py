@@ -722,7 +722,7 @@ class Planner:
             if id(v) not in self.tensors:
                 continue
             t = self.tensors[id(v)]
-            if t.op in ("const", "iota") and not t.shape:
+            if t.op in ("const", "iota") and not t.shape and (v.node.op == "Const" or v.known is not None):
                 continue  # numbers: made when called
             matrix = self.strided_now(t)
             if matrix is None:

@@ -465,7 +465,8 @@ class Writer:
             case "iota":
                 return self.iota(e, lanes, level)
         args = [self.lanes_of(self.value(a), a, lanes) for a in e.args]
-        return Function(self, lanes, level).apply(e, args)
+        function = Function(self, lanes, level)
+        return function.rounded(e, function.apply(e, args))
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def load(self, e: Expr, lanes: int, level: int) -> str:
@@ -632,6 +633,13 @@ class Function:
 
     def emit(self, text: str) -> str:
         return self.w.emit(text, self.level)
+
+    def rounded(self, e: Expr, value: str) -> str:
+        """Eager rounds what an op of halves gives; differences of near numbers show it."""
+        if e.dtype not in HALVES or e.op in ("copy", "cast", "select", "max", "min", "neg", "abs", "relu", "sign"):
+            return value
+        short = self.emit(f"fptrunc <{self.lanes} x float> {value} to <{self.lanes} x {STORED[e.dtype]}>")
+        return self.emit(f"fpext <{self.lanes} x {STORED[e.dtype]}> {short} to <{self.lanes} x float>")
 
     def apply(self, e: Expr, args: list[str]) -> str:
         dtype = e.dtype
