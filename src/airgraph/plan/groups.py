@@ -522,6 +522,8 @@ class Planner:
         return Known(self, {t.id for t in own}, len(self.steps) if number is None else number)
 
     def add_root(self, t: Tensor) -> None:
+        if t.dtype not in TYPES:
+            raise Refuse(f"{t.dtype.name} would have to be moved, and loops have no such type")
         if t.id not in self.places:
             self.places[t.id] = Place(t, "arena", strides_of(t.shape))
         reads = self.reads_of(t)
