@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from airgraph.engine.native import attention, jit
 
+pytestmark = pytest.mark.slow
+
 INF = float("inf")
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 

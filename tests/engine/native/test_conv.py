@@ -7,6 +7,8 @@ import torch
 
 from airgraph.engine.native import conv, gemm, jit
 
+pytestmark = pytest.mark.slow
+
 #       N  C  H  W   O  kernel  stride  padding dilation groups
 CASES = [
     (1, 3, 9, 9, 8, (3, 3), (1, 1), (1, 1), (1, 1), 1),

@@ -17,6 +17,8 @@ import torch
 pytest.importorskip("llvmlite")
 from airgraph.engine.native import jit, mathlib
 
+pytestmark = pytest.mark.slow
+
 COUNT = 200_000
 SPECIAL = [0.0, 1.0, 2.0, 0.5, 3.0, math.inf, 1e-45, 1e-38, 2.0**-126, 3.4e38, 1e10, 1e5, 88.72283, 88.72284, 89.4]
 SPECIAL += [100.0, 103.97, 104.0, 87.3, 128.0, 127.99, 149.0, 150.0, 126.0, 1 - 2**-24, 1 + 2**-23, 5e5, 500001.0]
