@@ -20,7 +20,8 @@ from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, expand, same, same_shape, strides_of, vars_for
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, Reader, build, build_scatter, product
-from airgraph.plan.lower import FLOAT, TYPES, NoFormula, constant, lower
+from airgraph.plan.lower import constant, lower
+from airgraph.plan.lowerings.core import FLOAT, TYPES, NoFormula
 from airgraph.plan.tensors import VIEWS, Tensor, broadcast, buffer, expand_to, iota, permute, point, reshape
 
 CHEAP = 6  # additions: what costs less is computed again rather than kept

@@ -1,0 +1,141 @@
+"""Normalisations and their gradients."""
+
+from __future__ import annotations
+
+from airgraph.plan.index import count, expand, same
+from airgraph.plan.lowerings.core import FLOATS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.formulas import functions_in, mean, size_of, total, widened
+from airgraph.plan.tensors import Tensor, cast, const, point, reduce, reshape
+
+
+def across(t: Tensor, x: Tensor) -> Tensor:
+    """A number for each channel, beside x: [n, channels, …]."""
+    return reshape(cast(t, x.dtype), (x.shape[1], *(1,) * (len(x.shape) - 2)))
+
+
+@lowers("LayerNormV4")
+def layer_norm(use: Use) -> list[Tensor]:
+    x = widened(use["x"])
+    axes = list(range(len(x.shape) - len(use.known("normalized_shape")), len(x.shape)))
+    if x.dtype not in FLOATS or any(same(s, 0) for s in x.shape):
+        raise NoFormula("of nothing")
+    average = mean(x, axes, True)
+    d = point("sub", (x, average), x.dtype)
+    var = mean(point("mul", (d, d), x.dtype), axes, True)
+    rstd = point("rsqrt", (point("add", (var, const(float(use.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
+    y = point("mul", (d, rstd), x.dtype)
+    if use.has("gamma"):
+        y = point("mul", (y, widened(use["gamma"])), x.dtype)
+    if use.has("beta"):
+        y = point("add", (y, widened(use["beta"])), x.dtype)
+    return [y, average, rstd]
+
+
+@lowers("LayerNormGradV3")
+def layer_norm_gradient(use: Use) -> list[Tensor | None]:
+    dy, x, gamma = widened(use["dy"]), widened(use["x"]), use.has("gamma")
+    mean_, rstd = (cast(use[n], x.dtype) for n in ("mean", "rstd"))
+    rank = len(x.shape)
+    axes = list(range(rank - len(use.known("normalized_shape")), rank))
+    rows = list(range(axes[0]))
+    wanted = list(use.attr("output_mask"))
+    if not rows or any(same(s, 0) for s in x.shape) or x.dtype not in FLOATS:
+        raise NoFormula("of one row")
+    f = functions_in(x.dtype)
+    normal = f("mul", f("sub", x, mean_), rstd)
+    g = f("mul", dy, widened(use["gamma"])) if gamma else dy
+    n = size_of(x, axes, x.dtype)
+    inner = f("sub", f("sub", g, f("div", total(g, axes), n)),
+              f("mul", normal, f("div", total(f("mul", g, normal), axes), n)))  # fmt: skip
+    empty = const(0.0, x.dtype, (0,))
+    return [
+        f("mul", inner, rstd) if wanted[0] else empty,
+        total(f("mul", dy, normal), rows, keep=False) if wanted[1] else empty,
+        total(dy, rows, keep=False) if wanted[2] else empty,
+    ]
+
+
+@lowers("RmsNorm")
+def rms_norm(use: Use) -> list[Tensor]:
+    x = widened(use["x"])
+    axes = list(range(len(x.shape) - len(use["gamma"].shape), len(x.shape)))
+    var = mean(point("mul", (x, x), x.dtype), axes, True)
+    rstd = point("rsqrt", (point("add", (var, const(float(use.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
+    y = cast(point("mul", (x, rstd), x.dtype), use["x"].dtype)
+    return [point("mul", (widened(use["gamma"]), cast(y, x.dtype)), x.dtype), rstd]
+
+
+@lowers("BNInfer")
+def batch_norm_inference(use: Use) -> list[Tensor | None]:
+    x = widened(use["x"])
+    if x.dtype not in FLOATS or any(v.users for v in use.node.outputs[1:]):
+        raise NoFormula("with its statistics")
+    f = functions_in(x.dtype)
+    rstd = f("rsqrt", f("add", across(use["variance"], x), float(use.attr("epsilon"))))
+    scale = f("mul", rstd, across(use["scale"], x)) if use.has("scale") else rstd
+    y = f("mul", f("sub", x, across(use["mean"], x)), scale)
+    return [f("add", y, across(use["offset"], x)) if use.has("offset") else y, None, None]
+
+
+@lowers("GroupNormV2")
+def group_norm(use: Use) -> list[Tensor]:
+    x, groups = widened(use["x"]), use.attr("num_groups")
+    n, c, *rest = x.shape
+    if x.dtype not in FLOATS or not isinstance(c, int) or any(same(s, 0) for s in x.shape):
+        raise NoFormula("of nothing, or a symbolic number of channels")
+    f = functions_in(x.dtype)
+    rows = reshape(x, (n, groups, expand(c // groups * count(rest))))
+    average = mean(rows, [2], True)
+    d = f("sub", rows, average)
+    rstd = f("rsqrt", f("add", mean(f("mul", d, d), [2], True), float(use.attr("eps"))))
+    y = reshape(f("mul", d, rstd), x.shape)
+    if use.has("gamma"):
+        y = f("mul", y, across(use["gamma"], x))
+    if use.has("beta"):
+        y = f("add", y, across(use["beta"], x))
+    return [y, reshape(average, (n, groups)), reshape(rstd, (n, groups))]
+
+
+@lowers("BatchNormV3")
+def batch_norm(use: Use) -> list[Tensor]:
+    """In training, with running statistics: mean and variance over all but the channels."""
+    x = widened(use["x"])
+    if not use.attr("is_training") or not use.has("running_mean") or not use.has("running_var"):
+        raise NoFormula("other than in training")
+    if x.dtype not in FLOATS or use["x"].dtype != x.dtype or use["running_mean"].dtype != x.dtype:
+        raise NoFormula("of mixed types, or of halves")
+    if len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):
+        raise NoFormula("of symbolic sizes, or of nothing")
+    f = functions_in(x.dtype)
+    axes = [i for i in range(len(x.shape)) if i != 1]
+    n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(use.attr("momentum"))
+    if n == 1:
+        raise NoFormula("of one row")
+    average = mean(x, axes, True)
+    d = f("sub", x, average)
+    var = mean(f("mul", d, d), axes, True)
+    rstd = f("rsqrt", f("add", var, float(use.attr("epsilon"))))
+    y = f("mul", d, f("mul", rstd, across(use["weight"], x)) if use.has("weight") else rstd)
+    y = f("add", y, across(use["bias"], x)) if use.has("bias") else y
+    flat = [reshape(t, (c,)) for t in (average, var, rstd)]
+    unbiased = f("mul", flat[1], n / (n - 1))
+    running = [f("add", f("mul", use[name], 1 - momentum), f("mul", new, momentum))
+               for name, new in (("running_mean", flat[0]), ("running_var", unbiased))]  # fmt: skip
+    return [y, *running, flat[0], flat[2]]
+
+
+@lowers("BatchNormGradV3")
+def batch_norm_gradient(use: Use) -> list[Tensor]:
+    dy, x = widened(use["dy"]), widened(use["x"])
+    if not use.attr("is_training") or not use.has("save_mean") or not use.has("save_rstd") or x.dtype not in FLOATS \
+            or dy.dtype != x.dtype or len(x.shape) < 2 or any(same(s, 0) for s in x.shape):  # fmt: skip
+        raise NoFormula("other than in training, or of mixed types")
+    f = functions_in(x.dtype)
+    axes = [i for i in range(len(x.shape)) if i != 1]
+    rstd, n = across(use["save_rstd"], x), size_of(x, axes, x.dtype)
+    normal = f("mul", f("sub", x, across(use["save_mean"], x)), rstd)
+    sum_dy, sum_dot = (reduce("sum", t, axes, False) for t in (dy, f("mul", dy, normal)))
+    inner = f("sub", f("sub", dy, f("div", across(sum_dy, x), n)), f("mul", normal, f("div", across(sum_dot, x), n)))
+    dx = f("mul", inner, f("mul", rstd, across(use["weight"], x)) if use.has("weight") else rstd)
+    empty = const(0.0, x.dtype, (0,))
+    return [t if wanted else empty for t, wanted in zip((dx, sum_dot, sum_dy), use.attr("output_mask"))]

@@ -1,0 +1,119 @@
+"""Reductions, and softmax with its gradients."""
+
+from __future__ import annotations
+
+import math
+
+from airgraph.ir.types import Dim
+from airgraph.plan.index import expand, same
+from airgraph.plan.lowerings.core import BOOL, FLOATS, INTS, NUMBERS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.formulas import choose, mean, total, truth, wide, widened
+from airgraph.plan.tensors import Tensor, cast, const, point, reduce
+
+
+def axes_of(use: Use, name: str = "axes") -> list[int]:
+    axes = use.known(name)
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    rank = len(use.x.shape)
+    return [a % rank for a in axes] if rank and axes else list(range(rank))
+
+
+@lowers("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceAll", "ReduceAny")
+def reduction(use: Use) -> Tensor:
+    x, axes, keep, op = use.x, axes_of(use), bool(use.attr("keep_dims")), use.node.op
+    if not axes:
+        return use.x
+    if op in ("ReduceAll", "ReduceAny"):
+        return reduce("and" if op == "ReduceAll" else "or", truth(x), axes, keep)
+    if x.dtype not in NUMBERS or use.dtype not in NUMBERS:
+        raise NoFormula("of truth values")
+    if any(same(x.shape[a], 0) for a in axes):
+        raise NoFormula("of nothing")
+    x = widened(cast(x, use.dtype) if use.dtype in INTS else x)
+    if op == "ReduceMean":
+        if x.dtype not in FLOATS:
+            raise NoFormula("of whole numbers")
+        return mean(x, axes, keep)
+    return reduce({"ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod"}[op], x, axes, keep)
+
+
+@lowers("ReduceVar", "ReduceStdV2")
+def variance(use: Use) -> list[Tensor]:
+    x, axes, keep = widened(use.x), list(use.attr("dim") or ()), bool(use.attr("keepdim"))
+    if x.dtype not in FLOATS or not x.shape:
+        raise NoFormula("of a scalar")
+    axes = [a % len(x.shape) for a in axes] or list(range(len(x.shape)))
+    average = mean(x, axes, True)
+    d = point("sub", (x, average), x.dtype)
+    n: Dim = 1
+    for a in axes:
+        n = expand(n * x.shape[a])
+    correction = use.attr("correction")
+    if not isinstance(n, int) or not isinstance(correction, int) or n - correction <= 0:
+        raise NoFormula("with a symbolic or empty count")
+    var = point(
+        "div", (total(point("mul", (d, d), x.dtype), axes, keep), const(float(n - correction), x.dtype)), x.dtype
+    )
+    if use.node.op == "ReduceStdV2":
+        var = point("sqrt", (var,), x.dtype)
+    return [var, mean(x, axes, keep)]
+
+
+@lowers("ReduceMeanWithCast")
+def mean_with_cast(use: Use) -> Tensor:
+    if use.dtype not in FLOATS or use.x.dtype not in NUMBERS:
+        raise NoFormula("of whole numbers")
+    x, axes = cast(use.x, wide(use.dtype)), axes_of(use)
+    return mean(x, axes, bool(use.attr("keep_dims"))) if axes else x
+
+
+@lowers("ReduceNansum", "LpNormV2", "Dot")
+def special_sum(use: Use) -> Tensor:
+    x, op = widened(use.x), use.node.op
+    if x.dtype not in FLOATS or not x.shape or any(same(s, 0) for s in x.shape):
+        raise NoFormula("of whole numbers, a scalar or nothing")
+    if op == "Dot":
+        return reduce("sum", point("mul", (x, widened(use["input_y"])), x.dtype), [0], False)
+    if op == "ReduceNansum":
+        there = choose(point("is_nan", (x,), BOOL), const(0.0, x.dtype), x)
+        return reduce("sum", there, axes_of(use), bool(use.attr("keep_dims")))
+    axes = [a % len(x.shape) for a in use.attr("axes")] or list(range(len(x.shape)))
+    keep, p, size = bool(use.attr("keepdim")), float(use.attr("p")), point("abs", (x,), x.dtype)
+    if p in (math.inf, -math.inf):
+        return reduce("max" if p > 0 else "min", size, axes, keep)
+    if p == 1:
+        return reduce("sum", size, axes, keep)
+    if p == 2:
+        return point("sqrt", (reduce("sum", point("mul", (x, x), x.dtype), axes, keep),), x.dtype)
+    raise NoFormula("of another power")
+
+
+@lowers("SoftmaxV2", "LogSoftmaxV2")
+def softmax(use: Use) -> Tensor:
+    x, axes = widened(use.x), list(use.attr("axes"))
+    if not x.shape or x.dtype not in FLOATS:
+        raise NoFormula("of a scalar")
+    d = point("sub", (x, reduce("max", x, axes, True)), x.dtype)
+    e = point("exp", (d,), x.dtype)
+    s = reduce("sum", e, axes, True)
+    if use.node.op == "LogSoftmaxV2":
+        return point("sub", (d, point("log", (s,), x.dtype)), x.dtype)
+    return point("mul", (e, point("reciprocal", (s,), x.dtype)), x.dtype)
+
+
+@lowers("SoftmaxGrad")
+def softmax_gradient(use: Use) -> Tensor:
+    y, dy = widened(use["softmax"]), widened(use["grad_softmax"])
+    if not y.shape:
+        raise NoFormula("of a scalar")
+    s = reduce("sum", point("mul", (y, dy), y.dtype), list(use.attr("axes")), True)
+    return point("mul", (point("sub", (dy, s), y.dtype), y), y.dtype)
+
+
+@lowers("LogSoftmaxGrad")
+def log_softmax_gradient(use: Use) -> Tensor:
+    y, dy = widened(use["x"]), widened(use["grad"])
+    if not y.shape:
+        raise NoFormula("of a scalar")
+    s = reduce("sum", dy, list(use.attr("axis")), True)
+    return point("sub", (dy, point("mul", (point("exp", (y,), y.dtype), s), y.dtype)), y.dtype)
