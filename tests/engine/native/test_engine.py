@@ -12,7 +12,7 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import engine, jit
-from airgraph.engine.native.code import kernel_text
+from airgraph.engine.native.loops import compile_part
 from airgraph.errors import BindError
 from airgraph.plan.groups import LoopStep
 from airgraph.runtime.native_program import NativeProgram
@@ -171,7 +171,7 @@ def test_kernels_use_vector_instructions():
     x = torch.randn(64, 64)
     (program,) = programs(torch.compile(lambda x: (x * 2).exp() + 1, backend="airgraph"), x)
     (step,) = program.native.plan.steps
-    _, text = kernel_text(step.kernel.parts[0])
+    text = compile_part(step.kernel.parts[0]).text
     assembly = jit.assembly(text.replace("@NAME", "@k"))
     words = (".4s", "v0.") if "aarch64" in jit.new_machine().triple else ("%ymm", "%zmm")
     assert any(word in assembly for word in words)

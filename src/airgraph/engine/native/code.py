@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from airgraph.engine.native import mathlib
 from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.loops import Compiled, Writer, collapsed
+from airgraph.engine.native.loops import Compiled, compile_part
 from airgraph.engine.native.runtime import kernels
 from airgraph.ir.types import Dim
 from airgraph.plan.groups import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
@@ -35,23 +34,13 @@ class NativeStep:
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
-    texts: list[tuple[LoopStep, Compiled, str]] = []
-    found: dict[int, list[tuple[Compiled, str]]] = {}
-    for step in plan.steps:
-        if isinstance(step, LoopStep):
-            for part in step.kernel.parts:
-                compiled, text = kernel_text(part)
-                texts.append((step, compiled, text))
-                found.setdefault(id(step), []).append((compiled, text))
-    compile_kernels([text for _, _, text in texts])
+    loops = {step: [compile_part(p) for p in step.kernel.parts] for step in plan.steps if isinstance(step, LoopStep)}
+    compile_kernels([c.text for parts in loops.values() for c in parts])
     steps: list[NativeStep] = []
     for step in plan.steps:
         match step:
             case LoopStep():
-                for compiled, text in found[id(step)]:
-                    checks = "ptr %sizes\n" in text and "store i64" in text and "icmp ult i64" in text
-                    steps.append(NativeStep("loop", _known[text][0], list(compiled.tensors), list(compiled.sizes),
-                                            compiled.jobs, compiled.unit, compiled.cost, step, checks))  # fmt: skip
+                steps += [loop_step(step, c) for c in loops[step]]
             case GemmStep():
                 steps.append(gemm_step(step))
             case AttentionStep():
@@ -64,56 +53,36 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def kernel_text(part: Any) -> tuple[Compiled, str]:
-    writer = Writer(collapsed(part))
-    compiled = writer.write()
-    functions, declares = mathlib.module_text(writer.math)
-    text = "\n".join([*sorted(declares | writer.declares), functions, compiled.text])
-    return compiled, text
+def loop_step(step: LoopStep, c: Compiled) -> NativeStep:
+    function, _ = _known[c.text]
+    return NativeStep("loop", function, [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks)
 
 
 def compile_kernels(texts: list[str]) -> None:
-    """Those that are new, shared out over a few modules of about the same size."""
-    new = [t for t in dict.fromkeys(texts) if t not in _known]
-    if not new:
+    """Those that are new, shared out over a few modules of about the same size, which are compiled side by side."""
+    names = {text: f"k{i}" for i, text in enumerate(t for t in dict.fromkeys(texts) if t not in _known)}
+    if not names:
         return
-    bins: list[list[str]] = [[] for _ in range(min(MODULES, len(new)))]
-    for text in sorted(new, key=len, reverse=True):
-        min(bins, key=lambda b: sum(map(len, b))).append(text)
-    units = []
-    for texts_of_one in bins:
-        names = tuple(f"k{i}" for i in range(len(texts_of_one)))
-        units.append(Unit(joined(texts_of_one), names))
-    code = [build_one(u) for u in _parallel(units)]
-    for texts_of_one, loaded in zip(bins, code):
-        for i, text in enumerate(texts_of_one):
-            _known[text] = (loaded[f"k{i}"], loaded)
+    modules: list[dict[str, str]] = [{} for _ in range(min(MODULES, len(names)))]
+    for text in sorted(names, key=len, reverse=True):
+        min(modules, key=lambda m: sum(map(len, m.values())))[names[text]] = text
+    code = build([Unit(joined(m), tuple(m)) for m in modules])
+    for text, name in names.items():
+        _known[text] = code[name], code
 
 
-def _parallel(units: list[Unit]) -> list[Unit]:
-    from airgraph.engine.native.jit import object_code, workers
-
-    if len(units) > 1:
-        list(workers().map(object_code, (u.text for u in units)))
-    return units
-
-
-def build_one(unit: Unit) -> Code:
-    return build([unit])
-
-
-def joined(texts: list[str]) -> str:
+def joined(kernels: dict[str, str]) -> str:
     """Several kernels in one module: each declaration and each function of mathlib once."""
     declares: dict[str, None] = {}
     functions: dict[str, str] = {}
     bodies: list[str] = []
-    for i, text in enumerate(texts):
+    for name, text in kernels.items():
         for line in re.findall(r"^declare .*$", text, re.M):
             declares[line] = None
         for block in re.findall(r"^define internal .*?^}$", text, re.M | re.S):
             functions[block.split("(")[0]] = block
         start = text.index("define void @NAME")
-        bodies.append(text[start:].replace("@NAME", f"@k{i}", 1))
+        bodies.append(text[start:].replace("@NAME", f"@{name}", 1))
     return "\n".join([*declares, *functions.values(), *bodies])
 
 

@@ -21,7 +21,7 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
-from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Layout, Sizes, contiguous
+from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Layout, Sizes
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -392,6 +392,3 @@ def make_function(method: MethodDef, program: int) -> Callable[[list[Any]], Any]
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return new(ctypes.addressof(method), program, None)
-
-
-__all__ = ["NativeEngine", "NativeExecutable", "contiguous"]

@@ -1,6 +1,6 @@
 """A kernel as LLVM text.
 
-    define void @k0(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch)
+    define void @NAME(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch)
 
 `args` say where the addresses of the memory it reads and writes are, in the order of `Compiled.tensors`; `sizes` the
 values of the symbolic expressions in it; [begin, end) the share of the outermost loop this thread does. One loop is the
@@ -14,81 +14,51 @@ it was dear. No loop is left to LLVM to vectorise: its vectoriser would need O2,
 
 from __future__ import annotations
 
-import itertools
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from airgraph.engine.native import mathlib
+from airgraph.engine.native.numbers import (
+    BYTES,
+    COMPUTED,
+    HALVES,
+    LANES,
+    STORED,
+    Function,
+    identity,
+    literal,
+    spread_literal,
+)
 from airgraph.ir.types import DataType, Dim
+from airgraph.plan.collapse import collapsed
 from airgraph.plan.index import Affine, Var, expand, same
 from airgraph.plan.kernels import Part, Store
-from airgraph.plan.tensors import COST, Expr, Pool, Tensor
+from airgraph.plan.tensors import COST, Expr, Tensor
 
-LANES = 8
-SCRATCH = 1 << 20  # bytes for each thread
 T = DataType
-STORED = {T.DT_FLOAT: "float", T.DT_DOUBLE: "double", T.DT_FLOAT16: "half", T.DT_BF16: "bfloat", T.DT_BOOL: "i8",
-          T.DT_INT8: "i8", T.DT_UINT8: "i8", T.DT_INT16: "i16", T.DT_INT32: "i32", T.DT_INT64: "i64"}  # fmt: skip
-COMPUTED = {**STORED, T.DT_FLOAT16: "float", T.DT_BF16: "float", T.DT_BOOL: "i1"}
-BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
-HALVES = (T.DT_FLOAT16, T.DT_BF16)
+SCRATCH = 1 << 20  # bytes for each thread
 BLOCK = 512  # turns of a loop that are summed up by themselves
 KEPT = 10  # a formula that costs this much is kept for the next stage
 
 
 @dataclass
 class Compiled:
-    """A kernel's text (with NAME for its name) and what it wants to be given."""
+    """A kernel's text (with NAME for its name, behind the functions it calls) and what it wants to be given."""
 
     text: str
-    declares: set[str]
     tensors: list[Tensor]
     sizes: list[Dim]
     jobs: Dim  # turns of the outermost loop
     unit: int  # threads get multiples of this
     cost: Dim  # of all, in additions
+    checks: bool  # it may find an index out of range
 
 
 def compile_part(part: Part) -> Compiled:
     return Writer(collapsed(part)).write()
 
 
-# -- fewer loops ----------------------------------------------------------------------------------------------------
-def collapsed(part: Part) -> Part:
-    """Neighbouring loops that run through memory as one become one."""
-    changed = True
-    while changed:
-        changed = False
-        for group in ("outer", "inner"):
-            loops = [v for v in getattr(part, group) if not same(v.size, 1)]
-            places = [e.at for e in part.exprs() if e.at is not None] + [s.at for s in part.stores]
-            for a, b in itertools.pairwise(loops):
-                if all(same(p.coefficient(a), p.coefficient(b) * b.size) for p in places):
-                    whole = Var(expand(a.size * b.size))
-                    loops = [whole if v is a else v for v in loops if v is not b]
-                    part = renamed(part, {a: Affine(), b: Affine.of(whole)}, {group: loops})
-                    changed = True
-                    break
-            if changed:
-                break
-    return replace(part, outer=[v for v in part.outer if not same(v.size, 1)],
-                   inner=[v for v in part.inner if not same(v.size, 1)])  # fmt: skip
-
-
-def renamed(part: Part, table: dict[Var, Affine], loops: dict[str, list[Var]]) -> Part:
-    pool = Pool(loops.get("inner", part.inner))
-    done: dict[int, Expr] = {}
-    for e in part.exprs():
-        at = e.at.substitute(table) if e.at is not None else None
-        done[id(e)] = pool.make(e.op, [done[id(a)] for a in e.args], e.dtype, e.source, at, e.picks)
-    stores = [replace(s, at=s.at.substitute(table), value=done[id(s.value)], numbers=tuple(done[id(n)] for n in s.numbers))
-              for s in part.stores]  # fmt: skip
-    return Part(loops.get("outer", part.outer), loops.get("inner", part.inner), stores, pool)
-
-
-# -- writing --------------------------------------------------------------------------------------------------------
 @dataclass
 class Level:
     """Lines of one loop's body, up to where the next loop begins."""
@@ -106,6 +76,7 @@ class Writer:
         self.sizes: list[Dim] = []
         self.declares: set[str] = set()
         self.math: set[tuple[str, int, str]] = set()
+        self.checks = False
         self.depth: dict[Var, int] = {}  # open loops
         self.names: dict[Var, str] = {}
         self.levels: list[Level] = [Level()]
@@ -202,12 +173,14 @@ class Writer:
                      f"  %p{i} = load ptr, ptr %b{i}"]  # fmt: skip
         for i in range(len(self.sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
-        text = "\n".join([*head, *self.allocas, *self.levels[0].lines, "  ret void", "}"])
+        functions, declares = mathlib.module_text(self.math)
+        text = "\n".join([*sorted(declares | self.declares), functions, *head, *self.allocas, *self.levels[0].lines,
+                          "  ret void", "}"])  # fmt: skip
         turns: Dim = 1
         for v in (*self.part.outer, *self.part.inner):
             turns = turns * v.size
         each = sum(COST.get(e.op, 1) for e in self.exprs) + len(self.part.stores)
-        return Compiled(text, self.declares, self.tensors, self.sizes, jobs, unit, expand(turns * each))
+        return Compiled(text, self.tensors, self.sizes, jobs, unit, expand(turns * each), self.checks)
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop(self, var: Var, start: str, end: str, step: int, body: Any) -> None:
@@ -503,6 +476,7 @@ class Writer:
 
     def picked(self, index: str, number: str, dtype: DataType, stride: Dim, size: Dim, wraps: bool, level: int) -> str:
         """index + number·stride. A number out of range sets the error word, and element 0 is read instead."""
+        self.checks = True
         type = COMPUTED[dtype]
         if type != "i64":
             number = self.emit(f"{'zext' if dtype == T.DT_UINT8 else 'sext'} {type} {number} to i64", level)
@@ -625,251 +599,7 @@ class Writer:
         return f.combine(e.source, e.dtype, one, f.across(e.source, e.dtype, many))
 
 
-class Function:
-    """Functions of numbers, in LLVM's words."""
-
-    def __init__(self, writer: Writer, lanes: int, level: int) -> None:
-        self.w, self.lanes, self.level = writer, lanes, level
-
-    def emit(self, text: str) -> str:
-        return self.w.emit(text, self.level)
-
-    def rounded(self, e: Expr, value: str) -> str:
-        """Eager rounds what an op of halves gives; differences of near numbers show it."""
-        if e.dtype not in HALVES or e.op in ("copy", "cast", "select", "max", "min", "neg", "abs", "relu", "sign"):
-            return value
-        short = self.emit(f"fptrunc <{self.lanes} x float> {value} to <{self.lanes} x {STORED[e.dtype]}>")
-        return self.emit(f"fpext <{self.lanes} x {STORED[e.dtype]}> {short} to <{self.lanes} x float>")
-
-    def apply(self, e: Expr, args: list[str]) -> str:
-        dtype = e.dtype
-        source = e.args[0].dtype
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        floating = COMPUTED[dtype] in ("float", "double")
-        match e.op:
-            case "copy":
-                return args[0]
-            case "cast":
-                return self.cast(args[0], source, dtype)
-            case "add" | "sub" | "mul":
-                return self.emit(f"{'f' if floating else ''}{e.op} {type} {args[0]}, {args[1]}")
-            case "div":
-                return self.emit(f"fdiv {type} {args[0]}, {args[1]}")
-            case "neg":
-                return self.emit(f"fneg {type} {args[0]}" if floating else f"sub {type} zeroinitializer, {args[0]}")
-            case "and" | "or" | "xor":
-                return self.emit(f"{e.op} {type} {args[0]}, {args[1]}")
-            case "not" | "invert":
-                if source == T.DT_BOOL or e.op == "invert":
-                    return self.emit(f"xor {type} {args[0]}, {spread_literal(-1, dtype, self.lanes)}")
-                zero = spread_literal(0, source, self.lanes)
-                return self.compare("eq", source, args[0], zero)
-            case "eq" | "ne" | "lt" | "le" | "gt" | "ge":
-                return self.compare(e.op, source, args[0], args[1])
-            case "select":
-                return self.emit(f"select <{self.lanes} x i1> {args[0]}, {type} {args[1]}, {type} {args[2]}")
-            case "max" | "min":
-                return self.combine(e.op, dtype, args[0], args[1])
-            case "relu":
-                zero = spread_literal(0, dtype, self.lanes)
-                if not floating:
-                    return self.combine("max", dtype, args[0], zero)
-                low = self.compare("lt", dtype, args[0], zero)  # NaN stays, -0 stays
-                return self.emit(f"select <{self.lanes} x i1> {low}, {type} {zero}, {type} {args[0]}")
-            case "abs":
-                return self.intrinsic("fabs", dtype, args) if floating else self.whole_abs(dtype, args[0])
-            case "floor" | "ceil" | "trunc" | "sqrt":
-                return self.intrinsic(e.op, dtype, args)
-            case "round":
-                return self.intrinsic("roundeven", dtype, args)
-            case "reciprocal":
-                return self.emit(f"fdiv {type} {spread_literal(1, dtype, self.lanes)}, {args[0]}")
-            case "rsqrt":
-                root = self.intrinsic("sqrt", dtype, args)
-                return self.emit(f"fdiv {type} {spread_literal(1, dtype, self.lanes)}, {root}")
-            case "is_nan":
-                return self.emit(f"fcmp uno <{self.lanes} x {COMPUTED[source]}> {args[0]}, {args[0]}")
-            case "is_inf":
-                size = self.intrinsic("fabs", source, args)
-                return self.compare("eq", source, size, spread_literal(float("inf"), source, self.lanes))
-            case "sign":
-                return self.sign(dtype, args[0])
-            case "floor_div" | "remainder":
-                return self.whole_division(e.op, dtype, *args)
-        return self.library(e.op, dtype, args)
-
-    def library(self, name: str, dtype: DataType, args: list[str]) -> str:
-        kind = COMPUTED[dtype]
-        self.w.math.add((name, self.lanes, kind))
-        vector = f"<{self.lanes} x {kind}>"
-        given = ", ".join(f"{vector} {a}" for a in args)
-        return self.emit(f"call {vector} @ag.{name}.{kind[0]}{self.lanes}({given})")
-
-    def intrinsic(self, name: str, dtype: DataType, args: Sequence[str]) -> str:
-        type = COMPUTED[dtype]
-        vector, mangled = f"<{self.lanes} x {type}>", f"v{self.lanes}{SHORT[type]}"
-        self.w.declares.add(f"declare {vector} @llvm.{name}.{mangled}({', '.join([vector] * len(args))})")
-        return self.emit(f"call {vector} @llvm.{name}.{mangled}({', '.join(f'{vector} {a}' for a in args)})")
-
-    def compare(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        if COMPUTED[dtype] in ("float", "double"):
-            word = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}[op]
-            return self.emit(f"fcmp {word} {type} {a}, {b}")
-        sign = "u" if dtype in (T.DT_UINT8, T.DT_BOOL) else "s"
-        word = op if op in ("eq", "ne") else sign + op
-        return self.emit(f"icmp {word} {type} {a}, {b}")
-
-    def combine(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        floating = COMPUTED[dtype] in ("float", "double")
-        match op:
-            case "sum":
-                return self.emit(f"{'fadd' if floating else 'add'} {type} {a}, {b}")
-            case "prod":
-                return self.emit(f"{'fmul' if floating else 'mul'} {type} {a}, {b}")
-            case "and" | "or":
-                return self.emit(f"{op} {type} {a}, {b}")
-        if floating:
-            return self.intrinsic({"max": "maximum", "min": "minimum"}[op], dtype, (a, b))
-        sign = "u" if dtype in (T.DT_UINT8, T.DT_BOOL) else "s"
-        return self.intrinsic(f"{sign}{op}", dtype, (a, b))
-
-    def across(self, op: str, dtype: DataType, many: str) -> str:
-        """All lanes of a vector as one: halves are put together until one is left."""
-        lanes, type = LANES, COMPUTED[dtype]
-        while lanes > 1:
-            half = lanes // 2
-            low, high = (", ".join(f"i32 {i}" for i in r) for r in (range(half), range(half, lanes)))
-            a, b = (self.emit(f"shufflevector <{lanes} x {type}> {many}, <{lanes} x {type}> poison, <{half} x i32> <{m}>")
-                    for m in (low, high))  # fmt: skip
-            many = Function(self.w, half, self.level).combine(op, dtype, a, b)
-            lanes = half
-        return many
-
-    def cast(self, value: str, source: DataType, dtype: DataType) -> str:
-        a, b = COMPUTED[source], COMPUTED[dtype]
-        floats = ("float", "double")
-        if dtype in HALVES and source not in (dtype,):
-            number = self.cast(value, source, T.DT_FLOAT) if a != "float" else value
-            short = self.emit(f"fptrunc <{self.lanes} x float> {number} to <{self.lanes} x {STORED[dtype]}>")
-            return self.emit(f"fpext <{self.lanes} x {STORED[dtype]}> {short} to <{self.lanes} x float>")
-        if a == b:
-            return value
-        unsigned = source in (T.DT_UINT8, T.DT_BOOL)
-        if a in floats and b in floats:
-            word = "fpext" if a == "float" else "fptrunc"
-        elif a in floats:
-            if b == "i1":
-                return self.compare("ne", source, value, spread_literal(0, source, self.lanes))
-            return self.float_to_int(value, a, b)
-        elif b in floats:
-            word = "uitofp" if unsigned else "sitofp"
-        elif b == "i1":
-            return self.compare("ne", source, value, spread_literal(0, source, self.lanes))
-        else:
-            wider = int(b[1:]) > int(a[1:])
-            word = ("zext" if unsigned else "sext") if wider else "trunc"
-        return self.emit(f"{word} <{self.lanes} x {a}> {value} to <{self.lanes} x {b}>")
-
-    def float_to_int(self, value: str, a: str, b: str) -> str:
-        """As C's conversion on this machine; through 64 bits, as PyTorch's vector code does for the narrow types."""
-        wide = self.emit(f"fptosi <{self.lanes} x {a}> {value} to <{self.lanes} x i64>")
-        return wide if b == "i64" else self.emit(f"trunc <{self.lanes} x i64> {wide} to <{self.lanes} x {b}>")
-
-    def whole_abs(self, dtype: DataType, x: str) -> str:
-        if dtype == T.DT_UINT8:
-            return x
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        below = self.compare("lt", dtype, x, spread_literal(0, dtype, self.lanes))
-        turned = self.emit(f"sub {type} zeroinitializer, {x}")
-        return self.emit(f"select <{self.lanes} x i1> {below}, {type} {turned}, {type} {x}")
-
-    def sign(self, dtype: DataType, x: str) -> str:
-        zero = spread_literal(0, dtype, self.lanes)
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        up, down = self.compare("gt", dtype, x, zero), self.compare("lt", dtype, x, zero)
-        low = self.emit(
-            f"select <{self.lanes} x i1> {down}, {type} {spread_literal(-1, dtype, self.lanes)}, {type} {zero}"
-        )
-        return self.emit(
-            f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}"
-        )
-
-    def whole_division(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        """Rounded towards minus infinity. Division by 0 gives -1, the remainder of it the number itself, not a trap."""
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        one, zero = (spread_literal(n, dtype, self.lanes) for n in (1, 0))
-        null = self.compare("eq", dtype, b, zero)
-        safe = self.emit(f"select <{self.lanes} x i1> {null}, {type} {one}, {type} {b}")
-        if dtype == T.DT_UINT8:
-            return self.emit(f"{'udiv' if op == 'floor_div' else 'urem'} {type} {a}, {safe}")
-        minus = self.compare(
-            "eq", dtype, b, spread_literal(-1, dtype, self.lanes)
-        )  # the smallest / -1 traps on some CPUs
-        safe = self.emit(f"select <{self.lanes} x i1> {minus}, {type} {one}, {type} {safe}")
-        q = self.emit(f"sdiv {type} {a}, {safe}")
-        r = self.emit(f"srem {type} {a}, {safe}")
-        negative = self.emit(f"xor {type} {r}, {safe}")
-        off = self.emit(
-            f"and <{self.lanes} x i1> {self.compare('ne', dtype, r, zero)}, {self.compare('lt', dtype, negative, zero)}"
-        )
-        if op == "remainder":
-            fixed = self.emit(f"add {type} {r}, {safe}")
-            return self.emit(f"select <{self.lanes} x i1> {off}, {type} {fixed}, {type} {r}")
-        fixed = self.emit(f"sub {type} {q}, {one}")
-        floor = self.emit(f"select <{self.lanes} x i1> {off}, {type} {fixed}, {type} {q}")
-        turned = self.emit(f"sub {type} zeroinitializer, {a}")
-        return self.emit(f"select <{self.lanes} x i1> {minus}, {type} {turned}, {type} {floor}")
-
-
-SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
-
-
 def is_long_sum(e: Expr, loop: Var) -> bool:
     return (
         e.source == "sum" and COMPUTED[e.dtype] == "float" and (not isinstance(loop.size, int) or loop.size > 4 * BLOCK)
     )
-
-
-def identity(e: Expr) -> Any:
-    """The neutral element of a reduction."""
-    floating = e.dtype.is_float
-    bits = 8 * BYTES.get(STORED[e.dtype], 1)
-    match e.source:
-        case "sum" | "or":
-            return 0
-        case "prod" | "and":
-            return 1 if e.source == "prod" else -1
-        case "max":
-            return float("-inf") if floating else (0 if e.dtype == T.DT_UINT8 else -(1 << (bits - 1)))
-    return float("inf") if floating else (255 if e.dtype == T.DT_UINT8 else (1 << (bits - 1)) - 1)
-
-
-def number(value: Any, dtype: DataType) -> str:
-    type = COMPUTED[dtype]
-    if type in ("float", "double"):
-        x = float(value)
-        if type == "float":
-            try:
-                x = struct.unpack("f", struct.pack("f", x))[0]
-            except OverflowError:
-                x = float("inf") if x > 0 else float("-inf")
-        return f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}"
-    if type == "i1":
-        return "true" if value else "false"
-    bits = int(type[1:])
-    value = int(value) & ((1 << bits) - 1)
-    return str(value - (1 << bits) if value >> (bits - 1) else value)
-
-
-def literal(value: Any, dtype: DataType) -> str:
-    return f"<{COMPUTED[dtype]} {number(value, dtype)}>"
-
-
-def spread_literal(value: Any, dtype: DataType, lanes: int) -> str:
-    one = f"{COMPUTED[dtype]} {number(value, dtype)}"
-    return f"<{', '.join([one] * lanes)}>"
-
-
-__all__ = ["LANES", "SCRATCH", "Compiled", "compile_part", "mathlib"]
