@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airgraph.ir.types import DataType, Dim
@@ -463,6 +463,3 @@ def reachable(roots: Any) -> Iterator[Expr]:
 
     for root in roots:
         yield from walk(root)
-
-
-__all__ = ["Domain", "Kernel", "Part", "Reader", "Store", "build", "field", "reachable", "vars_for"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from airgraph.plan.groups import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.index import Affine, Var
 from airgraph.plan.kernels import Part
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Expr, Tensor
 
 

@@ -14,7 +14,7 @@ import airgraph
 from airgraph.engine.native import engine, jit
 from airgraph.engine.native.loops import compile_part
 from airgraph.errors import BindError
-from airgraph.plan.groups import LoopStep
+from airgraph.plan.steps import LoopStep
 from airgraph.runtime.native_program import NativeProgram
 
 

@@ -10,8 +10,8 @@ from airgraph.engine.native.jit import Code, Unit, build
 from airgraph.engine.native.loops import Compiled, compile_part
 from airgraph.engine.native.runtime import kernels
 from airgraph.ir.types import Dim
-from airgraph.plan.groups import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.index import expand, same
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores

@@ -30,7 +30,8 @@ from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
 from airgraph.ir.graph import Graph, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
-from airgraph.plan.groups import CallStep, Plan, make_plan
+from airgraph.plan.groups import make_plan
+from airgraph.plan.steps import CallStep, Plan
 from airgraph.plan.tensors import Tensor
 
 FRAMES = 8  # sets of sizes a program keeps ready

@@ -21,7 +21,7 @@ from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.loops import SCRATCH
 from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step
 from airgraph.ir.symbols import evaluate
-from airgraph.plan.groups import Plan, step_reads, step_writes
+from airgraph.plan.steps import Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
 ALONE = 16384  # additions: less than this is not worth a second thread

@@ -1,0 +1,291 @@
+"""Nodes that are a step of their own, which no loop looks into: matrix products, attention, convolutions, scatters, calls.
+
+Each knows what it reads and makes, and which step it becomes once what it reads lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from airgraph.ir.graph import Node, Value
+from airgraph.ir.types import DataType, Dim
+from airgraph.plan.index import same, same_shape
+from airgraph.plan.kernels import product
+from airgraph.plan.lowerings.core import FLOAT, NoFormula
+from airgraph.plan.operands import Operands, lies_plain
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Matrix
+from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+
+Of = Callable[[Value], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """out = a · b (+ bias), with the batch in front."""
+
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+    out: Tensor
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return there(self.a, self.b, self.bias)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+    def step(self, operands: Operands) -> GemmStep:
+        a, b = self.a, self.b
+        left, right = operands.strided(a, (1, 2)), operands.strided(b, (1, 2))
+        transposed = not lies_plain(left, a, 2) and not lies_plain(right, b, 2)
+        if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
+            left = operands.contiguous(a)
+        bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
+        return GemmStep(self.out, left, right, bias, (a.shape[0], a.shape[1], b.shape[2], a.shape[2]))
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    scale: float
+    causal: bool
+    outputs: list[Tensor]
+    lse: bool  # the second output is read
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return there(self.q, self.k, self.v, self.mask)
+
+    def step(self, operands: Operands) -> AttentionStep:
+        q, k, v, mask = self.q, self.k, self.v, self.mask
+        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        left, keys, values = (operands.strided(t, (3,)) for t in (q, k, v))
+        kind = 0 if mask is None else 2 if mask.dtype == DataType.DT_BOOL else 1
+        masked = operands.strided(mask) if mask is not None else None
+        lse = self.outputs[1] if self.lse else None
+        return AttentionStep(self.outputs[0], lse, left, keys, values, masked, kind, sizes, self.causal, self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    dims: tuple[Dim, ...]
+    out: Tensor
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return there(self.x, self.w, self.bias)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+    def step(self, operands: Operands) -> ConvStep:
+        x, w = operands.contiguous(self.x), operands.contiguous(self.w)
+        bias = operands.contiguous(self.bias) if self.bias is not None else None
+        return ConvStep(self.out, x, w, bias, self.dims)
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """x with some elements replaced, `how`: see `build_scatter`. In place: in the memory of the argument x is."""
+
+    x: Tensor
+    numbers: list[Tensor]
+    values: Tensor
+    how: tuple[Any, ...]
+    in_place: bool
+    out: Tensor
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return [self.x, *self.numbers, self.values]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [self.out]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """PyTorch does it."""
+
+    node: Node
+    reads: list[tuple[Value, Tensor]]
+    outputs: list[Tensor]
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return [t for _, t in self.reads]
+
+    def step(self, operands: Operands) -> CallStep:
+        reads: list[tuple[Value, Matrix, Tensor]] = []
+        for v, t in self.reads:
+            if t.op in ("const", "iota") and not t.shape and (v.node.op == "Const" or v.known is not None):
+                continue  # numbers: made when called
+            reads.append((v, operands.strided(t), t))
+        return CallStep(self.node, reads, list(zip(self.node.outputs, self.outputs)))
+
+
+Opaque = Product | Attention | Convolution | Scatter | Call
+
+
+def there(*tensors: Tensor | None) -> list[Tensor]:
+    return [t for t in tensors if t is not None]
+
+
+def made(value: Value) -> Tensor:
+    return buffer(value.type.shape or (), value.dtype, value)
+
+
+# -- which nodes these are ----------------------------------------------------------------------------------------------
+def opaque(node: Node, of: Of, has: frozenset[str]) -> Opaque | None:
+    """What this node is, if it is not to be a formula. `has` names the kernels that the engine brings."""
+    if node.op in ("ScatterElements", "IndexPutV2"):
+        return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
+    kernel, recognise = RECOGNISED.get(node.op, ("", None))
+    if recognise is None or kernel not in has or node.control:
+        return None
+    return recognise(node, of) if all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()) else None
+
+
+def matmul(node: Node, of: Of) -> Product | None:
+    x1, x2, bias = node.inputs[:3]
+    if any(e is not None for e in node.inputs[3:]) or not isinstance(x1, Value) or not isinstance(x2, Value):
+        return None
+    a, b = of(x1), of(x2)
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return None
+    if node.attrs.get("transpose_x1"):
+        a = permute(a, (1, 0))
+    if node.attrs.get("transpose_x2"):
+        b = permute(b, (1, 0))
+    c = of(bias) if isinstance(bias, Value) else None
+    if c is not None and len(c.shape) != 1:
+        return None
+    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output))
+
+
+def batch_matmul(node: Node, of: Of) -> Product | None:
+    a, b = (of(v) for v in node.values())
+    if len(a.shape) < 3 or not same_shape(a.shape[:-2], b.shape[:-2]):
+        return None
+    batch = product(a.shape[:-2])
+    a, b = reshape(a, (batch, *a.shape[-2:])), reshape(b, (batch, *b.shape[-2:]))
+    if node.attrs.get("adj_x1"):
+        a = permute(a, (0, 2, 1))
+    if node.attrs.get("adj_x2"):
+        b = permute(b, (0, 2, 1))
+    return Product(a, b, None, made(node.output))
+
+
+def attention(node: Node, of: Of) -> Attention | None:
+    q, k, v = (of(x) for x in list(node.values())[:3])
+    entry = node.inputs[3] if len(node.inputs) > 3 else None
+    mask = of(entry) if isinstance(entry, Value) else None
+    if len(q.shape) != 4 or any(same(s, 0) for t in (q, k, v) for s in t.shape):
+        return None
+    scale = node.attrs.get("scale_value")
+    if scale is None:
+        if not isinstance(q.shape[3], int):
+            return None
+        scale = q.shape[3] ** -0.5
+    if mask is not None:
+        mask = expand_to(mask, (*q.shape[:3], k.shape[2]))
+    few_k, few_v = ungrouped(k), ungrouped(v)
+    if same_shape(few_k.shape[:3], few_v.shape[:3]):
+        k, v = few_k, few_v
+    lse = len(node.outputs) > 1 and bool(node.outputs[1].users)
+    causal = bool(node.attrs.get("is_causal", False))
+    return Attention(q, k, v, mask, float(scale), causal, [made(o) for o in node.outputs], lse)
+
+
+def ungrouped(t: Tensor) -> Tensor:
+    """k and v of grouped-query attention before they were repeated: [b, hk, 1, l, d] → expand → reshape [b, h, l, d]."""
+    if t.op != "reshape" or t.inputs[0].op != "expand":
+        return t
+    spread = t.inputs[0]
+    x = spread.inputs[0]
+    if len(x.shape) != 5 or len(t.shape) != 4 or not same(x.shape[2], 1) or same(spread.shape[2], 1):
+        return t
+    rest = (*x.shape[:2], *x.shape[3:])
+    same_rest = same_shape((*spread.shape[:2], *spread.shape[3:]), rest)
+    return reshape(x, rest) if same_rest else t
+
+
+def conv(node: Node, of: Of) -> Convolution | None:
+    x, w = (of(v) for v in list(node.values())[:2])
+    entry = node.inputs[2]
+    attrs = node.attrs
+    if len(x.shape) != 4 or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
+        return None
+    top, bottom, left, right = attrs["pads"]
+    (_, _, sh, sw), (_, _, dh, dw) = attrs["strides"], attrs["dilations"]
+    groups = attrs.get("groups", 1)
+    out = made(node.output)
+    if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
+        return None
+    if x.shape[1] != w.shape[1] * groups or w.shape[2] * w.shape[3] > (49 if groups > 1 else 2048):
+        return None
+    n, c, h, wd = x.shape
+    o, _, kh, kw = w.shape
+    dims = (n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, out.shape[2], out.shape[3], 0)
+    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, dims, out)
+
+
+def written_back(node: Node) -> Node | None:
+    """The Assign that writes what this node makes of an argument back to it, if nothing else reads the old value."""
+    data = next(node.values())
+    assigns = [u for u in node.output.users if u.op == "Assign" and u.inputs[0] is data]
+    if data.node.op != "Data" or len(assigns) != 1 or set(data.users) - {node, assigns[0]}:
+        return None
+    return assigns[0]
+
+
+def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[Any, ...]]:
+    """(what is written into, the numbers that pick places, the values, how: see `build_scatter`)."""
+    x = of(next(node.values()))
+    if node.op == "ScatterElements":
+        index, values = (of(v) for v in list(node.values())[1:3])
+        axis, rank = node.attrs.get("axis", 0), len(x.shape)
+        if node.attrs.get("reduction", "none") != "none" or not rank or not same_shape(index.shape, values.shape):
+            raise NoFormula("with a reduction, or of a part of the values")
+        at: list[Any] = list(range(rank))
+        at[axis % rank] = ("at", 0, False, 0, rank)
+        return x, [index], values, tuple(at)
+    entry, mask = node.inputs[1], node.inputs[2]
+    indices = node.inputs[4]
+    assert isinstance(entry, Value) and isinstance(mask, Value) and isinstance(indices, tuple)
+    numbers, values = [of(v) for v in indices], of(entry)
+    known = [*(mask.known or ()), *(0,) * (len(x.shape) - len(mask.known or ()))]
+    places = [i for i, here in enumerate(known) if here]
+    whole = all(n.dtype.is_int for n in numbers)
+    if node.attrs.get("accumulate") or not whole or len(places) != len(numbers) or not places:
+        raise NoFormula("adding up, or by a mask")
+    if places != list(range(places[0], places[0] + len(places))):
+        raise NoFormula("by numbers that are apart")
+    picked = broadcast(numbers)
+    first, rank = places[0], len(picked)
+    rest = iter([*range(first), *range(first + rank, len(x.shape) - len(places) + rank)])
+    how = tuple(("at", places.index(i), True, first, rank) if i in places else next(rest) for i in range(len(x.shape)))
+    shape = (*x.shape[:first], *picked, *x.shape[first + len(places) :])
+    return x, numbers, expand_to(values, shape), how
+
+
+# GE op → (the kernel it needs, what it is)
+RECOGNISED: dict[str, tuple[str, Callable[[Node, Of], Opaque | None]]] = {
+    "MatMul": ("gemm", matmul),
+    "MatMulV2": ("gemm", matmul),
+    "BatchMatMul": ("gemm", batch_matmul),
+    "FlashAttentionScore": ("attention", attention),
+    "Conv2D": ("conv", conv),
+}

@@ -1,0 +1,75 @@
+"""What a step other than a loop reads: strided views of memory, copied first where a formula is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from airgraph.ir.types import Dim
+from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, expand, same, strides_of, vars_for
+from airgraph.plan.kernels import Domain, Memory, NeedsRows, Reader
+from airgraph.plan.steps import Matrix
+from airgraph.plan.tensors import Tensor
+
+
+class Operands:
+    """`memory` says what is filled by now; `copy` adds a step that copies a tensor into contiguous memory."""
+
+    def __init__(self, memory: Callable[[], Memory], copy: Callable[[Tensor], Tensor]) -> None:
+        self.memory, self.copy = memory, copy
+
+    def view(self, t: Tensor) -> Matrix | None:
+        """t as a strided view of memory, if it is one."""
+        variables = vars_for(t.shape)
+        index = [Affine.of(v) for v in variables]
+        reader = Reader(self.memory(), Domain(t.shape), index, ())
+        try:
+            e = reader.read(t, index)
+        except (Refuse, SplitVar, CutVar, NeedsRows):
+            return None
+        if e.op != "load" or e.picks or e.at is None:
+            return None
+        strides = tuple(e.at.coefficient(v) for v in variables)
+        backwards = any(s < 0 if isinstance(s, int) else s.could_extract_minus_sign() for s in strides)
+        return None if backwards else Matrix(e.source, e.at.const, strides)
+
+    def copied(self, t: Tensor) -> Matrix:
+        return Matrix(self.copy(t), 0, strides_of(t.shape))
+
+    def strided(self, t: Tensor, unit: Sequence[int] = ()) -> Matrix:
+        """t as a strided view; copied first where it is none, or where none of the axes `unit` has stride 1."""
+        found = self.view(t)
+        if found is None or (unit and not any(lies_plain(found, t, axis) for axis in unit)):
+            return self.copied(t)
+        return found
+
+    def contiguous(self, t: Tensor) -> Matrix:
+        found = self.view(t)
+        return found if found is not None and is_contiguous(t.shape, found.strides) else self.copied(t)
+
+    def readable(self, t: Tensor) -> Tensor:
+        """t, or a copy of it where no kernel can read it as it is."""
+        return t if t.op in ("const", "iota") or self.view(t) is not None else self.copy(t)
+
+
+def lies_plain(m: Matrix, t: Tensor, axis: int) -> bool:
+    """The elements of t along this axis lie side by side."""
+    return same(m.strides[axis], 1) or same(t.shape[axis], 1)
+
+
+def is_contiguous(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    return all(same(a, b) or same(s, 1) for a, b, s in zip(strides, strides_of(shape), shape))
+
+
+def dense(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """The elements fill a block of memory, each once."""
+    pairs = [(st, sz) for st, sz in zip(strides, shape) if not same(sz, 1)]
+    if any(same(sz, 0) for _, sz in pairs):
+        return True
+    span: Dim = 1
+    while pairs:
+        found = next((p for p in pairs if same(p[0], span)), None)
+        if found is None:
+            return False
+        pairs.remove(found)
+        span = expand(found[0] * found[1])
+    return True

@@ -1,0 +1,138 @@
+"""What a plan consists of: the memory of tensors, and steps in order. A plan prints as text; see `Plan.text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airgraph.ir.boundary import Boundary
+from airgraph.ir.graph import Graph, Node, Value
+from airgraph.ir.types import Dim
+from airgraph.plan.kernels import Domain, Kernel
+from airgraph.plan.tensors import Tensor
+
+
+@dataclass(eq=False)
+class Place:
+    """The memory of a tensor. `kind`: input | const | arena | output | call."""
+
+    tensor: Tensor
+    kind: str
+    strides: tuple[Dim, ...]
+    offset: Dim = 0
+    source: Any = None  # input: name of the Data; const, call: the value; output: its number
+    alias: Place | None = None  # written in the memory of another
+
+
+@dataclass(eq=False)
+class LoopStep:
+    roots: list[Tensor]
+    kernel: Kernel
+    domain: Domain
+    alone: bool = False  # for one thread: the order of its writes matters
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A strided operand: memory of `tensor`, from `offset`, with these strides (in elements), batch dimensions first."""
+
+    tensor: Tensor
+    offset: Dim
+    strides: tuple[Dim, ...]
+
+
+@dataclass(eq=False)
+class GemmStep:
+    """out[b, m, n] = Σ a[b, m, k] · b[b, k, n] (+ bias[n])"""
+
+    out: Tensor
+    a: Matrix
+    b: Matrix
+    bias: Matrix | None
+    sizes: tuple[Dim, Dim, Dim, Dim]  # batch, m, n, k
+
+
+@dataclass(eq=False)
+class AttentionStep:
+    out: Tensor
+    lse: Tensor | None
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    mask: Matrix | None
+    mask_kind: int
+    sizes: tuple[Dim, ...]  # b h hk lq lk d dv
+    causal: bool
+    scale: float
+
+
+@dataclass(eq=False)
+class ConvStep:
+    out: Tensor
+    x: Matrix
+    w: Matrix
+    bias: Matrix | None
+    dims: tuple[Dim, ...]
+
+
+@dataclass(eq=False)
+class CallStep:
+    """PyTorch does it: the meaning of one node."""
+
+    node: Node
+    reads: list[tuple[Value, Matrix, Tensor]]
+    writes: list[tuple[Value, Tensor]]
+
+
+Step = LoopStep | GemmStep | AttentionStep | ConvStep | CallStep
+
+
+@dataclass
+class Plan:
+    graph: Graph
+    boundary: Boundary
+    steps: list[Step]
+    places: dict[int, Place]  # by the tensor's id
+    outputs: list[Tensor | None]  # for each value of NetOutput; None: a call's own result, handed on as it is
+    output_values: list[Value]
+    symbols: set[Any]
+    notes: list[str]
+    loose: set[int] = field(default_factory=set)  # outputs whose final strides the program has to make
+
+    def place(self, t: Tensor) -> Place:
+        return self.places[t.id]
+
+    def text(self) -> str:
+        from airgraph.plan.text import plan_text
+
+        return plan_text(self)
+
+
+def step_reads(step: Step) -> Iterator[Tensor]:
+    match step:
+        case LoopStep():
+            own = {t.id for t in step.roots}
+            for p in step.kernel.parts:
+                for e in p.exprs():
+                    if e.op == "load" and e.source.id not in own:
+                        yield e.source
+        case GemmStep():
+            yield from (m.tensor for m in (step.a, step.b, step.bias) if m is not None)
+        case AttentionStep():
+            yield from (m.tensor for m in (step.q, step.k, step.v, step.mask) if m is not None)
+        case ConvStep():
+            yield from (m.tensor for m in (step.x, step.w, step.bias) if m is not None)
+        case CallStep():
+            yield from (m.tensor for _, m, _ in step.reads)
+
+
+def step_writes(step: Step) -> list[Tensor]:
+    match step:
+        case LoopStep():
+            return step.roots
+        case CallStep():
+            return [t for _, t in step.writes]
+        case AttentionStep():
+            return [step.out, *([step.lse] if step.lse else [])]
+    return [step.out]
