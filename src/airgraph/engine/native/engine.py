@@ -21,7 +21,9 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
-from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Layout, Sizes
+from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Shared
+from airgraph.engine.native.runtime import Entry
+from airgraph.engine.native.sizes import Sizes
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -116,7 +118,8 @@ class NativeExecutable:
         self.handed = {
             t.id: [i for i, g in enumerate(given) if g is t] for t in given
         }  # results handed out as they are
-        self.constants = self.constant_memory()
+        callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
+        self.shared = Shared(self.plan, self.steps, self.layout, self.constant_memory(), callback)
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
@@ -152,7 +155,7 @@ class NativeExecutable:
                     if tensor.dtype != TORCH_TYPES[place.tensor.dtype] or not tensor.is_contiguous():
                         tensor = tensor.to(TORCH_TYPES[place.tensor.dtype]).contiguous()
                     self.reference.constants[id(place.source)] = tensor
-                    found[self.layout.slot(self.plan, place.tensor)] = tensor.data_ptr()
+                    found[self.layout.slot(place.tensor)] = tensor.data_ptr()
         return found
 
     # -- for each set of sizes ------------------------------------------------------------------------------------------
@@ -160,16 +163,14 @@ class NativeExecutable:
         """A frame for these sizes, ready to be found by the next call."""
         value = self.sizes.values(symbols)
         number = next(_numbers)
-        table = [self.argument(spec, arg, value, symbols) for spec, arg in zip(self.boundary.arguments, args)]
-        frame = BoundFrame(self.plan, self.steps, self.layout, value, number=number, threads=torch.get_num_threads(),
-                           callback=ctypes.cast(_callback, ctypes.c_void_p).value or 0, args=table,
-                           constants=self.constants, jobs_of=jobs_of)  # fmt: skip
+        table = [self.argument(spec, arg, value) for spec, arg in zip(self.boundary.arguments, args)]
+        frame = BoundFrame(self.shared, value, table, number=number, threads=torch.get_num_threads())
         frame.bound, frame.owner = dict(symbols), weakref.ref(self)
-        for index, spec in enumerate(self.boundary.arguments):
-            if isinstance(spec, NumberIn) and table[index][0] == 3:
+        for given in table:
+            if given.kind == Entry.FLOAT:
                 cell = (ctypes.c_double * 1)()
                 frame.kept.append(cell)
-                frame.slots[table[index][5]] = ctypes.addressof(cell)
+                frame.slots[given.value] = ctypes.addressof(cell)
         with self.lock:
             _frames[number] = frame
             self.frames.append(frame)
@@ -194,23 +195,28 @@ class NativeExecutable:
         for frame in [f for f in self.frames if f.address in gone]:
             self.frames.remove(frame)
 
-    def argument(self, spec: Any, arg: Any, value: Callable[[Any], int], symbols: Symbols) -> Any:
-        nothing = (0, 0, 0, (), (), 0)
+    def argument(self, spec: Any, arg: Any, value: Callable[[Any], int]) -> Given:
+        nothing = Given(Entry.NOTHING, 0)
         if isinstance(spec, NumberIn):
             node = next((n for n in self.graph.inputs if n.name == spec.name), None)
-            t = next((p.tensor for p in self.plan.places.values() if p.kind == "input" and p.source == spec.name
-                      and p.alias is None), None)  # fmt: skip
-            if isinstance(arg, float) or t is not None:
-                return (3, 0, 0, (), (), self.layout.slot(self.plan, t)) if t is not None else nothing
-            return nothing if node is None and spec.expr is None else (2, 0, 0, (), (), int(arg))
+            slot = self.argument_slot(spec.name)
+            if slot is not None:
+                return Given(Entry.FLOAT, slot)
+            unused = isinstance(arg, float) or (node is None and spec.expr is None)
+            return nothing if unused else Given(Entry.WHOLE, int(arg))
         if not isinstance(spec, TensorIn) or not isinstance(arg, torch.Tensor):
             return nothing
-        t = next((p.tensor for p in self.plan.places.values() if p.kind == "input" and p.source == spec.name
-                  and p.alias is None), None)  # fmt: skip
-        slot = self.layout.slot(self.plan, t) if t is not None else self.layout.count
+        slot = self.argument_slot(spec.name)
         shape = [value(s) for s in spec.type.shape or ()]
         strides = [-1 if size <= 1 or 0 in shape else value(s) for s, size in zip(spec.strides, shape)]
-        return (1, DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]], len(shape), shape, strides, slot)
+        dtype = DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]]
+        return Given(Entry.TENSOR, self.layout.count if slot is None else slot, dtype, shape, strides)
+
+    def argument_slot(self, name: str) -> int | None:
+        """Where the memory of an argument is noted, if the plan has a place for it."""
+        places = (p for p in self.plan.places.values() if p.kind == "input" and p.source == name and p.alias is None)
+        found = next(places, None)
+        return self.layout.slot(found.tensor) if found is not None else None
 
     # -- every call -----------------------------------------------------------------------------------------------------
     def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
@@ -323,9 +329,7 @@ class NativeExecutable:
                 return argument
         shape = [int(frame.value(s)) for s in t.shape]
         strides = [int(frame.value(s)) for s in matrix.strides]
-        address = (
-            frame.slots[self.layout.slot(self.plan, base)] + frame.value(matrix.offset) * TORCH_TYPES[t.dtype].itemsize
-        )
+        address = frame.slots[self.layout.slot(base)] + frame.value(matrix.offset) * TORCH_TYPES[t.dtype].itemsize
         return at_address(address, shape, strides, TORCH_TYPES[t.dtype])
 
     def keep(self, frame: BoundFrame, t: Tensor, result: Any, held: set[int]) -> None:
@@ -336,7 +340,7 @@ class NativeExecutable:
             dense = result if result.is_contiguous() else result.contiguous()
             if dense.dtype != TORCH_TYPES.get(t.dtype, dense.dtype):
                 dense = dense.to(TORCH_TYPES[t.dtype])
-            frame.slots[self.layout.slot(self.plan, t)] = dense.data_ptr()
+            frame.slots[self.layout.slot(t)] = dense.data_ptr()
         else:
             dense = result
         frame.results[t.id] = (result, dense)
@@ -346,23 +350,18 @@ class NativeExecutable:
 
 @Callback
 def _callback(number: int, step: int) -> int:
-    """Called by the native side for a step that PyTorch does."""
+    """Called by the native side for a step that PyTorch does.
+
+    An exception cannot pass through native code, not even KeyboardInterrupt: any is kept, and `call` raises it again.
+    """
     frame = _frames[number]
     executable = frame.owner()
     try:
         executable.library(frame, step)
         return 0
-    except BaseException as error:  # it goes on in the thread that made the call, behind the native function
+    except BaseException as error:
         executable.local.error = error
         return 1
-
-
-def jobs_of(step: NativeStep, sizes: list[int]) -> int:
-    """How many pieces an attention or a convolution can be shared out in."""
-    dims = (ctypes.c_int64 * len(sizes))(*sizes)
-    name, start = {"attention": ("ag_attention_jobs", 6), "conv": ("ag_conv2d_jobs", 4)}[step.kind]
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(runtime.kernels()[name])
-    return int(function(ctypes.addressof(dims) + 8 * start))
 
 
 def at_address(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.loops import SCRATCH
-from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step
-from airgraph.ir.symbols import evaluate
+from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step, kernels
 from airgraph.plan.steps import Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
@@ -31,62 +29,18 @@ DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, t
                 torch.bool: 11, torch.bfloat16: 15}  # fmt: skip
 
 
-class Sizes:
-    """Expressions of a plan, made into one function of its symbols."""
-
-    def __init__(self, symbols: Sequence[Any]) -> None:
-        self.symbols = list(symbols)
-        self.index: dict[Any, int] = {}
-        self._function: Callable[..., Sequence[Any]] | None = None
-
-    def add(self, x: Any) -> None:
-        if isinstance(x, sympy.Basic) and x not in self.index and x.free_symbols <= set(self.symbols):
-            self.index[x] = len(self.index)
-            self._function = None
-
-    def values(self, symbols: dict[Any, Any]) -> Callable[[Any], int]:
-        exprs = list(self.index)
-        if not exprs:
-            return int
-        numbers = self.compute(symbols, exprs)
-
-        def value(x: Any) -> int:
-            if not isinstance(x, sympy.Basic):
-                return int(x)
-            at = self.index.get(x)
-            return int(numbers[at] if at is not None else evaluate(x, symbols))
-
-        return value
-
-    def compute(self, symbols: dict[Any, Any], exprs: list[Any]) -> Sequence[Any]:
-        if self._function is None:
-            names = [f"s{i}" for i in range(len(self.symbols))]
-            table = {s: sympy.Symbol(n, integer=True) for s, n in zip(self.symbols, names)}
-            printer = PythonPrinter()
-            text = ", ".join(printer.doprint(e.xreplace(table)) for e in exprs)
-            import math
-
-            self._function = eval(
-                f"lambda {', '.join(names)}: ({text},)", {"math": math, "torch": torch}
-            )  # our own text
-        try:
-            return self._function(*(symbols[s] for s in self.symbols))
-        except (KeyError, NameError, TypeError):
-            return [evaluate(e, symbols) for e in exprs]
-
-
 class Layout:
     """Which slot each tensor's address is in. Slot 0 is null; an output has a second one for its handle."""
 
     def __init__(self, plan: Plan, steps: Sequence[NativeStep]) -> None:
+        self.plan = plan
         self.slots: dict[int, int] = {}
         self.count = 1
-        for t in self.tensors(plan, steps):
-            self.slot(plan, t)
+        for t in self.tensors(steps):
+            self.slot(t)
 
-    @staticmethod
-    def tensors(plan: Plan, steps: Sequence[NativeStep]) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
+    def tensors(self, steps: Sequence[NativeStep]) -> list[Tensor]:
+        plan, found = self.plan, dict[int, Tensor]()
         for place in plan.places.values():
             if place.kind in ("input", "const", "call"):
                 found[place.tensor.id] = place.tensor
@@ -102,10 +56,10 @@ class Layout:
                     found[arg.id] = arg
         return list(found.values())
 
-    def slot(self, plan: Plan, t: Tensor) -> int:
-        place = plan.places[t.id]
+    def slot(self, t: Tensor) -> int:
+        place = self.plan.places[t.id]
         if place.alias is not None:
-            return self.slot(plan, place.alias.tensor)
+            return self.slot(place.alias.tensor)
         if t.id not in self.slots:
             self.slots[t.id] = self.count
             self.count += 2 if place.kind == "output" else 1
@@ -116,12 +70,34 @@ def words(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
+class Given(NamedTuple):
+    """One argument or output; see runtime.Entry."""
+
+    kind: int
+    value: int  # a slot, or the number itself
+    dtype: int = 0
+    sizes: Sequence[int] = ()
+    strides: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all frames of a program have in common."""
+
+    plan: Plan
+    steps: Sequence[NativeStep]
+    layout: Layout
+    constants: dict[int, int]  # slot → address
+    callback: int  # the address of what does a library call
+
+
 class BoundFrame:
     """A frame with all the memory it points to."""
 
-    def __init__(self, plan: Plan, steps: Sequence[NativeStep], layout: Layout, value: Callable[[Any], int], *, number: int,
-                 threads: int, callback: int, args: Sequence[tuple[int, int, int, Sequence[int], Sequence[int], int]],
-                 constants: dict[int, int], jobs_of: Callable[[NativeStep, list[int]], int]) -> None:  # fmt: skip
+    def __init__(
+        self, shared: Shared, value: Callable[[Any], int], args: Sequence[Given], *, number: int, threads: int
+    ) -> None:
+        self.plan, self.native, self.layout = shared.plan, shared.steps, shared.layout
         self.kept: list[Any] = []
         self.number, self.threads = number, threads
         self.bound: dict[Any, Any] = {}  # the symbols this frame is for
@@ -129,16 +105,16 @@ class BoundFrame:
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
         self.value = value
-        self.slots = words([0] * (layout.count + 1))
-        for slot, address in constants.items():
+        self.slots = words([0] * (self.layout.count + 1))
+        for slot, address in shared.constants.items():
             self.slots[slot] = address
-        rows, groups, errors = self.steps(plan, steps, layout, value, threads, jobs_of)
-        places, size = self.arrange(plan, steps, groups, layout, value)
+        rows, groups, errors = self.steps()
+        places, size = self.arrange(groups)
         scratch = threads * SCRATCH
         self.need = scratch + size
         self.placed = [n for slot, at in places for n in (slot, scratch + at)]
         self.objects: list[Any] = []
-        outs = self.outputs(plan, layout, value)
+        outs = self.outputs()
         self.words = words([0] * Frame.WORDS)
         for index, content in {
             Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
@@ -147,7 +123,7 @@ class BoundFrame:
             Frame.PLACE_TABLE: self.keep(words(self.placed)),
             Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: self.table(rows), Frame.NUMBER: number,
             Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
-            Frame.OBJECTS: id(self.objects), Frame.CALLBACK: callback, Frame.TENSOR_TYPE: id(torch.Tensor),
+            Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
             Frame.PARAMETER_TYPE: id(torch.nn.Parameter)}.items():  # fmt: skip
             self.words[index] = content
 
@@ -168,72 +144,68 @@ class BoundFrame:
     def table(self, rows: Sequence[Sequence[int]]) -> int:
         return self.keep(words([n for row in rows for n in row]))
 
-    def entry(self, e: tuple[int, int, int, Sequence[int], Sequence[int], int]) -> list[int]:
-        kind, dtype, rank, sizes, strides, slot = e
+    def entry(self, e: Given) -> list[int]:
         row = [0] * Entry.WORDS
-        row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = kind, dtype, rank, slot
-        row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(sizes)), self.keep(words(strides))
+        row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
+        row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(e.sizes)), self.keep(words(e.strides))
         return row
 
-    def outputs(self, plan: Plan, layout: Layout, value: Callable[[Any], int]) -> list[Any]:
+    def outputs(self) -> list[Given]:
         """Their shapes are those of NetOutput's values, whatever the tensor that was computed looks like."""
-        rows: list[Any] = []
-        for t, v in zip(plan.outputs, plan.output_values):
+        rows: list[Given] = []
+        for t, v in zip(self.plan.outputs, self.plan.output_values):
             if t is None:
-                rows.append((0, 0, 0, (), (), len(self.objects)))
+                rows.append(Given(Entry.NOTHING, len(self.objects)))
                 self.objects.append(None)
                 continue
-            shape = [value(s) for s in v.type.shape or ()]
-            place = plan.place(t)
+            shape = [self.value(s) for s in v.type.shape or ()]
+            place = self.plan.place(t)
             same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
-            strides = [value(s) for s in place.strides] if same_rank else contiguous(shape)
-            rows.append((1, DTYPE_NUMBER[TORCH_TYPES[v.dtype]], len(shape), shape, strides, layout.slots[t.id]))
+            strides = [self.value(s) for s in place.strides] if same_rank else contiguous(shape)
+            dtype = DTYPE_NUMBER[TORCH_TYPES[v.dtype]]
+            rows.append(Given(Entry.TENSOR, self.layout.slots[t.id], dtype, shape, strides))
         return rows
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def steps(self, plan: Plan, steps: Sequence[NativeStep], layout: Layout, value: Callable[[Any], int], threads: int,
-              jobs_of: Callable[[NativeStep, list[int]], int]) -> tuple[list[list[int]], list[int], list[int]]:  # fmt: skip
+    def steps(self) -> tuple[list[list[int]], list[int], list[int]]:
+        """(their rows, the group of each, the sizes behind whose first word an error may be)"""
         rows: list[list[int]] = []
         errors: list[int] = []
         alone: list[bool] = []
         slots = ctypes.addressof(self.slots)
-        for step in steps:
+        for step in self.native:
             row = [0] * Step.WORDS
             rows.append(row)
             if step.kind == "call":
                 row[Step.CALL] = 1
                 alone.append(True)
                 continue
-            sizes = [0, *(self.number_word(s, value) for s in step.sizes)]
-            cost = value(step.cost)
-            jobs, unit = self.shares(step, sizes, value, threads, jobs_of)
+            sizes = [0, *(self.number_word(s) for s in step.sizes)]
+            cost = self.value(step.cost)
+            jobs, unit = self.shares(step, sizes)
             held = self.keep(words(sizes))
             if step.checks:
                 errors.append(held)
-            single = cost < ALONE or jobs < 2 or threads < 2 or getattr(step.origin, "alone", False)
+            single = cost < ALONE or jobs < 2 or self.threads < 2 or getattr(step.origin, "alone", False)
             alone.append(single)
             row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
-            row[Step.ARGS] = self.keep(
-                words([slots + 8 * (layout.slot(plan, a) if a is not None else 0) for a in step.args])
-            )
+            args = [self.layout.slot(a) if a is not None else 0 for a in step.args]
+            row[Step.ARGS] = self.keep(words([slots + 8 * slot for slot in args]))
             row[Step.ALONE] = int(single)
-        groups = self.barriers(plan, steps, rows, alone, layout)
-        return rows, groups, errors
+        return rows, self.barriers(rows, alone), errors
 
-    @staticmethod
-    def number_word(x: Any, value: Callable[[Any], int]) -> int:
+    def number_word(self, x: Any) -> int:
         if x is None:
             return 0
         if isinstance(x, tuple):  # a float's bits
             return int(struct.unpack("<i", struct.pack("<f", x[1]))[0]) & 0xFFFFFFFF
-        return value(x)
+        return self.value(x)
 
-    @staticmethod
-    def shares(step: NativeStep, sizes: list[int], value: Callable[[Any], int], threads: int,
-               jobs_of: Callable[[NativeStep, list[int]], int]) -> tuple[int, int]:  # fmt: skip
+    def shares(self, step: NativeStep, sizes: list[int]) -> tuple[int, int]:
         """What the threads divide: columns of a matrix product, unless it is narrow or there are many."""
+        threads = self.threads
         if step.kind == "loop":
-            return value(step.jobs), step.unit
+            return self.value(step.jobs), step.unit
         if step.kind != "gemm":
             return jobs_of(step, sizes), 1
         batch, m, n = sizes[Gemm.BATCH], sizes[Gemm.M], sizes[Gemm.N]
@@ -245,13 +217,11 @@ class BoundFrame:
         sizes[Gemm.SPLIT] = 1
         return m, 8
 
-    @staticmethod
-    def barriers(
-        plan: Plan, steps: Sequence[NativeStep], rows: list[list[int]], alone: list[bool], layout: Layout
-    ) -> list[int]:
+    def barriers(self, rows: list[list[int]], alone: list[bool]) -> list[int]:
         """A barrier where a step meets memory another thread may still be at; steps without one between are a group."""
-        reads = [{layout.slot(plan, t) for t in step_reads(s.origin)} for s in steps]
-        writes = [{layout.slot(plan, t) for t in step_writes(s.origin)} for s in steps]
+        steps, slot = self.native, self.layout.slot
+        reads = [{slot(t) for t in step_reads(s.origin)} for s in steps]
+        writes = [{slot(t) for t in step_writes(s.origin)} for s in steps]
         groups: list[int] = []
         group, since = 0, 0
         for i, step in enumerate(steps):
@@ -276,15 +246,14 @@ class BoundFrame:
         return groups
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def arrange(self, plan: Plan, steps: Sequence[NativeStep], groups: list[int], layout: Layout,
-                value: Callable[[Any], int]) -> tuple[list[tuple[int, int]], int]:  # fmt: skip
+    def arrange(self, groups: list[int]) -> tuple[list[tuple[int, int]], int]:
         """(slot, offset) of every intermediate: the smallest gap that is free from its first group to its last."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         tensors: dict[int, Tensor] = {}
-        for group, step in zip(groups, steps):
+        for group, step in zip(groups, self.native):
             for t in (*step_writes(step.origin), *step_reads(step.origin)):
-                place = plan.places[t.id]
+                place = self.plan.places[t.id]
                 t = place.alias.tensor if place.alias is not None else t
                 if place.kind == "arena":
                     tensors[t.id] = t
@@ -298,7 +267,7 @@ class BoundFrame:
                 t = tensors[id_]
                 size = element_size(t)
                 for s in t.shape:
-                    size *= value(s)
+                    size *= self.value(s)
                 size = -(-max(size, 1) // ALIGN) * ALIGN
                 fitting = [g for g in gaps if g[1] >= size]
                 if fitting:
@@ -316,7 +285,15 @@ class BoundFrame:
                     top = start + size
             for id_ in [i for i, g in last.items() if g == group]:
                 gaps = merged([*gaps, placed[id_]])
-        return [(layout.slots[i], at) for i, (at, _) in placed.items()], top
+        return [(self.layout.slots[i], at) for i, (at, _) in placed.items()], top
+
+
+def jobs_of(step: NativeStep, sizes: list[int]) -> int:
+    """How many pieces an attention or a convolution can be shared out in."""
+    dims = (ctypes.c_int64 * len(sizes))(*sizes)
+    name, start = {"attention": ("ag_attention_jobs", 6), "conv": ("ag_conv2d_jobs", 4)}[step.kind]
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
+    return int(function(ctypes.addressof(dims) + 8 * start))
 
 
 def merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:

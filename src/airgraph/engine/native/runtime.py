@@ -40,9 +40,10 @@ class Frame:
 
 
 class Entry:
-    """One argument or output. `kind`: 0 nothing to do | 1 tensor | 2 a whole number, VALUE | 3 a float for VALUE's slot."""
+    """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE)."""
 
     KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, WORDS = range(7)
+    NOTHING, TENSOR, WHOLE, FLOAT = range(4)
 
 
 class Step:
@@ -243,11 +244,11 @@ def matches() -> str:
         row = f.row(table, i, Entry.WORDS)
         kind = f.word(row, Entry.KIND)
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
-        f.when(f.test("eq", kind, 1), lambda: tensor(row, object))
-        f.when(f.test("eq", kind, 2), lambda: f.give(
+        f.when(f.test("eq", kind, Entry.TENSOR), lambda: tensor(row, object))
+        f.when(f.test("eq", kind, Entry.WHOLE), lambda: f.give(
             f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)),
             "i1 false"))  # fmt: skip
-        f.when(f.test("eq", kind, 3), lambda: real(row, object))
+        f.when(f.test("eq", kind, Entry.FLOAT), lambda: real(row, object))
 
     def real(row: str, object: str) -> None:
         value = f.op(f"call double @PyFloat_AsDouble(ptr {object})")
@@ -428,7 +429,7 @@ def outputs(f: Native, frame: str) -> None:
             ask(f, "aoti_torch_get_data_ptr", handle)
             f.set(slots, slot, f.word("%out", 0))
 
-        f.when(f.test("eq", f.word(row, Entry.KIND), 1), fresh)
+        f.when(f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR), fresh)
 
     f.loop("0", f.word(frame, Frame.OUTS), 1, one)
 
@@ -441,7 +442,7 @@ def handed_out(f: Native, frame: str) -> str:
 
     def one(i: str) -> None:
         row = f.row(table, i, Entry.WORDS)
-        fresh = f.test("eq", f.word(row, Entry.KIND), 1)
+        fresh = f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR)
 
         def wrapped() -> list[str]:
             handle = f.word(slots, f.add(f.word(row, Entry.VALUE), 1), "ptr")
