@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -106,7 +106,7 @@ def test_an_index_out_of_range():
 
 
 def test_several_threads_call_one_program():
-    model, failures = mlp(), []
+    model = mlp()
     run = torch.compile(model, backend="airgraph")
     with torch.no_grad():
         run(torch.randn(64, 16))
@@ -114,16 +114,10 @@ def test_several_threads_call_one_program():
     def work(seed):
         x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            for _ in range(50):
-                if not torch.allclose(run(x), model(x), atol=1e-6):
-                    failures.append(seed)
+            return all(torch.allclose(run(x), model(x), atol=1e-6) for _ in range(50))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
 
 
 def test_the_number_of_threads_is_torchs():

@@ -16,6 +16,7 @@ Steps between two library calls are one parallel region, with a barrier where a 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -294,49 +295,37 @@ def code(f: Native, number: int) -> str:
     return f"ptr {f.op(f'call ptr @PyLong_FromLong(i64 {number})')}"
 
 
-def find() -> str:
-    """The first frame that fits the arguments, taken out of the program's list; null if there is none."""
-    f = Native("find", "ptr %program, ptr %args", "ptr")
+def take_first(f: Native, head: str, good: Callable[[str], str]) -> str:
+    """The first entry of a list that is good, taken out of it; null if there is none. An entry begins with the next one's
+    address, and so does the head."""
     f.do("br label %next")
     f.label("next")
-    f.do("%link = phi ptr [ %program, %entry ], [ %frame, %on ]")
-    f.do("%frame = load ptr, ptr %link")
-    f.do("%end = icmp eq ptr %frame, null")
+    f.do(f"%link = phi ptr [ {head}, %entry ], [ %one, %on ]")
+    f.do("%one = load ptr, ptr %link")
+    f.do("%end = icmp eq ptr %one, null")
     f.do("br i1 %end, label %none, label %try")
     f.label("none")
     f.do("ret ptr null")
     f.label("try")
-    f.do("%good = call i1 @matches(ptr %frame, ptr %args)")
-    f.do("br i1 %good, label %take, label %on")
+    f.do(f"br i1 {good('%one')}, label %take, label %on")
     f.label("on")
     f.do("br label %next")
     f.label("take")
-    f.do("%rest = load ptr, ptr %frame")
+    f.do("%rest = load ptr, ptr %one")
     f.do("store ptr %rest, ptr %link")
-    return f.text("ptr %frame")
+    return f.text("ptr %one")
+
+
+def find() -> str:
+    """The first frame that fits the arguments, taken out of the program's list; null if there is none."""
+    f = Native("find", "ptr %program, ptr %args", "ptr")
+    return take_first(f, "%program", lambda frame: f.op(f"call i1 @matches(ptr {frame}, ptr %args)"))
 
 
 def take_block() -> str:
     """The first block that is large enough, taken out of the pool; null if there is none."""
     f = Native("take_block", "ptr %pool, i64 %need", "ptr")
-    f.do("br label %next")
-    f.label("next")
-    f.do("%link = phi ptr [ %pool, %entry ], [ %block, %on ]")
-    f.do("%block = load ptr, ptr %link")
-    f.do("%end = icmp eq ptr %block, null")
-    f.do("br i1 %end, label %none, label %try")
-    f.label("none")
-    f.do("ret ptr null")
-    f.label("try")
-    size = f.word("%block", Block.SIZE)
-    f.do(f"%good = icmp sge i64 {size}, %need")
-    f.do("br i1 %good, label %take, label %on")
-    f.label("on")
-    f.do("br label %next")
-    f.label("take")
-    f.do("%rest = load ptr, ptr %block")
-    f.do("store ptr %rest, ptr %link")
-    return f.text("ptr %block")
+    return take_first(f, "%pool", lambda block: f.test("sge", f.word(block, Block.SIZE), "%need"))
 
 
 def call() -> str:
