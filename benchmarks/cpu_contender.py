@@ -299,7 +299,7 @@ def first_figures(model: Model, contender: str, folder: Path) -> tuple[dict[str,
     reference = folder / "eager.pt"
     if contender == "eager":
         torch.save(first, reference)
-    wanted = torch.load(reference)
+    wanted = torch.load(reference, weights_only=True)
     errors = [difference(outputs, wanted) for outputs in (first, last)]
     worst = max(errors, key=lambda error: (error["wrong"], error["max_rel"] or 0.0))
     memory = {"held_mb": held - before, "calls_mb": peak - held if exact else None}
