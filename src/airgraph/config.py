@@ -144,6 +144,12 @@ KNOBS = {
     for knob in (
         Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
         Knob("AIRGRAPH_ENGINE", "", ("", "native", "reference"), 'what engine="auto" means; empty: the best there is'),
+        Knob(
+            "AIRGRAPH_CHIP",
+            "Ascend910B",
+            ("Ascend910B", "Ascend910_95"),
+            "the chip whose ops converters emit where TorchAir's differ by chip",
+        ),
         Knob("AIRGRAPH_LOG", "", ("", "debug", "info", "event", "warning", "error"), "level of airgraph's own loggers"),
         Knob(
             "TNG_LOG_LEVEL", "3", (), "level of the engine's lines on stderr: 0 debug 1 info 2 warning 3 error 4 event"

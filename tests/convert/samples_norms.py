@@ -69,6 +69,16 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         f"t(T, N, 4, M), t(T, 4), t(T, 4), {running}, 0.1, 1e-5",
         f"t(T, N, 4), None, None, {running}, 0.1, 1e-3",
         f"t(T, 2, 4, N, M), t(T, 4), None, {running}, 0.1, 1e-5",
+        f"t(T, N, 4, 2, 3, M), t(T, 4), t(T, 4), {running}, 0.1, 1e-5",
+        f"t(T, 2, 4, 2, N, 2, M), None, t(T, 4), {running}, 0.1, 1e-5",
+        f"t(T, 0, 4, 2, 3, 5), t(T, 4), t(T, 4), {running}, 0.1, 1e-5",
+    )
+    many = "t(T, 2, 4, 2, N, 2, M)"
+    typed(
+        batch,
+        FLOATS,
+        f"{many}, t(T, 4), None, {running}, True, 0.1, 1e-5",
+        f"t(T, N, 4, M), None, t(T, 4), {running}, True, 0.1, 1e-5",
     )
     none = "aten._native_batch_norm_legit.no_stats"
     typed(
@@ -76,12 +86,16 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         FLOATS,
         "t(T, N, 4, M), t(T, 4), t(T, 4), True, 0.1, 1e-5",
         "t(T, N, 4, M, 3), None, None, True, 0.1, 1e-3",
+        f"{many}, None, t(T, 4), True, 0.1, 1e-5",
+        "t(T, N, 4), None, t(T, 4), True, 0.1, 1e-5",
     )
     gradient = "aten.native_batch_norm_backward.default"
     saved = "t(T, 4), positive(T, 4)"
     for train in (True, False):
         for mask in ("[True, True, True]", "[True, False, False]", "[True, False, True]"):
             typed(gradient, FLOATS, f"t(T, N, 4, M), t(T, N, 4, M), t(T, 4), {running}, {saved}, {train}, 1e-5, {mask}")
+    typed(gradient, FLOATS, f"{many}, {many}, None, {running}, {saved}, True, 1e-5, [True, True, True]",
+          f"t(T, N, 4), t(T, N, 4), t(T, 4), {running}, {saved}, True, 1e-5, [True, True, True]")  # fmt: skip
     typed(
         gradient, FLOATS, f"t(T, N, 4, M), t(T, N, 4, M), None, None, None, {saved}, True, 1e-5, [True, False, False]"
     )

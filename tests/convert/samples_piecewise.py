@@ -33,6 +33,7 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         "odd(f16), 0.0, 6.0",
         "t(i64, N, M), -1, 2",
         "t(f32, N), 2, 1",
+        "odd(f32), 1, 1",
         "t(i32, N), 0, 6",
     )
     typed(

@@ -57,7 +57,8 @@ def writing(add: Any, typed: Any) -> None:
     )
     add("aten.index_add.default", "t(f32, N, M), 1, index(4, 5), t(f32, N, 5), alpha=0.3", "t(bf16, N), 0, index(3, 9), t(bf16, 9), alpha=0.1",
         "turned(f32, N, M), 0, index(3, 5), t(f32, 5, M)", "t(f32), 0, index(1), t(f32)", "t(f32, N, M), 0, index(3, 0), t(f32, 0, M)",
-        "t(f32, N, M), 0, index(3, 4, dtype=i32), t(f32, 4, M)", "t(f64, N), 0, index(3, 4), t(f64, 4), alpha=0.1")  # fmt: skip
+        "t(f32, N, M), 0, index(3, 4, dtype=i32), t(f32, 4, M)", "t(f64, N), 0, index(3, 4), t(f64, 4), alpha=0.1",
+        "t(f32, N), 0, index(3), t(f32, 1)", "t(i64, N, M), 1, index(4), t(i64, N, 1)")  # fmt: skip
     for name in ("index_copy",):
         typed(
             f"aten.{name}.default",

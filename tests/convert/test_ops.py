@@ -202,9 +202,25 @@ def table() -> dict[str, list[str]]:
     for name in ("add", "sub", "rsub"):
         add(f"aten.{name}.Tensor", "t(f32, N), t(f32, N), alpha=2", "t(i64, N), t(i64, N), alpha=3", "t(bf16, N), t(bf16, N), alpha=0.3",
             "t(f16, N, M), t(f32, M), alpha=0.1", "odd(f32), odd(f32), alpha=0", "t(f64, N), t(f64, N), alpha=0.1")  # fmt: skip
+    add(
+        "aten.mul.Tensor",
+        "t(f16, N), 0.1",
+        "t(bf16, N, M), 3",
+        "odd(bf16), 1e-3",
+        "odd(f16), 100000.0",
+        "t(f16, N), True",
+        "t(f16, N), N",
+    )
     add("aten.add.Scalar", "t(f32, N), 2.0, 0.5", "t(bf16, N), 0.3, 0.7")
     add("aten.sub.Scalar", "t(f32, N), 2.0, 0.5", "t(i64, N), 2, 3")
-    add("aten.rsub.Scalar", "t(f32, N), 2.0, 0.5", "t(i64, N), 2, 3", "t(bf16, N), 0.3, 0.7")
+    add(
+        "aten.rsub.Scalar",
+        "t(f32, N), 2.0, 0.5",
+        "t(i64, N), 2, 3",
+        "t(bf16, N), 0.3, 0.7",
+        "t(f64, N), 2, 0.1",
+        "t(u8, N), 200, 3",
+    )
     for mode in ("'floor'", "'trunc'", "None"):
         typed("aten.div.Tensor_mode", (*FLOATS, *INTS), f"t(T, N, M), positive(T, M), rounding_mode={mode}")
         typed(
@@ -326,7 +342,16 @@ def table() -> dict[str, list[str]]:
         "t(f16, N), t(f32, N), None",
     )
     typed("aten.clamp_min.default", (*FLOATS, *INTS), "t(T, N, M), 1", "t(T, N), 0.5", "t(T), 2")
-    add("aten.clamp_min.default", "odd(f32), 0", "odd(f16), nan")
+    add(
+        "aten.clamp_min.default",
+        "odd(f32), 0",
+        "odd(f16), nan",
+        "odd(f32), 0.5",
+        "odd(f64), -0.5",
+        "odd(f32), -inf",
+        "odd(f32), inf",
+        "t(i8, N), 3",
+    )
     for name in ("addcmul", "addcdiv"):
         typed(
             f"aten.{name}.default",
@@ -543,6 +568,9 @@ def table() -> dict[str, list[str]]:
         "t(T, N, M), [-1, 0]",
         "t(T), []",
         "turned(T, N, M), [1, 0]",
+        "t(T, N, 1, M), [1, 0, 2]",
+        "t(T, 1, N, 1, M), [1, 3, 2, 0]",
+        "t(T, 1, 1), [1, 0]",
     )
     typed("aten.transpose.int", ALL, "t(T, N, M), 0, 1", "t(T, 2, N, M), -1, 0", "t(T), 0, -1", "t(T, N), 0, 0")
     typed("aten.unsqueeze.default", ALL, "t(T, N, M), 0", "t(T, N, M), -1", "t(T), 0", "turned(T, N, M), 1")
@@ -592,6 +620,7 @@ def table() -> dict[str, list[str]]:
         "[t(T, N), t(f32, N)], 1",
     )
     typed("aten.split.Tensor", ALL, "t(T, 4, M), 2", "t(T, N, 5), 2, -1", "t(T, 3), 7", "turned(T, N, 4), 3, 1")
+    add("aten.split.Tensor", "t(f32, N, 3), N // 2", "t(f32, N, M), M - 1, 1")
     typed("aten.split_with_sizes.default", ALL, "t(T, 5, M), [2, 3]", "t(T, N, 4), [1, 0, 3], -1", "t(T, N), [N]")
     typed("aten.unbind.int", ALL, "t(T, 3, M)", "t(T, N, 2), -1", "t(T, 2)", "turned(T, N, 4), 1")
     typed(
@@ -655,7 +684,6 @@ NEAR = {
     "aten.baddbmm.default": "eager adds inside the product",
     "aten.sub.Tensor": "alpha is multiplied first",
     "aten.rsub.Tensor": "alpha is multiplied first",
-    "aten.rsub.Scalar": "alpha is multiplied first",
     "aten.sub.Scalar": "alpha is multiplied first",
 }
 for family in FAMILIES:

@@ -124,7 +124,7 @@ Identity_0 = ge.Identity(ge.Const(complex(-0.0, -2.0), dtype=17), node_name="Ide
 Identity_1_0 = ge.Identity(ge.Const([complex(float("nan"), 1e-05)], dtype=17), node_name="Identity_1")
 Identity_2_0 = ge.Identity(ge.Const(True, dtype=12), node_name="Identity_2")
 Identity_3_0 = ge.Identity(ge.Const("a \\"b\\"\\n", dtype=13), node_name="Identity_3")
-Identity_4_0 = ge.Identity(ge.Empty([2, 0, 3], dtype=1), node_name="Identity_4")
+Identity_4_0 = ge.Identity(ge.Const([], dtype=1, shape=[2, 0, 3]), node_name="Identity_4")
 Identity_5_0 = ge.Identity(ge.Const([], dtype=9), node_name="Identity_5")
 
 _ = ge.NetOutput([ge.Const([1, 2], dtype=3), Mul_0], dependencies=[])
@@ -234,7 +234,7 @@ def test_arrays_are_written_as_numbers():
                       ge.Const(np.array([[True]]), dtype=12), ge.Const(np.zeros((0, 2), np.int8), dtype=2)])  # fmt: skip
     line = to_py(graph).splitlines()[-1]
     assert line == ('_ = ge.NetOutput([ge.Const([1.5, float("-inf")], dtype=27), ge.Const(0.10000000149011612, dtype=0), '
-                    "ge.Const([[True]], dtype=12), ge.Empty([0, 2], dtype=2)], dependencies=[])")  # fmt: skip
+                    "ge.Const([[True]], dtype=12), ge.Const([], dtype=2, shape=[0, 2])], dependencies=[])")  # fmt: skip
     assert same_graph(from_py(to_py(graph)), graph)
 
 

@@ -388,7 +388,7 @@ def test_patterns_can_be_switched_off():
 CONV = data(x=[1, 3, 6, 6], f=[4, 3, 3, 3], b=[4], g=[4], o=[4], m=[4], v=[4])
 FOLD = """
 c = ge.Conv2D(x, f, {}, strides=[1, 1, 1, 1], pads=[0, 0, 0, 0], dilations=[1, 1, 1, 1])
-[y, i, j] = ge.BNInfer(c, {}, m, v, epsilon=0.001)
+y = ge.BNInfer(c, {}, m, v, epsilon=0.001)
 """
 
 
@@ -411,9 +411,41 @@ def test_a_batch_norm_is_folded_where_parameters_are_frozen():
 def test_a_batch_norm_stays_where_they_are_not_frozen_or_computed():
     text = f"{CONV}{FOLD.format('b', 'g, o')}"
     assert "ge.BNInfer(" in run(text + out("y"))[0][-1]
-    unchanged(text + out("y", "j"), "conv_batch_norm refused BNInfer: its statistics are read", frozen=True)
+    trained = text.replace("y = ge.BNInfer(", "[y, a, b, i, j] = ge.BatchNormV3(")
+    trained = trained.replace("epsilon", "is_training=False, epsilon")
+    assert "BatchNormV3" not in str(run(trained + out("y"), frozen=True)[0])
+    unchanged(trained + out("y", "j"), "conv_batch_norm_v3 refused BatchNormV3: its statistics are read", frozen=True)
     computed = f"{CONV}h = ge.Exp(g)\n{FOLD.format('b', 'h, o')}{out('y')}"
     unchanged(computed, "conv_batch_norm refused BNInfer: not a parameter: Exp", frozen=True)
+
+
+def test_what_stands_for_a_missing_parameter_is_none():
+    """A converter puts Fill(channels, 1) for the weight and Fill(channels, 0) for the bias."""
+    fills = "g1 = ge.Fill(4, ge.Const(1.0, dtype=0))\no0 = ge.Fill(4, ge.Const(0.0, dtype=0))\n"
+    lines, _ = run(f"{CONV}{fills}{FOLD.format('b', 'g1, o0')}{out('y')}", frozen=True)
+    assert [line.split("ge.")[1].split("(")[0] for line in lines[:-1]] == [
+        "Add",
+        "Rsqrt",
+        "Sub",
+        "Mul",
+        "Reshape",
+        "Mul",
+    ]
+    other = fills.replace("1.0", "2.0")
+    _, refused = run(f"{CONV}{other}{FOLD.format('b', 'g1, o0')}{out('y')}", frozen=True)
+    assert refused == ["conv_batch_norm refused BNInfer: not a parameter: Fill"]
+
+
+def test_a_batch_norm_over_three_dimensions_is_folded():
+    text = """
+c = ge.Conv3D(x, f, None, strides=[1, 1, 1, 1, 1], pads=[1, 1, 1, 1, 1, 1], dilations=[1, 1, 1, 1, 1])
+r = ge.Reshape(c, [1, 4, 6, 36])
+n = ge.BNInfer(r, g, o, m, v, epsilon=0.001)
+y = ge.Reshape(n, [1, 4, 6, 6, 6])
+"""
+    given = data(x=[1, 3, 6, 6, 6], f=[4, 3, 3, 3, 3], g=[4], o=[4], m=[4], v=[4])
+    lines, _ = run(f"{given}{text}{out('y')}", frozen=True)
+    assert "BNInfer" not in str(lines) and "ge.Conv3D(x, Mul" in str(lines)
 
 
 def test_constants_are_folded_when_compiling():

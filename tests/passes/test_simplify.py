@@ -95,6 +95,13 @@ def test_these_are_no_noops(why):
     assert to_py(graph) == text
 
 
+def test_a_copy_is_none_where_nobody_could_write_to_it():
+    text = f"{X}a = ge.TensorMove(x_0)\nb = ge.{{}}\n{out('b')}"
+    assert len(gives(noops, text.format("Exp(a)"))) == 2
+    for reader in ("Reshape(a, [8, 4])", 'custom_op("Mine", inputs={"y": a}, outputs=["z"])'):
+        assert len(gives(noops, text.format(reader))) == 3
+
+
 def test_unknown_rank_is_left_alone():
     assert len(gives(noops, f"{data('x', [-2])}y = ge.Mul(x_0, 1.0)\n{out('y')}")) == 2
 

@@ -26,6 +26,7 @@ VIEWS = RESHAPES | PERMUTES
 @dataclass(frozen=True)
 class Permute:
     perm: tuple[int, ...]
+    by_permute: bool = False  # written as `permute`: TorchAir does not transpose where only axes of size 1 move
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,26 @@ class PendingView:
         value = self.base
         for step in self.steps:
             if isinstance(step, Permute):
-                value = ge.Transpose(value, list(step.perm))
+                value = permuted(value, step)
             elif all(isinstance(d, int) for d in step.shape):
                 value = ge.Reshape(value, list(step.shape))
             else:
                 value = ge.Reshape(value, ge.Pack(list(step.shape), N=len(step.shape)))
         return value
+
+
+def permuted(x: Value, step: Permute) -> Value:
+    shape = x.type.shape
+    if shape is None or not step.by_permute or not moves_only_ones(shape, step.perm):
+        return ge.Transpose(x, list(step.perm))
+    gone = [axis for axis, size in enumerate(shape) if size == 1]
+    back = [i for i, axis in enumerate(step.perm) if axis in gone]
+    return ge.Unsqueeze(ge.Squeeze(x, axis=gone), axes=back)
+
+
+def moves_only_ones(shape: Sequence[Any], perm: Sequence[int]) -> bool:
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
 
 
 def extend(source: Value | PendingView, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
@@ -61,7 +76,13 @@ def extend(source: Value | PendingView, node: torch.fx.Node, args: Sequence[Any]
     if node.target in RESHAPES:
         shape = after if all(isinstance(d, int) for d in after) else tuple(args[1])
         return add(pending, Reshape(shape, is_identity=before == after))
-    return add(pending, Permute(permutation(node.target, len(before), args[1:])))
+    perm = permutation(node.target, len(before), args[1:])
+    return add(pending, Permute(perm, by_permute=node.target is aten.permute.default))
+
+
+def is_itself(node: torch.fx.Node) -> bool:
+    """`t` of fewer than two dimensions."""
+    return node.target is aten.t.default and node.meta["val"].ndim < 2
 
 
 def permutation(target: Any, rank: int, args: Sequence[Any]) -> tuple[int, ...]:
@@ -78,7 +99,8 @@ def add(pending: PendingView, step: Step) -> PendingView:
     steps = list(pending.steps)
     last = steps[-1] if steps else None
     if isinstance(step, Permute) and isinstance(last, Permute):
-        steps[-1] = Permute(tuple(last.perm[i] for i in step.perm))  # (x.permute(p)).permute(q) = x.permute(p∘q)
+        perm = tuple(last.perm[i] for i in step.perm)  # (x.permute(p)).permute(q) = x.permute(p∘q)
+        steps[-1] = Permute(perm, by_permute=last.by_permute and step.by_permute)
     elif isinstance(step, Reshape) and isinstance(last, Reshape):
         if not step.is_identity:
             steps[-1] = Reshape(step.shape, is_identity=False)

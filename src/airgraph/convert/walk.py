@@ -21,7 +21,7 @@ from airgraph.convert import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
 from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
 from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
-from airgraph.convert.views import VIEWS, PendingView, extend
+from airgraph.convert.views import VIEWS, PendingView, extend, is_itself
 from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
@@ -120,7 +120,7 @@ class Walker:
             return self.aten_call(node, "it has no converter")
         if node.target is aten.copy_.default and self.read_again(node) and not converter.user:
             return self.converted(node, self.registry.converters[aten.copy.default])
-        if node.target in VIEWS and not converter.user:
+        if node.target in VIEWS and not converter.user and not is_itself(node):
             args, _ = self.arguments(node)
             self.count(node, "converter")
             return extend(args[0], node, args)
@@ -270,7 +270,7 @@ class Walker:
 
     def arguments(self, node: torch.fx.Node, pack: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack."""
-        view = node.target in VIEWS and pack
+        view = node.target in VIEWS and pack and not is_itself(node)
 
         def resolve(arg: Any) -> Any:
             if isinstance(arg, torch.fx.Node):

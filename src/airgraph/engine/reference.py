@@ -186,6 +186,7 @@ class ReferenceExecutable:
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             number = env[id(value)]
             shape = numbers(dims, env, symbols)
+            shape = [shape] if isinstance(shape, int) else shape
             if number.device.type == "cpu":
                 return [torch.full(shape, number.item(), dtype=dtype, device=device)]
             return [number.to(dtype).expand(shape).clone()]

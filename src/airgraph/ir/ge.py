@@ -179,10 +179,13 @@ def nested_tuple(value: Any) -> Any:
 
 
 # -- ops whose builders are not like the others ---------------------------------------------------------------------
-def Const(v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True) -> Value:
+def Const(v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True,
+          shape: Sequence[int] | None = None) -> Value:  # fmt: skip
+    """`shape` is for a constant without elements: nested lists cannot say which dimension has none."""
     if dtype is None:
         dtype = literal_type(OPS["Const"], "value", v, set())
-    return constant(v, DataType(dtype), name=node_name)
+    content = v if shape is None else np.empty(tuple(shape), np.uint8)
+    return constant(content, DataType(dtype), name=node_name)
 
 
 def Data(*, index: int, dtype: int, shape: Sequence[Any], placement: Place, node_name: str | None = None,
@@ -210,11 +213,6 @@ def FileConstant(file: str, dtype: int) -> Value:
         return constant(np.load(path, allow_pickle=False), DataType(dtype))
     except (OSError, ValueError) as error:
         raise VerifyError(f"the constant in {str(path)!r} cannot be read", where={"reason": str(error)}) from error
-
-
-def Empty(shape: Sequence[int], dtype: int) -> Value:
-    """A constant without elements."""
-    return constant(np.empty(tuple(shape), np.uint8), DataType(dtype))
 
 
 def node(name: str) -> Node:

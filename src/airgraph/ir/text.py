@@ -42,7 +42,7 @@ from torch import tensor
 from torchair._ge_concrete_graph import ge_apis as ge
 from torchair.ge._ge_graph import get_default_ge_graph
 """
-SPECIAL = ("Const", "FileConstant", "Empty", "Data", "NetOutput", "AtenCall", "Clone", "custom_op", "node")
+SPECIAL = ("Const", "FileConstant", "Data", "NetOutput", "AtenCall", "Clone", "custom_op", "node")
 INLINE_LIMIT = 1000  # elements of a constant that is still written inline
 
 
@@ -187,7 +187,7 @@ def const_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
     if not isinstance(value, np.ndarray):
         return f"ge.Const({number_text(value)}, dtype={int(dtype)})"
     if 0 in value.shape:
-        return f"ge.Empty({list(value.shape)}, dtype={int(dtype)})"
+        return f"ge.Const([], dtype={int(dtype)}, shape={list(value.shape)})"
     if value.size > INLINE_LIMIT or (dtype.is_float and value.dtype.kind == "u" and dtype != DataType.DT_BF16):
         name = file_name(value)  # also the bits of a float8, for which there are no numbers to write
         if files is not None:

@@ -17,6 +17,7 @@ from airgraph.passes.rewrite import Rule, RulePass
 PASSES: dict[str, Pass] = {
     "constant_folding": cleanup.constant_folding,
     "noops": simplify.noops,
+    "missing_parameters": cleanup.missing_parameters,
     "views": simplify.views,
     "casts": simplify.casts,
     "softmax": norms.softmax_pass,

@@ -8,10 +8,11 @@ import numpy as np
 import sympy
 
 from airgraph.ir import ge
-from airgraph.ir.graph import Graph, Node
+from airgraph.ir.graph import Graph, Input, Node, Value
+from airgraph.ir.ops import row
 from airgraph.passes.liveness import pure, unread
 from airgraph.passes.result import PassResult
-from airgraph.passes.rewrite import attr_key
+from airgraph.passes.rewrite import attr_key, constant_number
 
 
 def dead_code(graph: Graph) -> PassResult:
@@ -71,6 +72,43 @@ def equal(a: Node, b: Node) -> bool:
         and a.attrs.keys() == b.attrs.keys()
         and all(attr_key(a.attrs[k]) == attr_key(b.attrs[k]) for k in a.attrs)
     )
+
+
+# Op → which number an input is where the model has no parameter for it.
+NEUTRAL = {
+    "GroupNormV2": {"gamma": 1, "beta": 0},
+    "GroupNormGrad": {"gamma": 1},
+    "LayerNormGradV3": {"gamma": 1},
+    "BNInfer": {"scale": 1, "offset": 0},
+    "BatchNormV3": {"weight": 1, "bias": 0},
+    "BatchNormGradV3": {"weight": 1},
+    "NLLLossGrad": {"weight": 1},
+}
+
+
+def missing_parameters(graph: Graph) -> PassResult:
+    """Ones that multiply and zeros that are added are no parameters. PyTorch's kernels round in fewer places without them.
+
+    ge.GroupNormV2(x, ge.Fill(4, 1.0), ge.Fill(4, 0.0))   ⟶   ge.GroupNormV2(x, None, None)
+    """
+    notes: list[str] = []
+    for node in graph.nodes:
+        op = row(node) if node.op in NEUTRAL else None
+        if op is None:
+            continue
+        gone = [name for name, number in NEUTRAL[node.op].items() if is_filled(node.inputs[op.slot(name)], number)]
+        if gone:
+            inputs = [None if slot.name in gone else entry for slot, entry in zip(op.slots, node.inputs)]
+            graph.set_inputs(node, inputs)
+            notes.append(f"{node.name} without {', '.join(gone)}")
+    return PassResult(bool(notes), notes)
+
+
+def is_filled(entry: Input, number: int) -> bool:
+    if not isinstance(entry, Value) or entry.node.op != "Fill" or entry.node.control:
+        return False
+    content = entry.node.inputs[1]
+    return isinstance(content, Value) and constant_number(content) == number
 
 
 def constant_folding(graph: Graph) -> PassResult:

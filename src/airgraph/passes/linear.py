@@ -43,7 +43,8 @@ matmul_bias = RulePass(
 
 
 # BNInfer(Conv(x, f, b), scale, offset, mean, var) → Conv(x, f·k, (b - mean)·k + offset) with k = scale / √(var + ε)
-def fold_batch_norm(node: Node, x: Value, filter: Value, conv: Value) -> Value | No | None:
+# The same for BatchNormV3(…, is_training=False), and where a Reshape that keeps the channels stands in between.
+def fold_batch_norm(node: Node, x: Value, filter: Value, conv: Value, s: Value | None = None) -> Value | No | None:
     scale, offset, mean, variance = node.inputs[1:5]
     bias = conv.node.inputs[2]
     given = [v for v in (filter, bias, scale, offset, mean, variance) if isinstance(v, Value)]
@@ -59,7 +60,8 @@ def fold_batch_norm(node: Node, x: Value, filter: Value, conv: Value) -> Value |
     tail = [-1, *[1] * (filter.rank - 1)]
     weight = numbers.Mul(filter, numbers.Reshape(k, tail))
     y: Value = getattr(ge, conv.node.op)(x, as_value(weight, filter), as_value(shift, filter), **conv.node.attrs)
-    return y
+    y.type = conv.type
+    return y if s is None else ge.Reshape(y, s)
 
 
 def folded(op: Any, bias: Any, scale: Any, offset: Any, mean: Any, variance: Any, epsilon: float) -> tuple[Any, Any]:
@@ -95,4 +97,9 @@ def as_value(x: Any, like: Value) -> Value:
 
 
 CONVOLUTION = P(("Conv2D", "Conv3D"), "x", "filter", bind="conv")
-conv_batch_norm = RulePass((Rule("conv_batch_norm", P("BNInfer", CONVOLUTION), fold_batch_norm, private=True),))
+FOLDED = P("Reshape", CONVOLUTION, "s")  # from three spatial dimensions to two
+NORMS = {"conv_batch_norm": P("BNInfer", CONVOLUTION), "conv_view_batch_norm": P("BNInfer", FOLDED),
+         "conv_batch_norm_v3": P("BatchNormV3", CONVOLUTION, is_training=False)}  # fmt: skip
+conv_batch_norm = RulePass(
+    tuple(Rule(name, pattern, fold_batch_norm, private=True) for name, pattern in NORMS.items()), helpers=("views",)
+)

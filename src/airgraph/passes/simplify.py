@@ -9,7 +9,7 @@ import numpy as np
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Node, Value
-from airgraph.ir.ops import OPS
+from airgraph.ir.ops import OPS, row
 from airgraph.ir.ops.elementwise import UNARY
 from airgraph.ir.types import DataType
 from airgraph.passes.rewrite import No, P, Rule, RulePass, constant_number, no
@@ -19,6 +19,23 @@ from airgraph.passes.shapes import can_reshape, permutation, reshaped, same_type
 # Cast(x) to its own type → x;  Identity(x) → x;  BroadcastTo(x), Reshape(x) to its own shape → x
 def unchanged(node: Node, x: Value, **_: Value) -> Value | None:
     return x if same_type(x, node.output) else None
+
+
+# f(TensorMove(x)) → f(x): no op of the table writes to its input. Others may: a user's kernel, or PyTorch's own, also
+# through a view; and what leaves the graph is a copy where one was asked for.
+VIEWS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "ExpandDims", "BroadcastTo", "Expand", "SplitV",
+         "Unpack", "StridedSliceV2", "AsStrided", "GatherV2", "Cast")  # fmt: skip
+
+
+def uncopied(node: Node, x: Value) -> Value | None:
+    rows = [row(user) for user in node.output.users]
+    plain = all(op is not None and op.is_pure and op.name not in VIEWS for op in rows)
+    return unchanged(node, x) if plain else None
+
+
+# Muls(x, 1) → x
+def once(node: Node, x: Value) -> Value | None:
+    return unchanged(node, x) if node.attrs["value"] == 1 else None
 
 
 # ConcatV2([x]) → x
@@ -210,6 +227,8 @@ NOOP_CAST = Rule("noop_cast", P("Cast", "x"), unchanged)
 noops = RulePass((
     NOOP_CAST,
     Rule("noop_identity", P("Identity", "x"), unchanged),
+    Rule("noop_copy", P("TensorMove", "x"), uncopied),
+    Rule("noop_muls", P("Muls", "x"), once),
     NOOP_RESHAPE,
     Rule("noop_broadcast", P("BroadcastTo", "x", "s"), unchanged),
     Rule("noop_concat", P("ConcatV2", ("x",)), alone),

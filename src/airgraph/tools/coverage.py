@@ -5,6 +5,7 @@ python -m airgraph.tools.coverage            prints the page (make coverage writ
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -46,11 +47,14 @@ def render() -> str:
 
 def emitted(function: Callable[..., Any]) -> set[str]:
     """The GE ops a converter names: in its code, or in what its table row bound to it."""
-    return {name for name in names(function, 2) if name in OPS}
+    return {name for name in names(inspect.unwrap(function), 2) if name in OPS}
 
 
 def names(function: Any, depth: int) -> Iterator[str]:
-    """Followed into the functions of our own that it calls, so far as `depth` allows."""
+    """Followed into the functions of our own that it calls, so far as `depth` allows; a class is its methods."""
+    if isinstance(function, type):
+        for method in vars(function).values():
+            yield from names(getattr(method, "fget", method), depth)
     code = getattr(function, "__code__", None)
     if code is None:
         return

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import common_type, promoted, real, to
+from airgraph.convert.chip import newer
+from airgraph.convert.promote import TORCH_TYPES, common_type, promoted, real, to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
@@ -51,9 +52,7 @@ BINARY = {
     aten.div.Tensor: "RealDiv",
     aten.floor_divide.default: "FloorDiv",
     aten.maximum.default: "Maximum",
-    aten.minimum.default: "Minimum",
     aten.mul.Scalar: "Mul",
-    aten.mul.Tensor: "Mul",
     aten.pow.Scalar: "Pow",
     aten.pow.Tensor_Scalar: "Pow",
     aten.pow.Tensor_Tensor: "Pow",
@@ -83,6 +82,16 @@ LOGIC = {
     aten.logical_and.default: ("LogicalAnd", None),
     aten.logical_or.default: ("LogicalOr", None),
 }
+
+
+HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
+# The types for which newer chips have these ops.
+AXPY = (DataType.DT_FLOAT, *HALVES)
+AXPY_V2 = (DataType.DT_INT8, DataType.DT_INT32, DataType.DT_INT64)
+LARGEST: dict[DataType, float] = {
+    dtype: torch.iinfo(torch_type).max for dtype, torch_type in TORCH_TYPES.items() if dtype.is_int
+}
+LARGEST |= dict.fromkeys((*AXPY, DataType.DT_DOUBLE), float("inf"))
 
 
 def unary(op: str) -> Any:
@@ -147,10 +156,40 @@ def sub(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) ->
     return ge.Sub(self, other)
 
 
-@converts(aten.rsub.Tensor, aten.rsub.Scalar)
+@converts(aten.rsub.Tensor)
 def rsub(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
     """rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     return sub(other, self, alpha, meta_outputs=meta_outputs)
+
+
+@converts(aten.rsub.Scalar)
+def rsub_number(self: Value, other: Any, alpha: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+    """rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"""
+    dtype = meta_outputs.dtype
+    if not newer():
+        return ge.Sxpy(*promoted(other, self, alpha, dtype=dtype))
+    if dtype in AXPY and isinstance(alpha, int | float):
+        return ge.Axpy(*promoted(other, self, dtype=dtype), alpha=-alpha)
+    if dtype in AXPY_V2:
+        other, self, alpha = promoted(other, self, alpha, dtype=dtype)
+        return ge.AxpyV2(other, self, ge.Mul(alpha, to(-1, dtype)))
+    other, self, alpha = promoted(other, self, alpha, dtype=dtype)
+    return ge.Sub(other, ge.Mul(self, alpha))
+
+
+@converts(aten.mul.Tensor)
+def mul(self: Value, other: Any, *, meta_outputs: TensorSpec) -> Value:
+    """mul.Tensor(Tensor self, Tensor other) -> Tensor"""
+    if self.dtype == meta_outputs.dtype and self.dtype in HALVES and isinstance(other, int | float):
+        return ge.Muls(self, value=other)
+    return ge.Mul(*promoted(self, other, dtype=meta_outputs.dtype))
+
+
+@converts(aten.minimum.default)
+def minimum(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
+    """minimum(Tensor self, Tensor other) -> Tensor: of truth values, their product"""
+    op = ge.Mul if meta_outputs.dtype == DataType.DT_BOOL else ge.Minimum
+    return op(*promoted(self, other, dtype=meta_outputs.dtype))
 
 
 @converts(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -203,8 +242,11 @@ def clamp(self: Value, min: Any = None, max: Any = None, *, meta_outputs: Tensor
 
 @converts(aten.clamp_min.default)
 def clamp_min(self: Value, min: Any, *, meta_outputs: TensorSpec) -> Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    return clamp(self, min, None, meta_outputs=meta_outputs)
+    """clamp_min(Tensor self, Scalar min) -> Tensor. Of 0 and -0 eager takes 0: Maximum does, ClipByValueV2 does not."""
+    dtype = meta_outputs.dtype
+    if not isinstance(min, int | float) or min == 0 or dtype not in LARGEST:
+        return clamp(self, min, None, meta_outputs=meta_outputs)
+    return ge.ClipByValueV2(*promoted(self, min, LARGEST[dtype], dtype=dtype))
 
 
 @converts(aten.addcmul.default)

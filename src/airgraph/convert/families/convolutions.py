@@ -16,7 +16,6 @@ aten = torch.ops.aten
 
 WINDOW = "ksize=kernel_size strides=stride pads=padding dilation ceil_mode"
 ROWS = {
-    aten.max_pool2d_with_indices.default: ("MaxPoolWithArgmaxV1", f"x=self {WINDOW}"),
     aten.max_pool2d_with_indices_backward.default: (
         "MaxPoolGradWithArgmaxV1",
         f"x=self grad=grad_output argmax=indices {WINDOW}",
@@ -115,6 +114,17 @@ def convolution_backward(grad_output: Value, input: Value, weight: Value, bias_s
     if line:
         dx, dw = (v and ge.Squeeze(sized(v, like.type.shape or ()), axis=[2]) for v, like in ((dx, x), (dw, filter)))
     return [dx, dw, None]
+
+
+@converts(aten.max_pool2d_with_indices.default)
+def max_pool2d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+               ceil_mode: bool = False, *, meta_outputs: list[TensorSpec]) -> list[Value]:  # fmt: skip
+    """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
+    bool ceil_mode=False) -> (Tensor, Tensor)"""
+    numbers = {"ksize": kernel_size, "strides": stride, "pads": padding, "dilation": dilation}
+    attrs = {name: constant(name, value) for name, value in numbers.items()}
+    y, argmax = emitted("MaxPoolWithArgmaxV1", [self], {**attrs, "ceil_mode": ceil_mode}, meta_outputs)
+    return [y, ge.Identity(argmax)]
 
 
 @converts(aten.max_pool3d_with_indices.default)

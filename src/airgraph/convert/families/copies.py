@@ -34,6 +34,8 @@ def to_copy(self: Value, *, dtype: Any = None, layout: Any = None, device: Any =
         raise NoConversion("a copy to another device or layout")
     if self.dtype.is_complex and not meta_outputs.dtype.is_complex:
         raise NoConversion("a cast from complex to real")
+    if self.dtype == meta_outputs.dtype and self.dtype in TORCH_TYPES:
+        return ge.TensorMove(self)
     return convert_element_type(self, dtype, meta_outputs=meta_outputs)
 
 

@@ -51,6 +51,7 @@ ROUNDINGS = {
     aten._foreach_trunc: 5,
     aten._foreach_frac: 7,
 }
+FRACTION = ROUNDINGS[aten._foreach_frac]
 # With a list, a number or a list of numbers as the other operand.
 BINARY = {
     aten._foreach_clamp_max: "Minimum",  # PyTorch runs the same code for both
@@ -78,10 +79,21 @@ def unary(op: str) -> Any:
 
 
 def rounding(mode: int) -> Any:
+    """Whole numbers are round; their fractions are zeros."""
+
     def convert(self: List, *, meta_outputs: Specs) -> List:
-        return ge.ForeachRoundOffNumber(each(self, meta_outputs), ge.Const([mode], dtype=int(DataType.DT_INT8)))
+        real(*self)
+        broken = [x for x in self if x.dtype.is_float]
+        results = iter(ge.ForeachRoundOffNumber(broken, mode_of(mode)) if broken else ())
+        return [next(results) if x.dtype.is_float else ge.ZerosLike(x) if mode == FRACTION else x for x in self]
 
     return convert
+
+
+def mode_of(mode: int) -> Value:
+    modes: Value = ge.Fill(1, ge.Const(mode, dtype=int(DataType.DT_INT8)), place="CPU")
+    modes.known = (mode,)
+    return modes
 
 
 def with_list(op: str) -> Any:
@@ -148,7 +160,8 @@ for packet, op in TERNARY.items():
 @converts(aten._foreach_pow.ScalarAndTensor)
 def pow_number(self: Any, exponent: List, *, meta_outputs: Specs) -> List:
     """_foreach_pow.ScalarAndTensor(Scalar self, Tensor[] exponent) -> Tensor[]"""
-    return ge.ForeachPowScalarAndTensor(number(self), each(exponent, meta_outputs))
+    base = ge.Fill(1, number(self), place="CPU") if isinstance(self, float) else number(self)
+    return ge.ForeachPowScalarAndTensor(base, each(exponent, meta_outputs))
 
 
 @converts(aten._foreach_lerp.Scalar)

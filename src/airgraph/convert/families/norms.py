@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from airgraph.convert.chip import newer
 from airgraph.convert.direct import constant, direct, emitted
+from airgraph.convert.promote import to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.ir import ge
 from airgraph.ir.graph import Value
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 
 aten = torch.ops.aten
 Outputs = list[Value | None]
 
 direct(aten.native_layer_norm.default, "LayerNormV4", "x=input normalized_shape gamma=weight beta=bias epsilon=eps")
-direct(aten.native_layer_norm_backward.default, "LayerNormGradV3",
-       "dy=grad_out x=input rstd mean gamma=weight beta=bias normalized_shape output_mask")  # fmt: skip
-direct(aten._native_batch_norm_legit_no_training.default, "BNInfer",
-       "x=input scale=weight offset=bias mean=running_mean variance=running_var momentum epsilon=eps")  # fmt: skip
-direct(aten.native_batch_norm_backward.default, "BatchNormGradV3",
-       "dy=grad_out x=input weight running_mean running_var save_mean save_rstd=save_invstd is_training=train epsilon=eps "
-       "output_mask")  # fmt: skip
 direct(aten.batch_norm_elemt.default, "BatchNormElemt", "x=input weight bias mean invstd eps")
 direct(aten.batch_norm_backward_reduce.default, "SyncBatchNormBackwardReduce",
        "grad_output=grad_out x=input mean invstd weight input_g weight_g bias_g")  # fmt: skip
@@ -31,6 +28,23 @@ direct(aten.batch_norm_backward_elemt.default, "SyncBatchNormBackwardElemt",
        "grad_output=grad_out x=input mean invstd weight sum_dy sum_dy_xmu count")  # fmt: skip
 
 
+# -- layers ---------------------------------------------------------------------------------------------------------
+@converts(aten.native_layer_norm_backward.default)
+def layer_norm_backward(grad_out: Value, input: Value, normalized_shape: Any, mean: Value, rstd: Value,
+                        weight: Value | None, bias: Value | None, output_mask: list[bool], *,
+                        meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+    """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
+    Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    gamma = filled(normalized_shape, 1.0, input) if weight is None else weight
+    inputs = [grad_out, input, rstd, mean, gamma, bias, normalized_shape]
+    return emitted("LayerNormGradV3", inputs, {"output_mask": output_mask}, meta_outputs)
+
+
+def filled(dims: Any, number: float, like: Value) -> Value:
+    return ge.Fill(dims, to(number, like.dtype), place=like.type.place)
+
+
+# -- groups ---------------------------------------------------------------------------------------------------------
 @converts(aten.native_group_norm.default)
 def group_norm(input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any, group: Any,
                eps: float, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
@@ -38,7 +52,8 @@ def group_norm(input: Value, weight: Value | None, bias: Value | None, N: Any, C
     -> (Tensor, Tensor, Tensor)"""
     same_sizes(input, N, C)
     attrs = {"num_groups": constant("group", group), "eps": constant("eps", eps)}
-    return emitted("GroupNormV2", [input, weight, bias], attrs, meta_outputs)
+    gamma, beta = (filled(C, number, input) if v is None else v for v, number in ((weight, 1.0), (bias, 0.0)))
+    return emitted("GroupNormV2", [input, gamma, beta], attrs, meta_outputs)
 
 
 @converts(aten.native_group_norm_backward.default)
@@ -49,7 +64,12 @@ def group_norm_backward(grad_out: Value, input: Value, mean: Value, rstd: Value,
     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     same_sizes(input, N, C)
     attrs = {"num_groups": constant("group", group), "output_mask": list(output_mask)}
-    return emitted("GroupNormGrad", [grad_out, mean, rstd, input, weight], attrs, meta_outputs)
+    flat, groups, channels = (ge.Pack(numbers, N=len(numbers)) for numbers in ([N, C, HxW], [N, group], [C]))
+    dy, x = (ge.Reshape(v, flat) for v in (grad_out, input))
+    mean, rstd = (ge.Reshape(v, groups) for v in (mean, rstd))
+    gamma = ge.Reshape(filled(channels, 1.0, input) if weight is None else weight, channels)
+    dx, *rest = emitted("GroupNormGrad", [dy, mean, rstd, x, gamma], attrs, meta_outputs)
+    return [None if dx is None else ge.Reshape(dx, shape_of(input)), *rest]
 
 
 def same_sizes(x: Value, *numbers: Any) -> None:
@@ -59,16 +79,90 @@ def same_sizes(x: Value, *numbers: Any) -> None:
         raise NoConversion("sizes that are not those of the input")
 
 
+def shape_of(x: Value) -> Value:
+    return ge.Shape(x, dtype=int(DataType.DT_INT64))
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Batch:
+    """The input of a batch norm as GE's kernels take it, [n, channels, height, width] or with a depth, and the way back.
+
+    x: [n, c] → Unsqueeze → [n, c, 1, 1] → BNInfer → Squeeze → [n, c]
+    """
+
+    x: Value
+    most: int  # dimensions the kernel takes
+
+    @property
+    def sizes(self) -> Value:
+        return shape_of(self.x)
+
+    @property
+    def folds(self) -> bool:
+        return self.x.rank > self.most and 0 not in (self.x.type.shape or (0,))
+
+    def given(self, parameter: Value | None, number: float) -> Value:
+        """A number for each channel where there is no parameter."""
+        return filled(ge.Gather(self.sizes, 1), number, self.x) if parameter is None else parameter
+
+    def taken(self, x: Value) -> Value:
+        if x.rank in (2, 3):
+            return ge.Unsqueeze(x, axes=list(range(x.rank, 4)))
+        if not self.folds:
+            return x
+        first = [ge.Gather(self.sizes, i) for i in range(self.most - 1)]
+        return ge.Reshape(x, ge.Pack([*first, -1], N=self.most))
+
+    def back(self, y: Value) -> Value:
+        if self.x.rank in (2, 3):
+            return ge.Squeeze(y, axis=list(range(3, self.x.rank - 1, -1)))
+        return ge.Reshape(y, self.sizes) if self.folds else y
+
+
+def batch_of(x: Value, most: int = 5) -> Batch:
+    if x.rank < 2:
+        raise NoConversion("a batch norm of fewer than two dimensions")
+    return Batch(x, most)
+
+
+@converts(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
+                         running_var: Value, momentum: Any, eps: Any, *,
+                         meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+    """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
+    Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
+    batch = batch_of(input, 5 if newer() else 4)
+    if any(spec.symsize != (0,) for spec in meta_outputs[1:]):
+        raise NoConversion("statistics of the batch, which inference does not compute")
+    x, scale, offset = batch.taken(input), batch.given(weight, 1.0), batch.given(bias, 0.0)
+    parameters = [x, scale, offset, running_mean, running_var]
+    if newer():
+        y, *_ = normalised(parameters, False, momentum, eps, [meta_outputs[0], *[None] * 4])
+    else:
+        y = emitted("BNInfer", parameters, {"epsilon": constant("eps", eps)}, meta_outputs[0])
+    return [batch.back(y), *[filled([0], 0.0, input)] * 2]
+
+
 @converts(aten._native_batch_norm_legit_functional.default)
 def batch_norm(input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
                training: bool, momentum: Any, eps: Any, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
     """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
     Tensor running_var, bool training, float momentum, float eps)
     -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
-    y, save_mean, save_rstd, *running = meta_outputs
-    inputs = [input, weight, bias, running_mean, running_var]
-    y, *running, save_mean, save_rstd = normalised(inputs, training, momentum, eps, [y, *running, save_mean, save_rstd])
-    return [y, save_mean, save_rstd, *running]
+    running = [ge.TensorMove(v) for v in (running_mean, running_var)]
+    return batch_norm_with(input, weight, bias, running, training, momentum, eps, meta_outputs)
+
+
+def batch_norm_with(input: Value, weight: Value | None, bias: Value | None, running: list[Value], training: bool,
+                    momentum: Any, eps: Any, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+    """The outputs, then the new running values, if FX asks for them."""
+    spec, *saved = meta_outputs[:3]
+    batch = batch_of(input)
+    inputs = [batch.taken(input), batch.given(weight, 1.0), batch.given(bias, 0.0), *running]
+    expected = [spec, *(meta_outputs[3:] or (None, None)), *saved]
+    y, *new, save_mean, save_rstd = normalised(inputs, training, momentum, eps, expected)
+    return [batch.back(y), save_mean, save_rstd, *new]
 
 
 @converts(aten._native_batch_norm_legit.no_stats)
@@ -76,15 +170,32 @@ def batch_norm_without_stats(input: Value, weight: Value | None, bias: Value | N
                              eps: Any, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
     float eps) -> (Tensor, Tensor, Tensor)"""
-    y, save_mean, save_rstd = meta_outputs
-    expected = [y, None, None, save_mean, save_rstd]
-    y, _, _, save_mean, save_rstd = normalised([input, weight, bias, None, None], training, momentum, eps, expected)
-    return [y, save_mean, save_rstd]
+    batch = batch_of(input)
+    if not training:
+        raise NoConversion("inference without statistics")
+    running = [batch.given(None, number) for number in (0.0, 1.0)]
+    return batch_norm_with(input, weight, bias, running, training, momentum, eps, meta_outputs)[:3]
 
 
-def normalised(inputs: list[Value | None], training: bool, momentum: Any, eps: Any, expected: list[Any]) -> list[Any]:
+def normalised(
+    inputs: Sequence[Value | None], training: bool, momentum: Any, eps: Any, expected: list[Any]
+) -> list[Any]:
     attrs = {"epsilon": constant("eps", eps), "momentum": constant("momentum", momentum), "is_training": training}
     return emitted("BatchNormV3", inputs, attrs, expected)
+
+
+@converts(aten.native_batch_norm_backward.default)
+def batch_norm_backward(grad_out: Value, input: Value, weight: Value | None, running_mean: Value | None,
+                        running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool,
+                        eps: Any, output_mask: list[bool], *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+    """native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
+    Tensor? save_mean, Tensor? save_invstd, bool train, float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
+    batch = batch_of(input)
+    dy, x, scale = batch.taken(grad_out), batch.taken(input), batch.given(weight, 1.0)
+    attrs = {"is_training": train, "epsilon": constant("eps", eps), "output_mask": output_mask}
+    inputs = [dy, x, scale, running_mean, running_var, save_mean, save_invstd]
+    dx, *rest = emitted("BatchNormGradV3", inputs, attrs, meta_outputs)
+    return [None if dx is None else batch.back(dx), *rest]
 
 
 # -- element types --------------------------------------------------------------------------------------------------

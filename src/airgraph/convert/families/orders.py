@@ -21,7 +21,13 @@ INT32, INT64 = int(DataType.DT_INT32), int(DataType.DT_INT64)
 def sort(self: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> list[Value]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
     real(self)
-    return ge.Sort(self, axis=dim, descending=descending, stable=bool(stable), y2_dtype=INT64)
+    last = self.rank - 1
+    attrs = {"descending": descending, "stable": bool(stable), "y2_dtype": INT64}
+    if self.rank == 0 or dim % self.rank == last:
+        return ge.Sort(self, axis=max(last, 0), **attrs)
+    swap = list(range(self.rank))
+    swap[dim % self.rank], swap[last] = last, dim % self.rank
+    return [ge.Transpose(y, swap) for y in ge.Sort(ge.Transpose(self, swap), axis=last, **attrs)]
 
 
 @converts(aten.sort.stable)
@@ -37,7 +43,7 @@ def topk(self: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool 
     return ge.TopKV2(self, k, sorted=sorted, dim=dim, largest=largest, indices_dtype=INT64)
 
 
-def place(op: str) -> Any:
+def place(op: str, with_value: str) -> Any:
     """argmax, argmin: without an axis, the place in the flattened tensor."""
 
     def convert(self: Value, dim: int | None = None, keepdim: bool = False) -> Value:
@@ -45,8 +51,10 @@ def place(op: str) -> Any:
         if dim is None or self.rank == 0:
             found = getattr(ge, op)(ge.Reshape(self, [-1]), 0, dtype=INT64)
             return ge.Reshape(found, [1] * self.rank) if keepdim else found
-        found = getattr(ge, op)(self, dim % self.rank, dtype=INT64)
-        return ge.Unsqueeze(found, axes=[dim % self.rank]) if keepdim else found
+        if keepdim:
+            indices, _ = getattr(ge, with_value)(self, dimension=dim % self.rank, keep_dims=True)
+            return ge.Cast(indices, dst_type=INT64)
+        return getattr(ge, op)(self, dim % self.rank, dtype=INT64)
 
     return convert
 
@@ -79,7 +87,10 @@ def running_extreme(op: str, axis: str) -> Any:
     return convert
 
 
-PLACES = {aten.argmax.default: "ArgMaxV2", aten.argmin.default: "ArgMin"}
+PLACES = {
+    aten.argmax.default: ("ArgMaxV2", "ArgMaxWithValue"),
+    aten.argmin.default: ("ArgMin", "ArgMinWithValue"),
+}
 EXTREMES = {aten.max.dim: "ArgMaxWithValue", aten.min.dim: "ArgMinWithValue"}
 RUNNING = {
     aten.cumsum.default: "Cumsum",
@@ -87,7 +98,9 @@ RUNNING = {
     aten.logcumsumexp.default: "CumulativeLogsumexp",
 }
 RUNNING_EXTREMES = {aten.cummax.default: ("Cummax", "dim"), aten.cummin.default: ("Cummin", "axis")}
-for table, make in ((PLACES, place), (EXTREMES, extreme), (RUNNING, running)):
+for target, ops in PLACES.items():
+    REGISTRY.register(target, place(*ops))
+for table, make in ((EXTREMES, extreme), (RUNNING, running)):
     for target, op in table.items():
         REGISTRY.register(target, make(op))
 for target, names in RUNNING_EXTREMES.items():

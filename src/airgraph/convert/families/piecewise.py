@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.direct import constant, direct
+from airgraph.convert.direct import constant, direct, emitted
 from airgraph.convert.promote import promoted, real, to
 from airgraph.convert.registry import NoConversion, TensorSpec, converts
 from airgraph.ir import ge
@@ -31,7 +31,6 @@ ROWS = {
     aten.hardtanh_backward.default: ("HardtanhGrad", "result=self grad=grad_output min_val max_val"),
     aten.mish.default: ("Mish", "x=self"),
     aten.mish_backward.default: ("MishGrad", "grad=grad_output x=self"),
-    aten.log_sigmoid_forward.default: ("LogSigmoid", "x=self"),
     aten.log_sigmoid_backward.default: ("LogSigmoidGrad", "grads=grad_output features=self buffer"),
     aten._prelu_kernel.default: ("PRelu", "x=self weight"),
     aten._prelu_kernel_backward.default: ("PReluGrad", "grads=grad_output features=self weights=weight"),
@@ -59,6 +58,13 @@ def hardtanh(self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: 
     if self.dtype != meta_outputs.dtype or not self.dtype.is_float:
         raise NoConversion("hardtanh of integers")
     return ge.ClipByValueV2(*promoted(self, *bounds, dtype=self.dtype))
+
+
+@converts(aten.log_sigmoid_forward.default)
+def log_sigmoid(self: Value, *, meta_outputs: list[TensorSpec]) -> list[Value]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
+    y, buffer = emitted("LogSigmoid", [self], {}, meta_outputs)
+    return [y, ge.Identity(buffer)]
 
 
 @converts(aten._safe_softmax.default)

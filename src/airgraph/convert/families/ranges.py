@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -88,13 +90,21 @@ def empty_strided(size: Any, stride: Any, *, meta_outputs: TensorSpec, **how: An
 @converts(aten.new_empty.default)
 def new_empty(self: Value, size: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor"""
-    return full(size, 0, meta_outputs=meta_outputs, **how)
+    return ge.Empty(size, **placed(meta_outputs, **how))
 
 
 @converts(aten.new_empty_strided.default)
 def new_empty_strided(self: Value, size: Any, stride: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, …) -> Tensor"""
-    return full(size, 0, meta_outputs=meta_outputs, **how)
+    empty = new_empty(self, size, meta_outputs=meta_outputs, **how)
+    if isinstance(size, Value) or isinstance(stride, Value) or not fits(size, stride):
+        return empty  # strides are a matter of the boundary
+    return ge.AsStrided(empty, size, stride, 0)
+
+
+def fits(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """So laid out, a tensor needs no more memory than it has elements."""
+    return 0 not in size and sum((n - 1) * step for n, step in zip(size, stride)) < math.prod(size)
 
 
 @converts(aten.empty_like.default)

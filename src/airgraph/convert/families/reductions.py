@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec
+from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -41,6 +41,23 @@ def reduction(op: str) -> Any:
     return convert
 
 
+@converts(aten.sum.dim_IntList)
+def sum_(self: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec) -> Value:
+    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    if isinstance(dim, Value) or 0 not in (self.type.shape or ()):
+        return reduction("ReduceSum")(self, dim, keepdim, dtype=dtype, meta_outputs=meta_outputs)
+    real(self)
+    sizes = remaining(self, axes_of(self, dim), keepdim)
+    return ge.Fill(sizes, to(0, meta_outputs.dtype), place=meta_outputs.place)
+
+
+def remaining(x: Value, axes: Sequence[int], keepdim: bool) -> Any:
+    """The sizes of x without these axes."""
+    sizes = [ge.Gather(ge.Shape(x, dtype=int(DataType.DT_INT64)), i) for i in range(x.rank)]
+    kept = [1 if i in axes else size for i, size in enumerate(sizes) if keepdim or i not in axes]
+    return ge.Pack(kept, N=len(kept)) if kept else []
+
+
 def truth(op: str) -> Any:
     """any and all. Those of uint8 are uint8 again."""
 
@@ -53,6 +70,14 @@ def truth(op: str) -> Any:
     return convert
 
 
+@converts(aten.any.default)
+def any_(self: Value, *, meta_outputs: TensorSpec) -> Value:
+    """any(Tensor self) -> Tensor"""
+    (x,) = promoted(self, dtype=DataType.DT_BOOL)
+    x = ge.Unsqueeze(x, axes=[0]) if x.rank == 0 else x
+    return to(ge.ReduceAny(x, axes_of(x, None), keep_dims=False), meta_outputs.dtype)
+
+
 def total(op: str) -> Any:
     """For reductions over everything."""
 
@@ -63,14 +88,12 @@ def total(op: str) -> Any:
 
 
 REDUCTIONS = {
-    aten.sum.dim_IntList: "ReduceSum",
     aten.mean.dim: "ReduceMean",
     aten.amax.default: "ReduceMax",
     aten.amin.default: "ReduceMin",
     aten.prod.dim_int: "ReduceProd",
 }
 TRUTHS = {
-    aten.any.default: "ReduceAny",
     aten.any.dim: "ReduceAny",
     aten.any.dims: "ReduceAny",
     aten.all.default: "ReduceAll",

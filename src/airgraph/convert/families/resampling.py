@@ -130,11 +130,21 @@ def constant_pad(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorS
 def pad_more(op: str, mode: str) -> Any:
     def convert(self: Value, padding: Any, *, meta_outputs: TensorSpec) -> Value:
         alone = self.rank == len(items(padding)) // 2 + 1
-        inputs = [ge.Unsqueeze(self, axes=[0]) if alone else self, outermost_first(padding)]
+        pads = outermost_first(padding)
+        if op == "MirrorPad" and not isinstance(pads, Value) and len(pads) == 4:
+            pads = in_pairs([0, 0, 0, 0, *pads])
+        inputs = [ge.Unsqueeze(self, axes=[0]) if alone else self, pads]
         y = emitted(op, inputs if op == "MirrorPad" else [*inputs, None], {"mode": mode}, meta_outputs)
         return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
 
     return convert
+
+
+def in_pairs(numbers: list[int]) -> Value:
+    """Two for each dimension."""
+    pairs: Value = ge.Reshape(numbers, [len(numbers) // 2, 2])
+    pairs.known = tuple(zip(numbers[::2], numbers[1::2]))
+    return pairs
 
 
 def pad_gradient(mode: str) -> Any:

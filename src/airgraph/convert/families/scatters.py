@@ -67,10 +67,16 @@ def put(self: Value, index: Value, source: Value, accumulate: bool = False) -> V
 @converts(aten.index_add.default)
 def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
-    axis = axis_of(self, dim, index)
+    if self.rank == 0 or index.rank > 1 or source.rank != self.rank:
+        raise NoConversion("a scalar")
+    axis = dim % self.rank
     real(self, source, alpha)
+    index = ge.Unsqueeze(index, axes=[0]) if index.rank == 0 else index
+    sizes, count = ge.Shape(self, dtype=INT64), ge.Gather(ge.Shape(index, dtype=INT64), 0)
+    room = [count if i == axis else ge.Gather(sizes, i) for i in range(self.rank)]
+    source = ge.BroadcastTo(source, ge.Pack(room, N=self.rank))
     factor = None if isinstance(alpha, int | float) and alpha == 1 else to(alpha, self.dtype)
-    return ge.InplaceIndexAdd(self, index, source, factor, axis=axis)
+    return ge.InplaceIndexAdd(ge.TensorMove(self), index, source, factor, axis=axis)
 
 
 @converts(aten.index_copy.default)
@@ -233,5 +239,5 @@ def select_scatter(self: Value, src: Value, dim: int, index: Any) -> Value:
 def select_backward(grad_output: Value, input_sizes: Any, dim: int, index: Any, *, meta_outputs: TensorSpec) -> Value:
     """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
     real(grad_output)
-    zeros = ge.Fill(input_sizes, to(0, meta_outputs.dtype), place=meta_outputs.place)
+    zeros = ge.Empty(input_sizes, dtype=int(meta_outputs.dtype), init=True, place=meta_outputs.place)
     return select_scatter(zeros, grad_output, dim, index)

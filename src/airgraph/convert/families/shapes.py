@@ -21,6 +21,12 @@ def view(self: Value, *args: Any) -> Value:
     raise NoConversion("views are emitted by the walk")
 
 
+@converts(aten.t.default)
+def t(self: Value) -> Value:
+    """t(Tensor(a) self) -> Tensor(a): here of fewer than two dimensions, others are views as those above"""
+    return ge.Identity(self)
+
+
 @converts(aten.unsqueeze.default)
 def unsqueeze(self: Value, dim: int) -> Value:
     """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
@@ -73,10 +79,9 @@ def stack(tensors: list[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Va
 @converts(aten.split.Tensor)
 def split(self: Value, split_size: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
     """split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"""
-    if not isinstance(split_size, int):
-        raise NoConversion("a symbolic size")
-    sizes = [split_size] * (len(meta_outputs) - 1)
-    return ge.SplitV(self, [*sizes, -1], dim % self.rank, num_split=len(meta_outputs))
+    count = len(meta_outputs)
+    sizes = ge.Pack([*[split_size] * (count - 1), -1], N=count)
+    return ge.SplitV(self, sizes, dim % self.rank, num_split=count)
 
 
 @converts(aten.split_with_sizes.default)

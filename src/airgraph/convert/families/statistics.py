@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from airgraph.convert.chip import newer
 from airgraph.convert.families.reductions import axes_of
 from airgraph.convert.promote import promoted, real, to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
@@ -22,19 +23,35 @@ def spread(op: str, *, mean: bool) -> Any:
 
     def convert(self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value | list[Value]:
         real(self)
-        number = 1 if correction is None else correction
-        if not isinstance(number, int | float) or int(number) != number:
-            raise NoConversion("a correction that is no whole number")
-        results = getattr(ge, op)(
-            self, dim=axes_of(self, dim), correction=int(number), keepdim=keepdim, is_mean_out=mean
-        )
+        attrs = {"dim": axes_of(self, dim), "correction": whole(correction), "keepdim": keepdim}
+        results = getattr(ge, op)(self, **attrs, is_mean_out=mean)
         return results if mean else results[0]
 
     return convert
 
 
+def whole(correction: Any) -> int:
+    number = 1 if correction is None else correction
+    if not isinstance(number, int | float) or int(number) != number:
+        raise NoConversion("a correction that is no whole number")
+    return int(number)
+
+
+@converts(aten.std.correction)
+def std(self: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value | list[Value]:
+    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    if newer() or self.rank == 0 or 0 in (self.type.shape or ()):
+        return spread("ReduceStdV2", mean=False)(self, dim, correction=correction, keepdim=keepdim)
+    real(self)
+    axes = axes_of(self, dim)
+    mean = ge.ReduceMean(self, axes, keep_dims=keepdim)
+    if not keepdim and len(axes) < self.rank:
+        mean = ge.Unsqueeze(mean, axes=sorted(axes))
+    mean = ge.Expand(mean, ge.Shape(self, dtype=int(DataType.DT_INT64)))
+    return ge.ReduceStdWithMean(self, mean, dim=axes, correction=whole(correction), keepdim=keepdim)
+
+
 REGISTRY.register(aten.var.correction, spread("ReduceVar", mean=False))
-REGISTRY.register(aten.std.correction, spread("ReduceStdV2", mean=False))
 REGISTRY.register(aten.var_mean.correction, spread("ReduceVar", mean=True))
 REGISTRY.register(aten.std_mean.correction, spread("ReduceStdV2", mean=True))
 

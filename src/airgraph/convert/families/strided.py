@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
 aten = torch.ops.aten
+FAR = 256  # elements: neighbours further apart are read in another order and transposed
 REGISTRY.register(aten.unsafe_split.Tensor, split)
 REGISTRY.register(aten.unsafe_split_with_sizes.default, split_with_sizes)
 
@@ -31,14 +33,31 @@ def as_strided(self: Value, size: Any, stride: Any, storage_offset: Any = None) 
 
     It counts in memory. The walk hands over only values that begin theirs; they must lie there as the graph's do."""
     contiguous(self)
-    return ge.AsStrided(self, size, stride, 0 if storage_offset is None else storage_offset)
+    offset = 0 if storage_offset is None else storage_offset
+    if isinstance(stride, Value) or isinstance(size, Value) or not stride or stride[-1] < FAR:
+        return ge.AsStrided(self, size, stride, offset)
+    order = sorted(range(len(stride)), key=lambda i: (stride[i], i), reverse=True)
+    near = ge.AsStrided(self, [size[i] for i in order], [stride[i] for i in order], offset)
+    return ge.Transpose(near, [order.index(i) for i in range(len(stride))])
 
 
 @converts(aten.as_strided_scatter.default)
 def as_strided_scatter(self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None) -> Value:
     """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
     contiguous(self)
-    return ge.ViewCopy(self, size, stride, 0 if storage_offset is None else storage_offset, src)
+    offset = 0 if storage_offset is None else storage_offset
+    return ge.ViewCopy(self, size, stride, offset, to(src, self.dtype), size, plain_strides(size), 0)
+
+
+def plain_strides(size: Any) -> Any:
+    """Those of a contiguous tensor of this size."""
+    if not isinstance(size, Value):
+        return [math.prod(size[i + 1 :]) for i in range(len(size))]
+    (rank,) = size.type.shape or (0,)
+    strides: list[Any] = [ge.Const(1, dtype=int(size.dtype))] * rank
+    for i in reversed(range(rank - 1)):
+        strides[i] = ge.Mul(strides[i + 1], ge.Gather(size, i + 1))
+    return ge.Pack(strides, N=rank)
 
 
 def contiguous(x: Value) -> None:

@@ -31,7 +31,9 @@ FOREACH: dict[str, Meaning] = {
     "ForeachSubList": lambda x1, x2, alpha: aten._foreach_sub.List(x1, x2, alpha=alpha),
     "ForeachLerpScalar": aten._foreach_lerp.Scalar,
     "ForeachLerpList": aten._foreach_lerp.List,
-    "ForeachPowScalarAndTensor": aten._foreach_pow.ScalarAndTensor,
+    "ForeachPowScalarAndTensor": lambda scalar, x: aten._foreach_pow.ScalarAndTensor(
+        scalar[0] if isinstance(scalar, list) else scalar, x
+    ),
     "ForeachRoundOffNumber": round_off,
     "ForeachNorm": aten._foreach_norm.Scalar,
 }

@@ -82,9 +82,9 @@ NORMS: dict[str, Meaning] = {
     "GroupNormV2": group_norm,
     "GroupNormGrad": group_norm_gradient,
     "BatchNormV3": batch_norm,
-    "BNInfer": lambda x, scale, offset, mean, variance, epsilon, momentum: aten._native_batch_norm_legit_no_training(
-        x, scale, offset, mean, variance, momentum, epsilon
-    ),
+    "BNInfer": lambda x, scale, offset, mean, variance, epsilon: aten._native_batch_norm_legit_no_training(
+        x, scale, offset, mean, variance, 0.0, epsilon
+    )[0],
     "BatchNormElemt": aten.batch_norm_elemt.default,
     "SyncBatchNormBackwardReduce": lambda dy, x, mean, invstd, weight, **wanted: or_empty(
         aten.batch_norm_backward_reduce.default(dy, x, mean, invstd, weight, **wanted), x

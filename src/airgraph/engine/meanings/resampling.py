@@ -81,6 +81,13 @@ def innermost_first(paddings: Ints) -> list[int]:
     return [n for i in range(len(paddings) - 2, -1, -2) for n in paddings[i : i + 2]]
 
 
+def mirror(x: Tensor, paddings: Sequence[Any], mode: str) -> Tensor:
+    """The paddings of the spatial dimensions as a list, or two for each dimension, batch and channels too."""
+    if paddings and isinstance(paddings[0], list | tuple):
+        paddings = [n for pair in paddings[2:] for n in pair]
+    return pad(x, paddings, mode=mode)
+
+
 def pad(x: Tensor, paddings: Ints, value: Tensor | None = None, *, mode: str) -> Tensor:
     numbers = innermost_first(paddings)
     if mode == "constant":
@@ -105,7 +112,7 @@ RESAMPLING: dict[str, Meaning] = {
     "GridSampler3D": grid_sample(aten.grid_sampler_3d),
     "GridSampler3DGrad": grid_sample_gradient(aten.grid_sampler_3d_backward),
     "PadV3": pad,
-    "MirrorPad": pad,
+    "MirrorPad": mirror,
     "PadV3Grad": pad_gradient,
     "Im2col": im2col,
     "Col2im": aten.col2im.default,

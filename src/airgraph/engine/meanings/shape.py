@@ -64,6 +64,7 @@ SHAPE: dict[str, Meaning] = {
     "ReverseV2": lambda x, axis: torch.flip(x, axis),
     "Tril": lambda x, diagonal: torch.tril(x, diagonal),
     "Triu": lambda x, diagonal: torch.triu(x, diagonal),
+    "Empty": lambda shape, dtype, init, device: torch.zeros(shape, dtype=torch_type(dtype), device=device),
     "ZerosLike": torch.zeros_like,
     "OnesLike": torch.ones_like,
 }

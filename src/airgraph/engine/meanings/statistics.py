@@ -21,6 +21,11 @@ def spread(alone: Callable[..., Any], with_mean: Callable[..., Any]) -> Meaning:
     return meaning
 
 
+def deviation(x: Tensor, mean: Tensor, dim: Sequence[int], correction: int, keepdim: bool) -> Tensor:
+    """The mean is x's own; PyTorch finds it with more digits than it is given with."""
+    return torch.std(x, tuple(dim) or None, correction=correction, keepdim=keepdim)
+
+
 def norm(x: Tensor, p: float, axes: Sequence[int], keepdim: bool, epsilon: float) -> Tensor:
     return torch.linalg.vector_norm(x, p, tuple(axes) or None, keepdim)
 
@@ -32,6 +37,7 @@ def log_sum_exp(x: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
 STATISTICS: dict[str, Meaning] = {
     "ReduceVar": spread(torch.var, torch.var_mean),
     "ReduceStdV2": spread(torch.std, torch.std_mean),
+    "ReduceStdWithMean": deviation,
     "LpNormV2": norm,
     "ReduceLogSumExp": reduce(log_sum_exp),
     "ReduceNansum": reduce(torch.nansum),

@@ -38,7 +38,11 @@ for name in COMPARE.split():
 define("Add", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a + b))
 define("Sub", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a - b))
 define("Mul", "x1 x2", broadcast("x1", "x2"), known=arithmetic(lambda a, b: a * b))
+define("Muls", "x", like(), value=REQUIRED)
+# x1 + alpha · x2, and for Sxpy x1 - alpha · x2. Axpy has the factor as an attribute.
+define("Axpy", "x1 x2", broadcast("x1", "x2"), alpha=REQUIRED)
 define("AxpyV2", "x1 x2 alpha", broadcast("x1", "x2"))
+define("Sxpy", "x1 x2 alpha", broadcast("x1", "x2"))
 define("Log", "x", like(), base=-1.0, scale=1.0, shift=0.0)
 define("Round", "x", like(), decimals=0)
 define("LogicalNot", "x", like(dtype=BOOL))

@@ -32,8 +32,7 @@ define("BatchNormV3", "x weight? bias? running_mean? running_var?",
        each(like(), first_given("running_mean", "x"), first_given("running_var", "x"), statistics(), statistics()),
        outputs="y running_mean running_var save_mean save_rstd", epsilon=1e-5, momentum=0.1,
        is_training=True)  # fmt: skip
-define("BNInfer", "x scale? offset? mean variance", each(like(), statistics(), statistics()),
-       outputs="y save_mean save_rstd", epsilon=1e-5, momentum=0.1)  # fmt: skip
+define("BNInfer", "x scale? offset? mean variance", like(), epsilon=1e-5)
 # The parts of a batch norm over several processes. They talk to each other in between.
 define("BatchNormElemt", "x weight? bias? mean invstd", like(), eps=1e-5)
 define("SyncBatchNormBackwardReduce", "grad_output x mean invstd weight?",

@@ -202,11 +202,22 @@ define("Triu", "x", shaped(lambda c: c.shape("x")), diagonal=0)
 
 # -- creation -------------------------------------------------------------------------------------------------------
 def filled(call: Call) -> list[TensorType]:
+    """One number stands for one dimension."""
     dims = call.numbers("dims")
-    shape = tuple(map(dim, dims)) if isinstance(dims, tuple) else None
+    if dims is None:
+        return [TensorType(call.dtype("value"), None, call.attr("place"))]
+    shape = tuple(map(dim, dims if isinstance(dims, tuple) else (dims,)))
     return [TensorType(call.dtype("value"), shape, call.attr("place"))]
 
 
+def unfilled(call: Call) -> list[TensorType]:
+    dims = call.numbers("shape")
+    shape = tuple(map(dim, dims)) if isinstance(dims, tuple) else None
+    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+
+
 define("Fill", "dims# value", filled, place="NPU")
+# Zeros, asked for (`init`) or not: what runs twice gives the same twice.
+define("Empty", "shape#", unfilled, dtype=REQUIRED, init=False, place="NPU")
 define("ZerosLike", "x", shaped(lambda c: c.shape("x")))
 define("OnesLike", "x", shaped(lambda c: c.shape("x")))

@@ -30,7 +30,8 @@ def embedded(call: Call) -> MaybeShape:
 
 # AsStrided counts in a contiguous x, as all values of a graph are.
 define("AsStrided", "x size# stride# storage_offset#", windows)
-define("ViewCopy", "dst dst_size# dst_stride# dst_storage_offset# src", like("dst"))
+define("ViewCopy", "dst dst_size# dst_stride# dst_storage_offset# src src_size# src_stride# src_storage_offset#",
+       like("dst"))  # fmt: skip
 define("MatrixDiagPartV2", "input k# padding_value", lambda call: call.result(call.dtype("input"), diagonal(call)),
        outputs="diagonal")  # fmt: skip
 define("MatrixDiagV2", "diagonal k# num_rows# num_cols# padding_value",

@@ -28,6 +28,7 @@ BINARY: dict[str, tuple[str, frozenset[DataType]]] = {
     "BitwiseOr": ("or", INTS | {BOOL}), "BitwiseXor": ("xor", INTS | {BOOL}), "Atan2": ("atan2", FLOATS),
     "FloorDiv": ("floor_div", INTS), "FloorMod": ("remainder", INTS), "Mod": ("remainder", INTS),
 }  # fmt: skip
+TRUTHS = {"Mul": "and", "Minimum": "and", "Maximum": "or"}  # the same of truth values
 COMPARE = {"Equal": "eq", "NotEqual": "ne", "Less": "lt", "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge"}
 LOGICAL = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalXor": "xor"}
 
@@ -44,6 +45,8 @@ def unary(use: Use) -> Tensor:
 def binary(use: Use) -> Tensor:
     name, types = BINARY[use.node.op]
     a, b = (use.of(v) for v in use.node.values())
+    if use.dtype == BOOL and use.node.op in TRUTHS:
+        return point(TRUTHS[use.node.op], (truth(a), truth(b)), BOOL)
     if use.dtype not in types:
         raise NoFormula(f"for {use.dtype.name}")
     return point(name, (cast(a, use.dtype), cast(b, use.dtype)), use.dtype)
@@ -109,10 +112,18 @@ def power(use: Use) -> Tensor:
     return point("pow", (x, cast(y, dtype)), dtype)
 
 
-@lowers("AxpyV2")
+@lowers("Muls")
+def scaled(use: Use) -> Tensor:
+    return floats_only(use)("mul", use.x, float(use.attr("value")))
+
+
+@lowers("Axpy", "AxpyV2", "Sxpy")
 def axpy(use: Use) -> Tensor:
-    f = arithmetic(use)
-    return f("add", use["x1"], f("mul", use["x2"], use["alpha"]))
+    f, op = arithmetic(use), use.node.op
+    if use.dtype not in NUMBERS:
+        raise NoFormula("of truth values")
+    alpha = float(use.attr("alpha")) if op == "Axpy" else use["alpha"]
+    return f("sub" if op == "Sxpy" else "add", use["x1"], f("mul", use["x2"], alpha))
 
 
 @lowers("Addcmul", "Addcdiv")

@@ -196,7 +196,7 @@ def slice_assign(use: Use) -> Tensor:
     return concat([p for p in parts if not same(p.shape[axis], 0)], axis)
 
 
-@lowers("Fill", "ZerosLike", "OnesLike")
+@lowers("Fill", "Empty", "ZerosLike", "OnesLike")
 def fill(use: Use) -> Tensor:
     if use.node.op == "Fill":
         return expand_to(cast(use["value"], use.dtype), use.shape)

@@ -66,15 +66,20 @@ def rms_norm(use: Use) -> list[Tensor]:
 
 
 @lowers("BNInfer")
-def batch_norm_inference(use: Use) -> list[Tensor | None]:
+def batch_norm_inference(use: Use) -> Tensor:
+    return by_numbers(use, "scale", "offset", "mean", "variance")
+
+
+def by_numbers(use: Use, scale: str, offset: str, mean: str, variance: str) -> Tensor:
+    """(x - mean) / √(variance + ε) · scale + offset, with a number of each for each channel."""
     x = widened(use["x"])
-    if x.dtype not in FLOATS or any(v.users for v in use.node.outputs[1:]):
-        raise NoFormula("with its statistics")
+    if x.dtype not in FLOATS:
+        raise NoFormula("of whole numbers")
     f = functions_in(x.dtype)
-    rstd = f("rsqrt", f("add", across(use["variance"], x), float(use.attr("epsilon"))))
-    scale = f("mul", rstd, across(use["scale"], x)) if use.has("scale") else rstd
-    y = f("mul", f("sub", x, across(use["mean"], x)), scale)
-    return [f("add", y, across(use["offset"], x)) if use.has("offset") else y, None, None]
+    rstd = f("rsqrt", f("add", across(use[variance], x), float(use.attr("epsilon"))))
+    factor = f("mul", rstd, across(use[scale], x)) if use.has(scale) else rstd
+    y = f("mul", f("sub", x, across(use[mean], x)), factor)
+    return f("add", y, across(use[offset], x)) if use.has(offset) else y
 
 
 @lowers("GroupNormV2")
@@ -97,11 +102,15 @@ def group_norm(use: Use) -> list[Tensor]:
 
 
 @lowers("BatchNormV3")
-def batch_norm(use: Use) -> list[Tensor]:
-    """In training, with running statistics: mean and variance over all but the channels."""
+def batch_norm(use: Use) -> list[Tensor | None]:
+    """With running statistics. In training: mean and variance over all but the channels."""
     x = widened(use["x"])
-    if not use.attr("is_training") or not use.has("running_mean") or not use.has("running_var"):
-        raise NoFormula("other than in training")
+    if not use.has("running_mean") or not use.has("running_var"):
+        raise NoFormula("without running statistics")
+    if not use.attr("is_training"):
+        if any(v.users for v in use.node.outputs[1:]):
+            raise NoFormula("with its statistics")
+        return [by_numbers(use, "weight", "bias", "running_mean", "running_var"), *[None] * 4]
     if x.dtype not in FLOATS or use["x"].dtype != x.dtype or use["running_mean"].dtype != x.dtype:
         raise NoFormula("of mixed types, or of halves")
     if len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from airgraph.ir.types import Dim
-from airgraph.plan.index import expand, same
+from airgraph.plan.index import count, expand, same
 from airgraph.plan.lowerings.core import BOOL, FLOATS, INTS, NUMBERS, NoFormula, Use, lowers
-from airgraph.plan.lowerings.formulas import choose, mean, total, truth, wide, widened
+from airgraph.plan.lowerings.formulas import choose, floats_only, mean, total, truth, wide, widened
 from airgraph.plan.tensors import Tensor, cast, const, point, reduce
 
 
@@ -57,6 +57,20 @@ def variance(use: Use) -> list[Tensor]:
     if use.node.op == "ReduceStdV2":
         var = point("sqrt", (var,), x.dtype)
     return [var, mean(x, axes, keep)]
+
+
+@lowers("ReduceStdWithMean")
+def deviation(use: Use) -> Tensor:
+    """√((Σd² - (Σd)² / n) / (n - correction)) with d = x - mean: the second sum takes out what rounding did to the mean."""
+    f, x = floats_only(use), widened(use["x"])
+    axes, keep = [a % len(x.shape) for a in use.attr("dim")] or list(range(len(x.shape))), bool(use.attr("keepdim"))
+    n, correction = count([x.shape[a] for a in axes]), use.attr("correction")
+    if not isinstance(n, int) or n - correction <= 0:
+        raise NoFormula("with a symbolic or empty count")
+    d = f("sub", x, use["mean"])
+    rest, squares = total(d, axes, keep), total(f("mul", d, d), axes, keep)
+    spread = f("sub", squares, f("div", f("mul", rest, rest), float(n)))
+    return f("sqrt", f("div", f("max", spread, 0.0), float(n - correction)))
 
 
 @lowers("ReduceMeanWithCast")
