@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,7 +170,7 @@ class Journal:
         self.counters: Counter[str] = Counter()
         self.remarks: list[str] = []
 
-    @property
+    @cached_property
     def log(self) -> EventLogger:
         return get_logger(self.log_name)
 

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from airgraph.capture.aot import compile_by_aot
+from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.export import CompiledModel, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -277,15 +278,33 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         warm_up(chosen)
         model = next(_models)
         write_model(model, gm, chosen.log)
-        return compile_by_aot(
-            gm,
-            example_inputs,
-            lambda graph, inputs, phase: compile_graph(graph, inputs, phase, chosen, model),
-            keep_input_mutations=chosen.keep_input_mutations,
-            decompositions=chosen.decompositions,
-        )
+        programs, compiler = collecting(chosen, model)
+        traced = compile_by_aot(gm, example_inputs, compiler, keep_input_mutations=chosen.keep_input_mutations,
+                                decompositions=chosen.decompositions)  # fmt: skip
+        return shortest(programs, traced, len(example_inputs))
 
     return compile_model
+
+
+def collecting(config: Config, model: int = 0) -> tuple[list[Any], GraphCompiler]:
+    """A compiler, and the list its programs go into."""
+    programs: list[Any] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Runner:
+        programs.append(compile_graph(graph, inputs, phase, config, model))
+        return programs[-1]
+
+    return programs, compiler
+
+
+def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..., Any]:
+    """How the traced module is called: without AOTAutograd's wrapper, if it does nothing for the one program there is."""
+    if not traced.plain or len(programs) != 1 or not isinstance(programs[0], Program):
+        return traced.run
+    (program,) = programs
+    if program.journal.phase != "inference" or len(program.boundary.arguments) != arguments:
+        return traced.run
+    return program.past(traced.run, traced.written)
 
 
 def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
@@ -299,16 +318,12 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
     `load_state_dict` is seen by the next call.
     """
     chosen = make_config(config, options)
-    programs: list[Any] = []
-
-    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Runner:
-        programs.append(compile_graph(graph, inputs, phase, chosen))
-        return programs[-1]
-
+    programs, compiler = collecting(chosen)
     warm_up(chosen)
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
-    run, plain = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
-    return CompiledModel(model, exported, programs[0] if plain and len(programs) == 1 else lambda args: run(*args))
+    traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
+    guarded = replace(traced, run=torch.no_grad()(traced.run))
+    return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

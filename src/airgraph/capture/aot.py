@@ -8,15 +8,28 @@ asks for it): a graph of the user's own ops is what people want to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext
 
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module after AOTAutograd. `plain`: its wrapper around an inference program has nothing to do, for no output is a
+    view of an input or of another output, and no write is left to it; it only counts the `written` arguments' versions."""
+
+    run: Callable[..., Any]
+    plain: bool
+    written: tuple[int, ...]
 
 
 def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[Any, Any]:
@@ -42,13 +55,13 @@ def compile_by_aot(
     *,
     keep_input_mutations: bool,
     decompositions: Mapping[Any, Callable[..., Any]] | None,
-) -> Compiled:
+) -> Traced:
     """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it."""
 
     def phase(name: str) -> FxCompiler:
         return lambda graph, inputs: compiler(graph, inputs, name)
 
-    return aot_module_simplified(
+    run = aot_module_simplified(
         gm,
         list(example_inputs),
         fw_compiler=phase("forward"),
@@ -58,3 +71,11 @@ def compile_by_aot(
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=keep_input_mutations,
     )
+    context = TracingContext.try_get()
+    meta: Any = context.fw_metadata if context else None
+    if meta is None:
+        return Traced(run, False, ())
+    plain = all(o.output_type is OutputType.non_alias for o in meta.output_info) and not meta.tokens
+    plain = plain and not meta.mutated_inp_runtime_indices and not meta.num_intermediate_bases
+    written = meta.mutated_graph_handled_indices_seen_by_autograd if keep_input_mutations else ()
+    return Traced(run, plain, tuple(written))

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.utils import _pytree as pytree
 
-from airgraph.capture.aot import GraphCompiler, compile_by_aot
+from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.errors import BindError
 
 
@@ -47,23 +46,18 @@ def export_model(
 
 
 def compile_exported(exported: Exported, compiler: GraphCompiler, keep_input_mutations: bool,
-                     decompositions: Any) -> tuple[Callable[..., Any], bool]:  # fmt: skip
-    """The graph by AOTAutograd, and whether its own wrapper around the program has nothing to do: no output is a view
-    of an input or of another output, and no write is left to it."""
+                     decompositions: Any) -> Traced:  # fmt: skip
+    """The graph by AOTAutograd."""
     mode = detect_fake_mode(exported.inputs)
-    with torch.no_grad(), tracing(TracingContext(mode)) as context:
-        run = compile_by_aot(exported.graph_module, exported.inputs, compiler, keep_input_mutations=keep_input_mutations,
-                             decompositions=decompositions)  # fmt: skip
-        meta: Any = context.fw_metadata if context else None
-    plain = meta is not None and all(o.output_type is OutputType.non_alias for o in meta.output_info)
-    plain = plain and not meta.mutated_inp_runtime_indices and not meta.num_intermediate_bases and not meta.tokens
-    return run, plain
+    with torch.no_grad(), tracing(TracingContext(mode)):
+        return compile_by_aot(exported.graph_module, exported.inputs, compiler,
+                              keep_input_mutations=keep_input_mutations, decompositions=decompositions)  # fmt: skip
 
 
 class CompiledModel:
     """Called like the model. Arguments of another structure, type, size or device are errors."""
 
-    def __init__(self, model: torch.nn.Module, exported: Exported, run: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, model: torch.nn.Module, exported: Exported, run: Callable[..., Any]) -> None:
         self.model = model
         self.exported = exported
         self.state = exported.state
@@ -75,8 +69,7 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
-        with torch.no_grad():
-            results = self.run([*self.state, *leaves])
+        results = self.run(*self.state, *leaves)
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ results that are views or numbers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,16 +28,21 @@ class NativeProgram(Program):
         )
         self.plain = self.plain and len(boundary.results) == len(executable.plan.outputs)
         self.plain = self.plain and all(t is not None for t in executable.plan.outputs) and not executable.plan.loose
-        self.direct = self.plain and executable.first_call is None
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
+        self.direct = self.plain and self.host and executable.first_call is None
 
     def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
-        if self.direct and self.host and not rest and type(args) is list and quiet(self.journal):
-            result = self.native.native(args)
-            if type(result) is list:
+        results = self.attempt(args) if not rest and type(args) is list else None
+        return super().__call__(args, *rest) if results is None else results
+
+    def attempt(self, args: list[Any]) -> list[Any] | None:
+        """The results, if the native call is all there is to do; None if not, and then nothing has been done."""
+        if self.direct and quiet(self.journal):
+            results = self.native.native(args)
+            if type(results) is list:
                 self.calls += 1
-                return result
-        return super().__call__(args, *rest)
+                return results
+        return None
 
     def run(self, args: list[Any]) -> list[Any]:
         start = time.perf_counter()
@@ -56,6 +62,21 @@ class NativeProgram(Program):
         symbols = {**symbols, **self.native.learned()}
         owned = self.own(outputs, given, symbols)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]
+
+    def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+        if not self.direct:
+            return around
+        attempt, count = self.attempt, torch.autograd.graph.increment_version
+
+        def call(*args: Any) -> Any:
+            results = attempt(list(args))
+            if results is None:
+                return around(*args)
+            if written:
+                count([args[i] for i in written])
+            return results
+
+        return call
 
 
 def quiet(journal: Journal) -> bool:
