@@ -25,6 +25,7 @@ from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import LoopStep, Place, Plan, Step, step_reads
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
 
+JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
 DEAR = 8  # what costs more is not computed again for every row of a broadcast
 
@@ -239,6 +240,8 @@ class Planner:
             seen.add(t.id)
             if t.op == "gather":
                 self.gather_source(t)
+            if t.op == "slice" and any(not same(step, 1) for step in t.attrs[1]) and base(t.inputs[0]).op in JOINED:
+                self.need(t.inputs[0])  # loops are cut where parts meet, which reading in steps does not allow
             for x in t.inputs:
                 stack.append(x)
                 whole = x
@@ -250,8 +253,10 @@ class Planner:
                     self.need(x)
                 if t.op not in VIEWS:
                     uses.setdefault(whole.id, set()).add(t.id)
-                    if len(uses[whole.id]) > 1 and whole.op in ("point", "reduce", "gather", "concat", "pad") \
+                    if len(uses[whole.id]) > 1 and whole.op in ("point", "reduce", "gather", *JOINED) \
                             and whole.cost > CHEAP:  # fmt: skip
+                        self.need(whole)
+                    if len(uses[whole.id]) > 3 and whole.op in JOINED:
                         self.need(whole)
 
     def gather_source(self, t: Tensor) -> None:

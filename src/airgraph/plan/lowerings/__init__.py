@@ -4,7 +4,7 @@ BINARY["Add"] = ("add", NUMBERS)         by name, for these element types
 @lowers("SoftmaxV2")                     by a function of its inputs that writes the formula down
 """
 
-from airgraph.plan.lowerings import activations, elementwise, losses, moving, norms, picking, reductions
+from airgraph.plan.lowerings import activations, elementwise, losses, moving, norms, picking, pooling, reductions
 from airgraph.plan.lowerings.core import LOWERINGS, TYPES, NoFormula, Use
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "moving",
     "norms",
     "picking",
+    "pooling",
     "reductions",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand
 from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, NoFormula, Use
-from airgraph.plan.tensors import Tensor, cast, const, converted, iota, point, reduce
+from airgraph.plan.tensors import Tensor, cast, const, converted, iota, point, reduce, tensor
 
 
 def wide(dtype: DataType) -> DataType:
@@ -78,3 +78,11 @@ def mean(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 def total(x: Tensor, axes: Sequence[int], keep: bool = True) -> Tensor:
     return reduce("sum", x, axes, keep) if axes else x
+
+
+def padded(x: Tensor, axis: int, low: Dim, high: Dim, fill: Any) -> Tensor:
+    """One axis at a time: a kernel cuts one of its loops."""
+    if not low and not high:
+        return x
+    shape = (*x.shape[:axis], expand(x.shape[axis] + low + high), *x.shape[axis + 1 :])
+    return tensor("pad", (x,), shape, x.dtype, (tuple(low if i == axis else 0 for i in range(len(shape))), fill))

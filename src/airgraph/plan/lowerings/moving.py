@@ -5,7 +5,7 @@ from __future__ import annotations
 from airgraph.ir.types import Dim
 from airgraph.plan.index import count, expand, same, same_shape
 from airgraph.plan.lowerings.core import BOOL, NoFormula, Use, lowers
-from airgraph.plan.lowerings.formulas import choose, number_of, zero
+from airgraph.plan.lowerings.formulas import choose, number_of, padded, zero
 from airgraph.plan.tensors import (
     Tensor,
     cast,
@@ -107,10 +107,8 @@ def pad(use: Use) -> Tensor:
     if value is None:
         raise NoFormula("by a value that is computed")
     fill = converted(value, use.dtype)
-    for axis, (low, high) in enumerate(zip(flat[::2], flat[1::2])):  # one by one: a kernel cuts one of its loops
-        if low or high:
-            shape = (*x.shape[:axis], expand(x.shape[axis] + low + high), *x.shape[axis + 1 :])
-            x = tensor("pad", (x,), shape, x.dtype, (tuple(low if i == axis else 0 for i in range(len(shape))), fill))
+    for axis, (low, high) in enumerate(zip(flat[::2], flat[1::2])):
+        x = padded(x, axis, low, high, fill)
     return x
 
 

@@ -1,0 +1,103 @@
+"""Pooling: the largest element, or the average, of windows. A window is as many shifted readings as it has elements."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import reduce as fold
+from typing import Any
+
+from airgraph.ir.types import Dim
+from airgraph.plan.lowerings.core import FLOATS, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
+from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
+
+LARGEST = 64  # elements of a window; larger ones are PyTorch's
+
+
+def per_axis(given: Any, count: int, otherwise: Sequence[int] = ()) -> list[int]:
+    numbers = list(given) if isinstance(given, Sequence) else [given]
+    numbers = numbers or list(otherwise)
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+class Windows:
+    """The windows of one pooling over the last axes of x."""
+
+    def __init__(self, use: Use, shape: Sequence[Dim]) -> None:
+        self.x, self.shape = widened(use["x"]), tuple(shape)
+        count = 3 if "3D" in use.node.op else 2
+        self.axes = list(range(len(self.x.shape) - count, len(self.x.shape)))
+        self.size = per_axis(use.attr("ksize"), count)
+        self.step = per_axis(use.attr("strides"), count, self.size)
+        self.pad = per_axis(use.attr("pads"), count)
+        self.apart = per_axis(use.attr("dilation") or 1, count)
+        sizes = [n for axis in self.axes for n in (self.x.shape[axis], self.shape[axis])]
+        if self.x.dtype not in FLOATS or not all(isinstance(n, int) and n for n in sizes):
+            raise NoFormula("of whole numbers, of symbolic sizes or of nothing")
+        if math.prod(self.size) > LARGEST:
+            raise NoFormula("with a large window")
+
+    def readings(self, fill: float) -> list[Tensor]:
+        """x as the k-th element of every window sees it, for each k."""
+        x, rank = self.x, len(self.shape)
+        for axis, size, step, pad, apart in zip(self.axes, self.size, self.step, self.pad, self.apart):
+            reach = (self.shape[axis] - 1) * step + (size - 1) * apart + 1
+            x = padded(x, axis, pad, max(0, reach - x.shape[axis] - pad), fill)
+        steps = [1] * (rank - len(self.axes)) + self.step
+        found = []
+        for at in itertools.product(*(range(size) for size in self.size)):
+            starts = [0] * (rank - len(self.axes)) + [k * apart for k, apart in zip(at, self.apart)]
+            found.append(cut(x, self.shape, starts, steps))
+        return found
+
+    def counts(self, exclusive: bool) -> Tensor:
+        """How many elements each window has; those beyond the padding never count, those in it unless `exclusive`."""
+        total = None
+        for axis, size, step, pad in zip(self.axes, self.size, self.step, self.pad):
+            end = self.x.shape[axis] + (0 if exclusive else pad)
+            first = iota(self.shape, axis, -pad, step)
+            last = point("min", (iota(self.shape, axis, size - pad, step), const(end, INT64)), INT64)
+            if exclusive:
+                first = point("max", (first, const(0, INT64)), INT64)
+            length = point("sub", (last, first), INT64)
+            total = length if total is None else point("mul", (total, length), INT64)
+        assert total is not None
+        return cast(total, self.x.dtype)
+
+
+@lowers("MaxPoolWithArgmaxV1", "MaxPool3DWithArgmaxV2")
+def max_pool(use: Use) -> list[Tensor | None]:
+    if use.node.outputs[1].users:
+        raise NoFormula("with the places of the largest")
+    windows = Windows(use, use.shape)
+    f = functions_in(windows.x.dtype)
+    return [fold(lambda a, b: f("max", a, b), windows.readings(-math.inf)), None]
+
+
+@lowers("AvgPoolV2", "AvgPool3D")
+def average_pool(use: Use) -> Tensor:
+    windows = Windows(use, use.shape)
+    f, divisor = functions_in(windows.x.dtype), use.attr("divisor_override")
+    total = fold(lambda a, b: f("add", a, b), windows.readings(0.0))
+    if divisor:
+        return f("div", total, float(divisor))
+    whole = not use.attr("ceil_mode") and (not use.attr("exclusive") or not any(windows.pad))
+    return f("div", total, float(math.prod(windows.size)) if whole else windows.counts(bool(use.attr("exclusive"))))
+
+
+@lowers("AdaptiveAvgPool2d", "AdaptiveAvgPool3d")
+def adaptive_average(use: Use) -> Tensor:
+    """Windows of one size, side by side; others overlap and are PyTorch's."""
+    x, count = widened(use["x"]), 3 if "3d" in use.node.op else 2
+    if x.dtype not in FLOATS or len(use.shape) != len(x.shape):
+        raise NoFormula("of whole numbers")
+    split: list[Dim] = list(x.shape[:-count])
+    axes = []
+    for old, new in zip(x.shape[-count:], use.shape[-count:]):
+        if not isinstance(old, int) or not isinstance(new, int) or not new or not old or old % new:
+            raise NoFormula("of windows that overlap, or of symbolic sizes")
+        axes.append(len(split) + 1)
+        split += [new, old // new]
+    return mean(reshape(x, split), axes, False)
