@@ -225,18 +225,21 @@ class BoundFrame:
         groups: list[int] = []
         group, since = 0, 0
         for i, step in enumerate(steps):
-            fresh = i == since
+            before = range(since, i)
+            single = all(alone[j] for j in before)  # one thread has done all since the last barrier, in order
             conflict = any(
                 steps[j].origin is not step.origin and not (alone[i] and alone[j])
                 and (reads[i] & writes[j] or writes[i] & (writes[j] | reads[j]))
-                for j in range(since, i)
+                for j in before
             )  # fmt: skip
+            if before and single and not alone[i] and groups[i - 1] > groups[since]:
+                conflict = True  # what that thread has used up may be anybody's memory now
             if step.kind == "call" or (i and steps[i - 1].kind == "call") or conflict:
-                if conflict and not fresh:
+                if conflict:
                     rows[i - 1][Step.SYNC] = 1
                 group, since = group + 1, i
-            elif i > since and all(alone[since : i + 1]):
-                group += 1  # one thread, in order: memory may be used again at once
+            elif before and single and alone[i]:
+                group += 1  # memory may be used again at once
             groups.append(group)
         end = len(steps)
         for i in reversed(range(len(steps))):
