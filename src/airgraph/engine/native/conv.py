@@ -2,9 +2,10 @@
 
     out[o, pixel] = Σk W[o, k] · patch[k, pixel],  k = (channel, kh, kw)
 
-W is read as it is stored, being *rows* of the inner kernel; a *panel* is 8 pixels' patches, P[k][8]. A job packs 64 pixels
-(128 KiB at a depth of 512, a part of level 2) and multiplies them with the output channels, so that a value gathered once
-is used O/8 times for a cycle each: gathering at half a cycle a value is 6 % of the work at 64 channels.
+W is read as it is stored, being *rows* of the inner kernel; a *panel* is 8 pixels' patches, P[k][8]. 64 pixels are packed
+(128 KiB at a depth of 512, a part of level 2) and multiplied with the output channels, so that a value gathered once is
+used O/8 times for a cycle each: gathering at half a cycle a value is 6 % of the work at 64 channels. A job is 16 channels
+of such a block; those of one block that a thread does one after the other are one product, packed for once.
 
 Four pixels are gathered at once. Where they come from, for one (kh, kw), is the same in every channel, so it is worked out
 once and a loop over the channels follows: one load where they lie side by side, two where every other one is taken
@@ -28,8 +29,7 @@ SIGNATURE = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims, i64 %job0, i64
 PIXELS = 64  # in a job
 DEEP = 512  # values of a patch in a block, or those of one channel if they are more
 MAX_KERNEL = 2048  # kh · kw: a deeper block would not fit in the scratch memory
-CHANNELS = 64  # output channels in a job, where there are few pixels
-FEW = 8  # jobs
+CHANNELS = 16  # output channels in a job
 ACROSS = 256  # pixels in a row of a depthwise block
 SLACK = 8  # pixels behind such a row: a vector may stick out
 WINDOW = PIXELS * MAX_KERNEL  # floats that such a block may see
@@ -53,8 +53,8 @@ def jobs(dims: Sequence[int]) -> int:
     size = dict(zip(DIMS, dims))
     if size["groups"] == size["c"]:
         return size["n"] * size["o"]
-    planes = size["n"] * size["groups"] * -(-size["oh"] * size["ow"] // PIXELS)
-    return planes if planes >= FEW else planes * -(-size["o"] // size["groups"] // CHANNELS)
+    blocks = size["n"] * size["groups"] * -(-size["oh"] * size["ow"] // PIXELS)
+    return blocks * -(-size["o"] // size["groups"] // CHANNELS)
 
 
 @cache
@@ -62,7 +62,7 @@ def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
     parts = [declarations(host.lanes), merge(by_row=True), *kernels(host, "conv", turned=False, bias_by_row=True)]
-    parts += [quad(host), job(host), cut(host), plane(host), whole(), count()]
+    parts += [quad(host), block(host), cut(host), plane(host), whole(), count()]
     parts += [taps(host, step, fixed=False) for step in (1, 2, None)] + [
         taps(host, step, fixed=True) for step in (1, 2)
     ]
@@ -78,17 +78,15 @@ def sizes(f: Function) -> dict[str, str]:
 
 
 # -- the jobs ---------------------------------------------------------------------------------------------------------
-def split(f: Function, d: dict[str, str]) -> tuple[str, str, str]:
-    """Blocks of pixels in a plane, blocks of output channels in a group, channels in such a block."""
-    blocks, mine = f.ceil(f.mul(d["oh"], d["ow"]), PIXELS), f.div(d["o"], d["groups"])
-    many = f.test("sge", f.mul(f.mul(d["n"], d["groups"]), blocks), FEW)
-    return blocks, f.choose(many, "i64", "1", f.ceil(mine, CHANNELS)), f.choose(many, "i64", mine, str(CHANNELS))
+def split(f: Function, d: dict[str, str]) -> tuple[str, str]:
+    """Blocks of pixels in a plane, blocks of output channels in a group."""
+    return f.ceil(f.mul(d["oh"], d["ow"]), PIXELS), f.ceil(f.div(d["o"], d["groups"]), CHANNELS)
 
 
 def count() -> str:
     f = Function("ag_conv2d_jobs", "ptr %dims", "i64", exported=True)
     d = sizes(f)
-    blocks, parts, _ = split(f, d)
+    blocks, parts = split(f, d)
     general = f.mul(f.mul(f.mul(d["n"], d["groups"]), blocks), parts)
     answer = f.choose(f.test("eq", d["groups"], d["c"]), "i64", f.mul(d["n"], d["o"]), general)
     return f.text(f"i64 {answer}")
@@ -99,32 +97,38 @@ def whole() -> str:
     d = sizes(f)
     operands = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 
-    def every(function: str) -> None:
-        f.loop("%job0", "%job1", 1, lambda j: f.call(function, f"{operands}, i64 {j}, ptr %scratch"))
+    def planes() -> None:
+        f.loop("%job0", "%job1", 1, lambda j: f.call("@plane", f"{operands}, i64 {j}, ptr %scratch"))
 
-    f.leave(f.test("eq", d["groups"], d["c"]), lambda: every("@plane"))
-    every("@job")
+    def block(b: str) -> None:
+        start = f.mul(b, parts)
+        first, last = f.max(f.sub("%job0", start), 0), f.min(f.sub("%job1", start), parts)
+        f.call("@block", f"{operands}, i64 {b}, i64 {first}, i64 {last}, ptr %scratch")
+
+    f.leave(f.test("eq", d["groups"], d["c"]), planes)
+    f.leave(f.test("sge", "%job0", "%job1"), lambda: None)
+    parts = split(f, d)[1]
+    f.loop(f.div("%job0", parts), f.ceil("%job1", parts), 1, block)
     return f.text()
 
 
 # -- as a product of matrices -----------------------------------------------------------------------------------------
-def job(host: Machine) -> str:
-    """One block of pixels of one image and group, times one block of output channels."""
-    f = Function("job", "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims, i64 %job, ptr %scratch")
+def block(host: Machine) -> str:
+    """One block of pixels of one image and group, times some blocks of output channels."""
+    params = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims, i64 %block, i64 %first, i64 %last, ptr %scratch"
+    f = Function("block", params)
     d = sizes(f)
-    blocks, parts, channels = split(f, d)
+    blocks, _ = split(f, d)
     group_in, group_out = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
     kernel, pixels, image = f.mul(d["kh"], d["kw"]), f.mul(d["oh"], d["ow"]), f.mul(d["h"], d["w"])
     depth = f.mul(group_in, kernel)
 
-    part, rest = f.rem("%job", parts), f.div("%job", parts)
-    block, rest = f.rem(rest, blocks), f.div(rest, blocks)
+    here, rest = f.rem("%block", blocks), f.div("%block", blocks)
     group, n = f.rem(rest, d["groups"]), f.div(rest, d["groups"])
     span = f.mul(f.ceil(f.ceil(pixels, blocks), host.panel), host.panel)
-    p0 = f.mul(block, span)
+    p0 = f.mul(here, span)
     p1 = f.min(f.add(p0, span), pixels)
-    o0 = f.mul(part, channels)
-    o1 = f.min(f.add(o0, channels), group_out)
+    o0, o1 = f.mul("%first", CHANNELS), f.min(f.mul("%last", CHANNELS), group_out)
     first_out = f.mul(group, group_out)
     here = f.at("%x", f.mul(f.add(f.mul(n, d["c"]), f.mul(group, group_in)), image))
     there = f.at("%out", f.mul(f.add(f.mul(n, d["o"]), first_out), pixels))
