@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from airgraph.plan.index import same
-from airgraph.plan.lowerings.core import BF16, HALF, NoFormula, Use, lowers
-from airgraph.plan.lowerings.formulas import below, choose, floats_only, mean, size_of, wide
-from airgraph.plan.tensors import Tensor, const, point, reduce
+from airgraph.plan.lowerings.core import BF16, BOOL, DOUBLE, FLOAT, HALF, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, functions_in, mean, size_of, wide
+from airgraph.plan.tensors import Tensor, cast, const, iota, point, reduce, reshape, tensor
 
 
 def reduced_loss(use: Use, each: Tensor) -> Tensor:
@@ -85,3 +85,51 @@ def logits_cross_entropy(use: Use) -> Tensor:
         log_s = f("mul", f("add", f("mul", f("sub", use["pos_weight"], 1.0), y), 1.0), log_s)
     each = f("sub", f("mul", f("sub", 1.0, y), x), log_s)
     return reduced_loss(use, f("mul", each, use["weight"]) if use.has("weight") else each)
+
+
+# -- by class -------------------------------------------------------------------------------------------------------
+def classes_of(use: Use) -> tuple[Tensor, Tensor, int, Tensor]:
+    """x, the class of each row, the axis of the classes, and which rows count."""
+    x, target = use["x"], cast(use["target"], INT64)
+    axis = 0 if len(x.shape) == 1 else 1
+    if x.dtype not in (FLOAT, DOUBLE) or len(target.shape) != max(len(x.shape) - 1, 0):
+        raise NoFormula("of halves, or of one row with a class in a list")
+    if any(same(s, 0) for s in x.shape):
+        raise NoFormula("of nothing")
+    ignored = const(int(use.attr("ignore_index")), INT64)
+    return x, target, axis, point("ne", (target, ignored), BOOL)
+
+
+@lowers("NLLLoss")
+def class_loss(use: Use) -> list[Tensor]:
+    x, target, axis, counts = classes_of(use)
+    f, nothing, rank = functions_in(x.dtype), const(0.0, x.dtype), len(target.shape)
+    safe = choose(counts, target, const(0, INT64))
+    how = tuple(("at", 0, False, 0, rank) if i == axis else i - (i > axis) for i in range(len(x.shape)))
+    each = f("neg", tensor("gather", (x, safe), target.shape, x.dtype, how))
+    weight = const(1.0, x.dtype)
+    if use.has("weight"):
+        weight = tensor("gather", (use["weight"], safe), target.shape, x.dtype, (("at", 0, False, 0, rank),))
+        each = f("mul", each, weight)
+    each = choose(counts, each, nothing)
+    if use.attr("reduction") == "none":
+        return [each, nothing]
+    total = choose(counts, weight, nothing)
+    if rank:
+        each, total = (reduce("sum", t, range(rank), False) for t in (each, total))
+    return [f("div", each, total) if use.attr("reduction") == "mean" else each, total]
+
+
+@lowers("NLLLossGrad")
+def class_gradient(use: Use) -> Tensor:
+    x, target, axis, counts = classes_of(use)
+    f = functions_in(x.dtype)
+    beside = [1 if i == axis else s for i, s in enumerate(x.shape)]
+    here = point("eq", (iota(x.shape, axis, 0, 1), reshape(target, beside)), BOOL)
+    g = use["y_grad"]
+    g = f("neg", reshape(g, beside) if g.shape else g)
+    if use.has("weight"):
+        g = f("mul", g, reshape(use["weight"], [s if i == axis else 1 for i, s in enumerate(x.shape)]))
+    if use.attr("reduction") == "mean":
+        g = f("div", g, use["total_weight"])
+    return choose(both(here, reshape(counts, beside)), g, const(0.0, x.dtype))
