@@ -124,7 +124,7 @@ def max_pool2d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0
     numbers = {"ksize": kernel_size, "strides": stride, "pads": padding, "dilation": dilation}
     attrs = {name: constant(name, value) for name, value in numbers.items()}
     y, argmax = emitted("MaxPoolWithArgmaxV1", [self], {**attrs, "ceil_mode": ceil_mode}, meta_outputs)
-    return [y, ge.Identity(argmax)]
+    return [y, ge.Identity(sized(argmax, meta_outputs[1].symsize))]
 
 
 @converts(aten.max_pool3d_with_indices.default)
