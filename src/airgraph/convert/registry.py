@@ -34,6 +34,7 @@ class TensorSpec:
     rank: int
     symsize: tuple[Dim, ...]
     place: str
+    order: tuple[int, ...] | None = None  # its dimensions as they lie in memory, the outermost first; None: with gaps
 
     @property
     def size(self) -> list[int]:

@@ -388,7 +388,8 @@ def specs(value: Any) -> Any:
         return [specs(v) for v in value]
     if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
         t = type_of(value)
-        return TensorSpec(t.dtype, len(t.shape or ()), t.shape or (), t.place)
+        order = memory_order(value) if isinstance(value, torch.Tensor) else None
+        return TensorSpec(t.dtype, len(t.shape or ()), t.shape or (), t.place, order)
     return value
 
 
@@ -398,6 +399,24 @@ def recorded_strides(value: Any) -> tuple[Any, ...] | None:
         return None
     strides = layout_of(value).strides
     return None if strides == contiguous_strides(layout_of(value)) else strides
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions from the outermost to the innermost; None where they do not fill their memory."""
+    if value.layout != torch.strided:
+        return None
+    layout = layout_of(value)
+    rest = [i for i, size in enumerate(layout.shape) if size != 1]
+    found: list[int] = []
+    step: Any = 1
+    while rest:
+        inner = next((i for i in reversed(rest) if layout.strides[i] == step), None)
+        if inner is None:
+            return None
+        found.insert(0, inner)
+        rest.remove(inner)
+        step = step * layout.shape[inner]
+    return (*(i for i, size in enumerate(layout.shape) if size == 1), *found)
 
 
 def contiguous_strides(layout: Layout) -> tuple[Any, ...]:

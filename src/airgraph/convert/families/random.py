@@ -19,11 +19,19 @@ BOOL, INT64 = DataType.DT_BOOL, DataType.DT_INT64
 
 # -- what can be drawn ----------------------------------------------------------------------------------------------
 def in_order(*tensors: Value) -> None:
-    """PyTorch draws in the order of memory, so which element gets which number depends on strides. The engine draws in
-    the order of a contiguous tensor; where at most one dimension has more than one element there is no other."""
+    """PyTorch draws in the order of memory, so which element gets which number depends on strides. Where at most one
+    dimension has more than one element there is no other order than that of a contiguous tensor."""
     for x in tensors:
         if not x.dense and (x.type.shape is None or sum(d != 1 for d in x.type.shape) > 1):
             raise NoConversion("the numbers depend on the strides of the argument")
+
+
+def laid_out(spec: TensorSpec) -> dict[str, Any]:
+    """For a result that lies in memory in another order than its dimensions: the engine draws into such memory too."""
+    if spec.order is None:
+        raise NoConversion("the result does not fill its memory")
+    large = [d for d in spec.order if spec.symsize[d] != 1]
+    return {} if large == sorted(large) else {"order": list(spec.order)}
 
 
 def options(spec: TensorSpec, generator: Any = None, pin_memory: Any = None, **others: Any) -> dict[str, Any]:
@@ -87,15 +95,13 @@ def randperm(n: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
 @converts(aten.rand_like.default)
 def rand_like(self: Value, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """rand_like(Tensor self, *, ScalarType? dtype=None, …) -> Tensor"""
-    in_order(self)
-    return rand(shape_of(self), meta_outputs=meta_outputs, **how)
+    return ge.StatelessRandomUniformV2(shape_of(self), **options(meta_outputs, **how), **laid_out(meta_outputs))
 
 
 @converts(aten.randn_like.default)
 def randn_like(self: Value, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """randn_like(Tensor self, *, ScalarType? dtype=None, …) -> Tensor"""
-    in_order(self)
-    return randn(shape_of(self), meta_outputs=meta_outputs, **how)
+    return ge.StatelessRandomNormalV2(shape_of(self), **options(meta_outputs, **how), **laid_out(meta_outputs))
 
 
 @converts(aten.randint_like.default)
@@ -107,23 +113,24 @@ def randint_like(self: Value, high: Any, *, meta_outputs: TensorSpec, **how: Any
 @converts(aten.randint_like.low_dtype)
 def randint_like_low(self: Value, low: Any, high: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, …) -> Tensor"""
-    in_order(self)
-    return randint_low(low, high, shape_of(self), meta_outputs=meta_outputs, **how)
+    how = {**options(meta_outputs, **how), **laid_out(meta_outputs)}
+    return ge.StatelessRandomUniformInt(shape_of(self), None, low, high, **how)
 
 
 @converts(aten.uniform.default)
 def uniform(self: Value, low: Any = 0.0, high: Any = 1.0, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """uniform(Tensor self, float from=0, float to=1, *, Generator? generator=None) -> Tensor"""
-    in_order(self)
     low, high = constant(low, high)
-    return ge.StatelessRandomUniformV2(shape_of(self), minval=low, maxval=high, **options(meta_outputs, **how))
+    how = {**options(meta_outputs, **how), **laid_out(meta_outputs)}
+    return ge.StatelessRandomUniformV2(shape_of(self), minval=low, maxval=high, **how)
 
 
 @converts(aten.normal_functional.default)
 def normal(self: Value, mean: Any = 0.0, std: Any = 1.0, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """normal_functional(Tensor self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor"""
-    in_order(self)
-    return normal_of_size(mean, std, shape_of(self), meta_outputs=meta_outputs, **how)
+    mean, std = constant(mean, std)
+    how = {**options(meta_outputs, **how), **laid_out(meta_outputs)}
+    return ge.StatelessRandomNormalV2(shape_of(self), mean=mean, std=std, **how)
 
 
 # -- with parameters from tensors -----------------------------------------------------------------------------------
@@ -183,8 +190,7 @@ def native_dropout(input: Value, p: Any, train: bool | None, *, meta_outputs: li
         raise NoConversion("a mask that is none: nothing is dropped of an empty tensor")
     if train is False:
         return [ge.Identity(input), ge.Fill(shape_of(input), ge.Const(True, dtype=int(BOOL)), place=input.type.place)]
-    in_order(input)
-    return ge.DropOutV3(input, None, number(p))
+    return ge.DropOutV3(input, None, number(p), **laid_out(meta_outputs[1]))
 
 
 @converts(aten.native_dropout_backward.default)

@@ -1,6 +1,7 @@
 """Random numbers: the very functions PyTorch calls, so that its generators move on as they do in eager.
 
-Numbers are drawn in the order of memory. All tensors here are contiguous, and converters see to it that eager's are.
+Numbers are drawn in the order of memory, and for some distributions by another function where that is not the order of
+the dimensions. So what is drawn here lies in memory as eager's does: contiguous, or in the `order` a converter found.
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ aten = torch.ops.aten
 Unused = Tensor | None
 
 
-def empty(shape: Sequence[int], dtype: int, device: torch.device) -> Tensor:
-    return torch.empty(tuple(shape), dtype=torch_type(dtype), device=device)
+def empty(shape: Sequence[int], dtype: int, device: torch.device, order: Sequence[int] = ()) -> Tensor:
+    return torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=torch_type(dtype), device=device)
 
 
 def uniform(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, minval: float,
-            maxval: float, device: torch.device) -> Tensor:  # fmt: skip
-    return empty(shape, dtype, device).uniform_(minval, maxval)
+            maxval: float, device: torch.device, order: Sequence[int]) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device, order).uniform_(minval, maxval)
 
 
 def normal(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, mean: float, std: float,
-           device: torch.device) -> Tensor:  # fmt: skip
-    return empty(shape, dtype, device).normal_(mean, std)
+           device: torch.device, order: Sequence[int]) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device, order).normal_(mean, std)
 
 
-def integers(
-    shape: Sequence[int], seed: Unused, minval: int, maxval: int, *, dtype: int, device: torch.device
-) -> Tensor:
-    return torch.randint(minval, maxval, tuple(shape), dtype=torch_type(dtype), device=device)
+def integers(shape: Sequence[int], seed: Unused, minval: int, maxval: int, *, dtype: int, device: torch.device,
+             order: Sequence[int]) -> Tensor:  # fmt: skip
+    return empty(shape, dtype, device, order).random_(minval, maxval)
 
 
 def permutation(n: int, seed: Unused, offset: Unused, *, layout: int, dtype: int, device: torch.device) -> Tensor:
@@ -55,8 +55,11 @@ def multinomial(x: Tensor, seed: Unused, offset: Unused, *, numsamples: int, rep
     return torch.multinomial(x.contiguous(), numsamples, replacement)
 
 
-def dropout(x: Tensor, noise_shape: Unused, p: float, seed: Unused, offset: Unused) -> tuple[Tensor, Tensor]:
-    return aten.native_dropout.default(x.contiguous(), p, True)
+def dropout(x: Tensor, noise_shape: Unused, p: float, seed: Unused, offset: Unused, *,
+            order: Sequence[int]) -> tuple[Tensor, Tensor]:  # fmt: skip
+    order = list(order) or list(range(x.ndim))
+    back = [order.index(axis) for axis in range(x.ndim)]
+    return aten.native_dropout.default(x.permute(order).contiguous().permute(back), p, True)
 
 
 RANDOM: dict[str, Meaning] = {
