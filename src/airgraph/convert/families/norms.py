@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.chip import newer
-from airgraph.convert.direct import constant, direct, emitted
+from airgraph.convert.direct import constant, direct, emitted, sized
 from airgraph.convert.promote import to
 from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
 from airgraph.ir import ge
@@ -195,7 +195,7 @@ def batch_norm_backward(grad_out: Value, input: Value, weight: Value | None, run
     attrs = {"is_training": train, "epsilon": constant("eps", eps), "output_mask": output_mask}
     inputs = [dy, x, scale, running_mean, running_var, save_mean, save_invstd]
     dx, *rest = emitted("BatchNormGradV3", inputs, attrs, meta_outputs)
-    return [None if dx is None else batch.back(dx), *rest]
+    return [None if dx is None else batch.back(sized(dx, x.type.shape or ())), *rest]
 
 
 # -- element types --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.direct import constant, direct, emitted
+from airgraph.convert.direct import constant, direct, emitted, sized
 from airgraph.convert.promote import promoted, real, to
 from airgraph.convert.registry import NoConversion, TensorSpec, converts
 from airgraph.ir import ge
@@ -64,7 +64,7 @@ def hardtanh(self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: 
 def log_sigmoid(self: Value, *, meta_outputs: list[TensorSpec]) -> list[Value]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
     y, buffer = emitted("LogSigmoid", [self], {}, meta_outputs)
-    return [y, ge.Identity(buffer)]
+    return [y, ge.Identity(sized(buffer, meta_outputs[1].symsize))]
 
 
 @converts(aten._safe_softmax.default)

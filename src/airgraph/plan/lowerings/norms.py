@@ -13,6 +13,12 @@ def across(t: Tensor, x: Tensor) -> Tensor:
     return reshape(cast(t, x.dtype), (x.shape[1], *(1,) * (len(x.shape) - 2)))
 
 
+def without_ones(x: Tensor) -> Tensor:
+    """[n, channels, 1, 1] as [n, channels]: loops go over the channels then, not over the one element of each."""
+    kept = [size for i, size in enumerate(x.shape) if i < 2 or not same(size, 1)]
+    return x if len(kept) == len(x.shape) else reshape(x, kept)
+
+
 @lowers("LayerNormV4")
 def layer_norm(use: Use) -> list[Tensor]:
     x = widened(use["x"])
@@ -72,14 +78,15 @@ def batch_norm_inference(use: Use) -> Tensor:
 
 def by_numbers(use: Use, scale: str, offset: str, mean: str, variance: str) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + offset, with a number of each for each channel."""
-    x = widened(use["x"])
+    x = without_ones(widened(use["x"]))
     if x.dtype not in FLOATS:
         raise NoFormula("of whole numbers")
     f = functions_in(x.dtype)
     rstd = f("rsqrt", f("add", across(use[variance], x), float(use.attr("epsilon"))))
     factor = f("mul", rstd, across(use[scale], x)) if use.has(scale) else rstd
     y = f("mul", f("sub", x, across(use[mean], x)), factor)
-    return f("add", y, across(use[offset], x)) if use.has(offset) else y
+    y = f("add", y, across(use[offset], x)) if use.has(offset) else y
+    return reshape(y, use.shape)
 
 
 @lowers("GroupNormV2")
@@ -104,7 +111,7 @@ def group_norm(use: Use) -> list[Tensor]:
 @lowers("BatchNormV3")
 def batch_norm(use: Use) -> list[Tensor | None]:
     """With running statistics. In training: mean and variance over all but the channels."""
-    x = widened(use["x"])
+    x = without_ones(widened(use["x"]))
     if not use.has("running_mean") or not use.has("running_var"):
         raise NoFormula("without running statistics")
     if not use.attr("is_training"):
@@ -130,12 +137,12 @@ def batch_norm(use: Use) -> list[Tensor | None]:
     unbiased = f("mul", flat[1], n / (n - 1))
     running = [f("add", f("mul", use[name], 1 - momentum), f("mul", new, momentum))
                for name, new in (("running_mean", flat[0]), ("running_var", unbiased))]  # fmt: skip
-    return [y, *running, flat[0], flat[2]]
+    return [reshape(y, use.shape), *running, flat[0], flat[2]]
 
 
 @lowers("BatchNormGradV3")
 def batch_norm_gradient(use: Use) -> list[Tensor]:
-    dy, x = widened(use["dy"]), widened(use["x"])
+    dy, x = without_ones(widened(use["dy"])), without_ones(widened(use["x"]))
     if not use.attr("is_training") or not use.has("save_mean") or not use.has("save_rstd") or x.dtype not in FLOATS \
             or dy.dtype != x.dtype or len(x.shape) < 2 or any(same(s, 0) for s in x.shape):  # fmt: skip
         raise NoFormula("other than in training, or of mixed types")
@@ -147,4 +154,5 @@ def batch_norm_gradient(use: Use) -> list[Tensor]:
     inner = f("sub", f("sub", dy, f("div", across(sum_dy, x), n)), f("mul", normal, f("div", across(sum_dot, x), n)))
     dx = f("mul", inner, f("mul", rstd, across(use["weight"], x)) if use.has("weight") else rstd)
     empty = const(0.0, x.dtype, (0,))
-    return [t if wanted else empty for t, wanted in zip((dx, sum_dot, sum_dy), use.attr("output_mask"))]
+    results = (reshape(dx, use["x"].shape), sum_dot, sum_dy)
+    return [t if wanted else empty for t, wanted in zip(results, use.attr("output_mask"))]
