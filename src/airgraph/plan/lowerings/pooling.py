@@ -9,7 +9,7 @@ from functools import reduce as fold
 from typing import Any
 
 from airgraph.ir.types import Dim
-from airgraph.plan.lowerings.core import FLOATS, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, NoFormula, Use, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
 from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
 
@@ -91,8 +91,8 @@ def average_pool(use: Use) -> Tensor:
 def adaptive_average(use: Use) -> Tensor:
     """Windows of one size, side by side; others overlap and are PyTorch's."""
     x, count = widened(use["x"]), 3 if "3d" in use.node.op else 2
-    if x.dtype not in FLOATS or len(use.shape) != len(x.shape):
-        raise NoFormula("of whole numbers")
+    if x.dtype not in FLOATS or len(use.shape) != len(x.shape) or (count == 3 and use.dtype in (HALF, BF16)):
+        raise NoFormula("of whole numbers, or of halves in volumes, which eager adds up in halves")
     split: list[Dim] = list(x.shape[:-count])
     axes = []
     for old, new in zip(x.shape[-count:], use.shape[-count:]):
