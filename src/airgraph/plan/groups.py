@@ -22,7 +22,7 @@ from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
-from airgraph.plan.steps import LoopStep, Place, Plan, Step, step_reads
+from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
 
 JOINED = ("concat", "pad")
@@ -283,6 +283,7 @@ class Planner:
             self.made_by[step.roots[0].id] = len(self.steps)
             self.steps.append(step)
         self.drop_unread()
+        self.drop_known()
         return Plan(self.graph, self.boundary, self.steps, self.places, self.final,
                     list(self.graph.net_output.values()), self.symbols, self.notes, self.loose)  # fmt: skip
 
@@ -446,6 +447,20 @@ class Planner:
             except (Refuse, NeedsRows):
                 for t in gone:
                     self.made_by[t.id] = number
+
+    def knows(self, known: Any) -> bool:
+        """Numbers that follow from the sizes of the arguments."""
+        numbers = known if isinstance(known, tuple) else (known,)
+        return known is not None and all(n.free_symbols <= self.symbols for n in numbers if isinstance(n, sympy.Basic))
+
+    def drop_known(self) -> None:
+        """A call whose results are numbers that are known (the shape of a tensor), and that no step reads."""
+        read = {t.id for step in self.steps for t in step_reads(step)}
+        leaving = {id(v) for v in self.graph.net_output.values()}
+        for step in [s for s in self.steps if isinstance(s, CallStep) and s.node.outputs]:
+            if all(self.knows(v.known) and t.id not in read and id(v) not in leaving for v, t in step.writes):
+                self.steps.remove(step)
+                self.notes = [n for n in self.notes if not n.startswith(f"{step.node.op} {step.node.name} ")]
 
 
 def base(t: Tensor) -> Tensor:

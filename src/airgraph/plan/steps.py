@@ -83,6 +83,7 @@ class CallStep:
     node: Node
     reads: list[tuple[Value, Matrix, Tensor]]
     writes: list[tuple[Value, Tensor]]
+    by: str = ""  # what the engine calls for it
 
 
 Step = LoopStep | GemmStep | AttentionStep | ConvStep | CallStep

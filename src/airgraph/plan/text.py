@@ -72,7 +72,8 @@ class PlanText:
             case CallStep():
                 reads = ", ".join(self.matrix(m) for _, m, _ in step.reads)
                 writes = ", ".join(self.typed(t) for _, t in step.writes)
-                return [f"{number} call {writes} = {step.node.op}({reads})"]
+                by = f"  by {step.by}" if step.by else ""
+                return [f"{number} call {writes} = {step.node.op}({reads}){by}"]
         raise AssertionError(step)
 
     # -- loops --------------------------------------------------------------------------------------------------------

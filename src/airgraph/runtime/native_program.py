@@ -29,7 +29,7 @@ class NativeProgram(Program):
         self.plain = self.plain and len(boundary.results) == len(executable.plan.outputs)
         self.plain = self.plain and all(t is not None for t in executable.plan.outputs) and not executable.plan.loose
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
-        self.direct = self.plain and self.host and executable.first_call is None
+        self.direct = self.plain and self.host
 
     def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
         results = self.attempt(args) if not rest and type(args) is list else None
@@ -37,7 +37,7 @@ class NativeProgram(Program):
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         """The results, if the native call is all there is to do; None if not, and then nothing has been done."""
-        if self.direct and quiet(self.journal):
+        if self.direct and not self.native.by_python and quiet(self.journal):
             results = self.native.native(args)
             if type(results) is list:
                 self.calls += 1

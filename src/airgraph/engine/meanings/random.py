@@ -18,7 +18,8 @@ Unused = Tensor | None
 
 
 def empty(shape: Sequence[int], dtype: int, device: torch.device, order: Sequence[int] = ()) -> Tensor:
-    return torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=torch_type(dtype), device=device)
+    order = list(order) or list(range(len(shape)))
+    return aten.empty_permuted.default(shape, order, dtype=torch_type(dtype), device=device)
 
 
 def uniform(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, minval: float,
@@ -37,7 +38,7 @@ def integers(shape: Sequence[int], seed: Unused, minval: int, maxval: int, *, dt
 
 
 def permutation(n: int, seed: Unused, offset: Unused, *, layout: int, dtype: int, device: torch.device) -> Tensor:
-    return torch.randperm(n, dtype=torch_type(dtype), device=device)
+    return aten.randperm.default(n, dtype=torch_type(dtype), device=device)
 
 
 def bernoulli(shape: Sequence[int], prob: Unused, seed: Unused, offset: Unused, *, dtype: int, p: float,

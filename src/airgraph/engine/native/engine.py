@@ -3,7 +3,8 @@
     engine.load(graph, device, boundary) → NativeExecutable
     executable.call(args) → the graph's outputs
 
-What has no native step is done by the reference engine's meaning of that node, called from inside the native function.
+What has no native step is a call of PyTorch from inside the native function: straight to its dispatcher (calls.py) or,
+where that cannot be, by Python and the reference engine's meaning of the node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
+from airgraph.engine.native.calls import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Shared
@@ -109,17 +111,17 @@ class NativeExecutable:
         self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
+        constants = self.constant_memory()
+        self.tapes = plan_calls(self.plan, reference)
+        self.plan.notes += self.tapes.notes()
+        self.by_python = bool(self.tapes.refused)  # some steps are done by Python
         self.sizes = Sizes(sorted(self.plan.symbols, key=str))
         self.collect()
         self.calls = {id(s.origin): reference.step(s.origin.node) for s in self.steps if isinstance(s.origin, CallStep)}
-        self.first_call = next((s for s in self.steps if isinstance(s.origin, CallStep)), None)
-        made = {id(v): t for s in self.plan.steps if isinstance(s, CallStep) for v, t in s.writes}
-        given = [made[id(v)] for v, t in zip(self.plan.output_values, self.plan.outputs) if t is None]
-        self.handed = {
-            t.id: [i for i, g in enumerate(given) if g is t] for t in given
-        }  # results handed out as they are
+        given = self.layout.given
+        self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
         callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
-        self.shared = Shared(self.plan, self.steps, self.layout, self.constant_memory(), callback)
+        self.shared = Shared(self.plan, self.steps, self.layout, constants, callback, self.tapes)
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
@@ -139,6 +141,9 @@ class NativeExecutable:
                 add(x)
         for v in self.plan.output_values:
             for x in v.type.shape or ():
+                add(x)
+        for tape in self.tapes.tapes.values():
+            for x in tape.dims():
                 add(x)
         for spec in self.boundary.arguments:
             if isinstance(spec, TensorIn):
@@ -230,6 +235,7 @@ class NativeExecutable:
                 case runtime.NO_BLOCK:
                     POOL.grow(max(f.need for f in self.frames))
                 case runtime.FAILED:
+                    self.finish()
                     error, self.local.error = self.local.error, None
                     raise error
                 case runtime.BAD_INDEX:
@@ -238,9 +244,14 @@ class NativeExecutable:
             result = self.native(args)
         if args is not given:
             self.write_through(args, given)
-        if self.first_call is not None:
-            self.local.frame.forget()
+        self.finish()
         return result, args
+
+    def finish(self) -> None:
+        """What Python made during this call is no longer needed."""
+        frame, self.local.frame = getattr(self.local, "frame", None), None
+        if frame is not None:
+            frame.forget()
 
     def run(
         self, inputs: Mapping[str, Any], symbols: Symbols
@@ -278,7 +289,7 @@ class NativeExecutable:
         step = self.steps[number].origin
         assert isinstance(step, CallStep)
         args = ctypes.cast(frame.words[runtime.Frame.LIST], ctypes.py_object).value
-        if self.steps[number] is self.first_call:
+        if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = dict(frame.bound)
             self.local.frame = frame
             frame.results.clear()
@@ -300,6 +311,9 @@ class NativeExecutable:
             raise EngineError(f"{step.node.op} failed: {error}", where=line_of(self.graph, step.node)) from error
         for (_, t), result in zip(step.writes, results):
             self.keep(frame, t, result, held)
+        if frame.by_python(number):  # the dispatcher made something else of it
+            self.by_python = True
+            step.by = f"Python: {step.by} does not give what was planned"
 
     def host_number(self, value: Value, frame: BoundFrame) -> Any:
         if id(value) in self.reference.constants:
@@ -317,7 +331,7 @@ class NativeExecutable:
         place = self.plan.places[base.id]
         results = frame.results
         if place.kind == "call" and t is base:
-            return results[base.id][0]
+            return results[base.id][0] if base.id in results else wrapped(frame.handles[self.layout.made[base.id]])
         if place.kind == "const" and t is base:
             return self.reference.constants[id(place.source)]
         if place.kind == "input":
@@ -362,6 +376,17 @@ def _callback(number: int, step: int) -> int:
     except BaseException as error:
         executable.local.error = error
         return 1
+
+
+def wrapped(handle: int) -> torch.Tensor:
+    """A tensor that native code holds by its handle, as one of Python's. (To wrap is to move: hence a second handle.)"""
+    again = ctypes.c_void_p()
+    torch_c = runtime.libtorch()
+    torch_c.aoti_torch_new_tensor_handle(ctypes.c_void_p(handle), ctypes.byref(again))
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(runtime.torch_symbol(runtime.WRAP))
+    tensor = wrap(again)
+    torch_c.aoti_torch_delete_tensor_object(again)
+    return tensor
 
 
 def at_address(address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

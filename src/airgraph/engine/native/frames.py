@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native.calls import Calls, Writer
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.loops import SCRATCH
 from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step, kernels
-from airgraph.plan.steps import Plan, step_reads, step_writes
+from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
 ALONE = 16384  # additions: less than this is not worth a second thread
@@ -30,7 +31,10 @@ DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, t
 
 
 class Layout:
-    """Which slot each tensor's address is in. Slot 0 is null; an output has a second one for its handle."""
+    """Which slot each tensor's address is in. Slot 0 is null; an output has a second one for its handle.
+
+    Tensors that PyTorch makes have two more words each, for handles: as it was made, and contiguous where that is not.
+    """
 
     def __init__(self, plan: Plan, steps: Sequence[NativeStep]) -> None:
         self.plan = plan
@@ -38,6 +42,9 @@ class Layout:
         self.count = 1
         for t in self.tensors(steps):
             self.slot(t)
+        called = {id(v): t for s in plan.steps if isinstance(s, CallStep) for v, t in s.writes}
+        self.made = {t.id: 2 * i for i, t in enumerate(called.values())}
+        self.given = [called[id(v)] for v, t in zip(plan.output_values, plan.outputs) if t is None]
 
     def tensors(self, steps: Sequence[NativeStep]) -> list[Tensor]:
         plan, found = self.plan, dict[int, Tensor]()
@@ -78,6 +85,7 @@ class Given(NamedTuple):
     dtype: int = 0
     sizes: Sequence[int] = ()
     strides: Sequence[int] = ()
+    made: int = 0  # the address of a handle, for what PyTorch makes
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Shared:
     layout: Layout
     constants: dict[int, int]  # slot → address
     callback: int  # the address of what does a library call
+    calls: Calls
 
 
 class BoundFrame:
@@ -97,7 +106,7 @@ class BoundFrame:
     def __init__(
         self, shared: Shared, value: Callable[[Any], int], args: Sequence[Given], *, number: int, threads: int
     ) -> None:
-        self.plan, self.native, self.layout = shared.plan, shared.steps, shared.layout
+        self.plan, self.native, self.layout, self.calls = shared.plan, shared.steps, shared.layout, shared.calls
         self.kept: list[Any] = []
         self.number, self.threads = number, threads
         self.bound: dict[Any, Any] = {}  # the symbols this frame is for
@@ -106,6 +115,7 @@ class BoundFrame:
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
         self.value = value
         self.slots = words([0] * (self.layout.count + 1))
+        self.handles = words([0] * 2 * len(self.layout.made))
         for slot, address in shared.constants.items():
             self.slots[slot] = address
         rows, groups, errors = self.steps()
@@ -115,16 +125,20 @@ class BoundFrame:
         self.placed = [n for slot, at in places for n in (slot, scratch + at)]
         self.objects: list[Any] = []
         outs = self.outputs()
+        self.rows = words([n for row in rows for n in row])
         self.words = words([0] * Frame.WORDS)
         for index, content in {
             Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
             Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
             Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places),
             Frame.PLACE_TABLE: self.keep(words(self.placed)),
-            Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: self.table(rows), Frame.NUMBER: number,
-            Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
+            Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: ctypes.addressof(self.rows),
+            Frame.NUMBER: number, Frame.THREADS: threads, Frame.ERRORS: len(errors),
+            Frame.ERROR_TABLE: self.keep(words(errors)),
             Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
-            Frame.PARAMETER_TYPE: id(torch.nn.Parameter)}.items():  # fmt: skip
+            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
+            Frame.MADE_TABLE: ctypes.addressof(self.handles), Frame.DISPATCH: self.calls.function("dispatch"),
+            Frame.LET_GO: self.calls.function("let_go")}.items():  # fmt: skip
             self.words[index] = content
 
     def forget(self) -> None:
@@ -132,6 +146,20 @@ class BoundFrame:
         self.results.clear()
         for i in range(len(self.objects)):
             self.objects[i] = None
+
+    # -- what PyTorch makes ---------------------------------------------------------------------------------------------
+    def slot_address(self, t: Tensor) -> int:
+        return ctypes.addressof(self.slots) + 8 * self.layout.slot(t)
+
+    def made(self, t: Tensor) -> int:
+        """The address of the two handles of a tensor."""
+        return ctypes.addressof(self.handles) + 8 * self.layout.made[t.id]
+
+    def by_python(self, number: int) -> bool:
+        """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
+        at = number * Step.WORDS + Step.CALL
+        before, self.rows[at] = self.rows[at], Step.PYTHON
+        return bool(before != Step.PYTHON)
 
     @property
     def address(self) -> int:
@@ -147,7 +175,7 @@ class BoundFrame:
     def entry(self, e: Given) -> list[int]:
         row = [0] * Entry.WORDS
         row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
-        row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(e.sizes)), self.keep(words(e.strides))
+        row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(e.sizes)), e.made or self.keep(words(e.strides))
         return row
 
     def outputs(self) -> list[Given]:
@@ -155,7 +183,8 @@ class BoundFrame:
         rows: list[Given] = []
         for t, v in zip(self.plan.outputs, self.plan.output_values):
             if t is None:
-                rows.append(Given(Entry.NOTHING, len(self.objects)))
+                made = self.made(self.layout.given[len(self.objects)])
+                rows.append(Given(Entry.NOTHING, len(self.objects), made=made))
                 self.objects.append(None)
                 continue
             shape = [self.value(s) for s in v.type.shape or ()]
@@ -172,12 +201,14 @@ class BoundFrame:
         rows: list[list[int]] = []
         errors: list[int] = []
         alone: list[bool] = []
-        slots = ctypes.addressof(self.slots)
+        slots, writer = ctypes.addressof(self.slots), Writer(self, self.calls.dense)
         for step in self.native:
             row = [0] * Step.WORDS
             rows.append(row)
-            if step.kind == "call":
-                row[Step.CALL] = 1
+            if isinstance(step.origin, CallStep):
+                tape = self.calls.tapes.get(step.origin)
+                row[Step.CALL] = Step.PYTHON if tape is None else Step.DISPATCHER
+                row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
                 alone.append(True)
                 continue
             sizes = [0, *(self.number_word(s) for s in step.sizes)]

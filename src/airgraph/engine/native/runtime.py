@@ -37,7 +37,8 @@ class Block:
 
 class Frame:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
-    NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE, WORDS = range(12, 22)
+    NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
+    DISPATCH, LET_GO, MADE, MADE_TABLE, WORDS = range(21, 26)
 
 
 class Entry:
@@ -48,7 +49,10 @@ class Entry:
 
 
 class Step:
-    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, WORDS = range(10)
+    """CALL: a step of native code, or a call of PyTorch by PYTHON or through its DISPATCHER (with a TAPE: dispatch.py)."""
+
+    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, WORDS = range(11)
+    NATIVE, PYTHON, DISPATCHER = range(3)
 
 
 # What `call` gives back in place of results.
@@ -56,7 +60,7 @@ NO_FRAME, NO_BLOCK, FAILED, BAD_INDEX = 1, 2, 3, 4
 
 TORCH = ("aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_sizes",
          "aoti_torch_get_strides", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
-         "aoti_torch_delete_tensor_object", "torch_parallel_for")  # fmt: skip
+         "aoti_torch_delete_tensor_object", "aoti_torch_new_tensor_handle", "torch_parallel_for")  # fmt: skip
 PYTHON = ("PyList_Size", "PyList_GetItem", "PyList_New", "PyList_SetItem", "PyLong_FromLong", "PyLong_AsVoidPtr",
           "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef",
           "Py_DecRef")  # fmt: skip
@@ -70,6 +74,7 @@ declare i32 @aoti_torch_get_strides(ptr, ptr)
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
 declare i64 @PyList_Size(ptr)
 declare ptr @PyList_GetItem(ptr, i64)
@@ -195,8 +200,11 @@ def run() -> str:
     f.label("go")
     row = f.row(table, "%i", Step.WORDS)
     after = f.word(row, Step.END)
-    called = f.test("ne", f.word(row, Step.CALL), 0)
-    f.do(f"br i1 {called}, label %call, label %region")
+    how = f.word(row, Step.CALL)
+    f.do(f"switch i64 {how}, label %region [ i64 {Step.PYTHON}, label %call  i64 {Step.DISPATCHER}, label %dispatch ]")
+    f.label("dispatch")
+    again = f.op(f"call i64 {f.word('%frame', Frame.DISPATCH, 'ptr')}(ptr {f.word(row, Step.TAPE, 'ptr')})")
+    f.do(f"br i1 {f.test('eq', again, 0)}, label %latch, label %call")
     f.label("call")
     failed = f.op(f"call i64 {callback}(i64 {number}, i64 %i)")
     f.give(f.test("ne", failed, 0), f"i64 {failed}")
@@ -362,6 +370,9 @@ def call() -> str:
         "0", amount, 1, lambda i, seen: [f.op(f"or i64 {seen}, {f.word(f.word(errors, i, 'ptr'), 0)}")], ("i64", "0")
     )
     results = handed_out(f, frame)
+    made, let_go = f.word(frame, Frame.MADE), f.word(frame, Frame.LET_GO, "ptr")
+    f.when(f.test("ne", made, 0), lambda: f.invoke(
+        let_go, ("ptr", f.word(frame, Frame.MADE_TABLE, "ptr")), ("i64", made)))  # fmt: skip
     give_back(f, frame, program, Frame.NEXT)
     give_back(f, block, pool, Block.NEXT)
     for condition, number in ((f.test("ne", status, 0), FAILED), (f.test("ne", bad, 0), BAD_INDEX)):
@@ -424,7 +435,7 @@ def outputs(f: Native, frame: str) -> None:
 
 
 def handed_out(f: Native, frame: str) -> str:
-    """The outputs as a list of tensors; those that PyTorch made come from the frame's own list."""
+    """The outputs as a list of tensors; those that PyTorch made have a handle, or are in the frame's own list."""
     table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
     count, objects = f.word(frame, Frame.OUTS), f.word(frame, Frame.OBJECTS, "ptr")
     results = f.op(f"call ptr @PyList_New(i64 {count})")
@@ -432,22 +443,28 @@ def handed_out(f: Native, frame: str) -> str:
     def one(i: str) -> None:
         row = f.row(table, i, Entry.WORDS)
         fresh = f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR)
+        called = f.op(f"xor i1 {fresh}, true")
+        cell = f.word(row, Entry.STRIDES, "ptr")
+        made = f.either(called, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
+        has_handle = f.test("ne", made, "null", "ptr")
 
-        def wrapped() -> list[str]:
-            handle = f.word(slots, f.add(f.word(row, Entry.VALUE), 1), "ptr")
+        def wrapped(handle: str) -> None:
             object = f.op(f"call ptr @wrap(ptr {handle})")
             f.op(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
-            return []
 
-        def found() -> list[str]:
+        def again() -> None:
+            f.op(f"call i32 @aoti_torch_new_tensor_handle(ptr {made}, ptr %out)")
+            wrapped(f.word("%out", 0, "ptr"))
+
+        def found() -> None:
             object = f.op(f"call ptr @PyList_GetItem(ptr {objects}, i64 {f.word(row, Entry.VALUE)})")
             f.invoke("@Py_IncRef", ("ptr", object))
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
-            return []
 
-        f.when(fresh, wrapped)
-        f.when(f.op(f"xor i1 {fresh}, true"), found)
+        f.when(fresh, lambda: wrapped(f.word(slots, f.add(f.word(row, Entry.VALUE), 1), "ptr")))
+        f.when(has_handle, again)
+        f.when(f.op(f"and i1 {called}, {f.op(f'xor i1 {has_handle}, true')}"), found)
 
     f.loop("0", count, 1, one)
     return results
