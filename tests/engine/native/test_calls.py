@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import airgraph
 from airgraph.engine.native import calls, dispatch, engine
+from airgraph.engine.native.dispatch import Result
 from airgraph.engine.native.runtime import Step
 from airgraph.errors import EngineError
 
@@ -282,10 +283,15 @@ def test_an_error_names_op_and_line():
 
 def test_a_result_that_is_not_as_planned(monkeypatch):
     """Python does the step again, from then on from the start, and the plan says so."""
+    planned = calls.Writer.result
+
+    def of_another_rank(self, *args):
+        row = planned(self, *args)
+        row[Result.DIM] += 1
+        return row
+
+    monkeypatch.setattr(calls.Writer, "result", of_another_rank)
     x = torch.randn(3, 5)
-    monkeypatch.setattr(
-        calls, "DTYPES", {**calls.DTYPES, torch.int64: 3}
-    )  # as if the plan had taken indices to be int32
     run, (executable,) = compiled(lambda x: torch.topk(x, 2)[1] + 1, x)
     for _ in range(2):
         same(run, lambda x: torch.topk(x, 2)[1] + 1, x)
@@ -293,6 +299,17 @@ def test_a_result_that_is_not_as_planned(monkeypatch):
     assert frame.rows[Step.CALL] == Step.PYTHON
     assert executable.by_python
     assert "by Python: aten::topk does not give what was planned" in executable.plan.text()
+
+
+def test_a_result_of_another_type(no_python):
+    """GE's places of the largest are int32, PyTorch's int64: converted on the spot."""
+
+    def function(x):
+        return torch.max(x > 0, 1), torch.min(x > 1, 0)
+
+    run, _ = compiled(function, torch.randn(4, 5))
+    no_python()
+    same(run, function, torch.randn(4, 5))
 
 
 # -- surroundings -----------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Writer:
     def tape(self, tape: Tape, writes: Sequence[Tensor]) -> int:
         self.registers = self.words(*[0] * tape.registers)
         calls = [self.call(c) for c in tape.calls]
-        results = [self.result(register, t) for register, t in zip(tape.results, writes)]
+        results = [self.result(register, t, tape.typed) for register, t in zip(tape.results, writes)]
         return self.words(
             len(calls), self.table(calls), tape.registers, self.registers, len(results), self.table(results)
         )
@@ -135,10 +135,10 @@ class Writer:
     def register(self, number: int) -> int:
         return int(self.registers + 8 * number)
 
-    def result(self, register: int, t: Tensor) -> list[int]:
+    def result(self, register: int, t: Tensor, typed: bool) -> list[int]:
         return [self.register(register), self.frame.made(t), int(t.id in self.dense), self.frame.slot_address(t),
                 DTYPES[TORCH_TYPES[t.dtype]], len(t.shape), self.numbers(t.shape),
-                self.numbers(strides_of(t.shape))]  # fmt: skip
+                self.numbers(strides_of(t.shape)), int(typed)]  # fmt: skip
 
     def operand(self, operand: Operand) -> int:
         match operand:

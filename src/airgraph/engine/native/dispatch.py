@@ -42,9 +42,12 @@ class Return:
 
 
 class Result:
-    """From a register to a tensor of the plan. MADE: the address of two handles, as PyTorch made it and contiguous."""
+    """From a register to a tensor of the plan. MADE: the address of two handles, as PyTorch made it and contiguous.
 
-    REGISTER, MADE, DENSE, SLOT, DTYPE, DIM, SIZES, STRIDES, WORDS = range(9)
+    DENSE: it is read contiguous. TYPED: it becomes what DTYPE says.
+    """
+
+    REGISTER, MADE, DENSE, SLOT, DTYPE, DIM, SIZES, STRIDES, TYPED, WORDS = range(10)
 
 
 class TapeWords:
@@ -301,28 +304,31 @@ def results() -> str:
 
     def something(row: str, register: str, pair: str, handle: str, dtype: str) -> None:
         rank, sizes = f.word(row, Result.DIM), f.word(row, Result.SIZES, "ptr")
-        ask(f, "aoti_torch_get_dtype", handle)
-        f.give(f.test("ne", f.op("load i32, ptr %out"), dtype, "i32"), "i64 1")
         ask(f, "aoti_torch_get_dim", handle)
         f.give(f.test("ne", f.word("%out", 0), rank), "i64 1")
         ask(f, "aoti_torch_get_sizes", handle)
         given = f.word("%out", 0, "ptr")
         f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(given, d), f.word(sizes, d)), "i64 1"))
-        f.set(register, 0, "null", "ptr")
-        f.set(pair, 0, handle, "ptr")
-        gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', handle)}, true")
-        copied = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
-        read = f.either(copied, "ptr", lambda: contiguous(row, pair, handle, rank, sizes, dtype), handle)
-        ask(f, "aoti_torch_get_data_ptr", read)
+        ask(f, "aoti_torch_get_dtype", handle)
+        other = f.test("ne", f.op("load i32, ptr %out"), dtype, "i32")
+        f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, Result.TYPED), 0)}"), "i64 1")
+        kept = f.either(other, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
+        f.set(register, 0, f.choose(other, "ptr", handle, "null"), "ptr")
+        f.set(pair, 0, kept, "ptr")
+        gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept)}, true")
+        dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
+        copied = f.either(dense, "ptr", lambda: copy(row, kept, rank, sizes, dtype), "null")
+        f.set(pair, 1, copied, "ptr")
+        ask(f, "aoti_torch_get_data_ptr", f.choose(dense, "ptr", copied, kept))
         f.set(f.word(row, Result.SLOT, "ptr"), 0, f.word("%out", 0))
 
-    def contiguous(row: str, pair: str, handle: str, rank: str, sizes: str, dtype: str) -> str:
+    def copy(row: str, handle: str, rank: str, sizes: str, dtype: str) -> str:
+        """Contiguous, of the planned type."""
         f.op(f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {f.word(row, Result.STRIDES, 'ptr')}, "
              f"i32 {dtype}, i32 0, i32 0, ptr %out)")  # fmt: skip
-        copy = f.word("%out", 0, "ptr")
-        f.op(f"call i32 @aoti_torch_copy_(ptr {copy}, ptr {handle}, i32 0)")
-        f.set(pair, 1, copy, "ptr")
-        return copy
+        made = f.word("%out", 0, "ptr")
+        f.op(f"call i32 @aoti_torch_copy_(ptr {made}, ptr {handle}, i32 0)")
+        return made
 
     f.loop("0", f.word("%tape", TapeWords.RESULTS), 1, one)
     return f.text("i64 0")

@@ -10,7 +10,7 @@ is noted instead of done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -292,7 +292,7 @@ def meaning_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], referen
     args = [argument(entry, slot, env, reference) for entry, slot in zip(node.inputs, slots)]
     with recorder:
         result = MEANINGS[node.op](*args, **attrs)
-    return recorder.finished(result, len(node.outputs))
+    return replace(recorder.finished(result, len(node.outputs)), typed=True)
 
 
 def check_values(node: Node, plan: Plan) -> None:

@@ -123,6 +123,7 @@ class Tape:
     calls: list[Noted]
     registers: int
     results: list[int]  # a register for each result of the node
+    typed: bool = False  # they get the types the graph says, whatever PyTorch gives
 
     def operands(self) -> Iterator[Operand]:
         return (inner for c in self.calls for o in c.operands for inner in parts(o))
