@@ -30,9 +30,8 @@ def attend(request):
     """A call with tensors; width 8 runs on any machine, LLVM halves the vectors where it must."""
     code = jit.build([jit.Unit(attention.source(request.param), attention.EXPORTS)])
     i, p = ctypes.c_int64, ctypes.c_void_p
-    count = ctypes.CFUNCTYPE(i, p)(code["ag_attention_jobs"])
+    count, bytes_needed = (ctypes.CFUNCTYPE(i, p)(code[f"ag_attention_{what}"]) for what in ("jobs", "scratch"))
     compute = ctypes.CFUNCTYPE(None, p, p, p, p, p, p, ctypes.c_float, i, i, p, p)(code["ag_attention"])
-    guard = torch.full((attention.SCRATCH_BYTES // 4 + 16,), float("nan"))
 
     def run(q, k, v, mask=None, causal=False, scale=None, out=None, lse=None, parts=1):
         (b, h, lq, d), (hk, lk, dv) = q.shape, (*k.shape[1:3], v.shape[3])
@@ -41,13 +40,15 @@ def attend(request):
         strides += [0] * 4 if mask is None else mask.expand(b, h, lq, lk).stride()
         kind = 0 if mask is None else 2 if mask.dtype == torch.bool else 1
         dims = torch.tensor([b, h, hk, lq, lk, d, dv, causal, kind, *strides], dtype=torch.int64)
-        n = count(dims.data_ptr())
+        n, need = count(dims.data_ptr()), bytes_needed(dims.data_ptr())
+        assert need <= attention.SCRATCH_BYTES
+        scratch = torch.full((need // 4 + 256,), float("nan"))
         address = [None if x is None else x.data_ptr() for x in (q, k, v, mask, out, dims)]
         for part in range(parts):
             jobs = n * part // parts, n * (part + 1) // parts
             end = None if lse is None else lse.data_ptr()
-            compute(*address, scale or max(d, 1) ** -0.5, *jobs, guard.data_ptr(), end)
-        assert guard[-16:].isnan().all()
+            compute(*address, scale or max(d, 1) ** -0.5, *jobs, scratch.data_ptr(), end)
+        assert scratch[-256:].isnan().all()
         return out
 
     def jobs(*sizes):

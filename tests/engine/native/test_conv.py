@@ -38,7 +38,7 @@ def functions(request):
     code = jit.build([jit.Unit(conv.source(request.param), conv.EXPORTS)])
     i, p = ctypes.c_int64, ctypes.c_void_p
     run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p)(code["ag_conv2d"])
-    run.code = code
+    run.code, run.machine = code, request.param
     return run, ctypes.CFUNCTYPE(i, p)(code["ag_conv2d_jobs"])
 
 
@@ -63,12 +63,14 @@ def test_like_float64(functions, case, relu, with_bias):
         x.double(), weight.double(), None if bias is None else bias.double(), *options, groups
     )
     dims = torch.tensor(numbers(case, relu))
-    out, scratch = torch.full(wanted.shape, float("nan")), torch.full((conv.SCRATCH_BYTES // 4,), float("nan"))
+    need = conv.scratch_bytes(dims.tolist(), run.machine) // 4
+    out, scratch = torch.full(wanted.shape, float("nan")), torch.full((need + 256,), float("nan"))
     jobs = conv.jobs(dims.tolist())
     assert jobs == count(dims.data_ptr())
     address = 0 if bias is None else bias.data_ptr()
     for first, last in [(jobs // 2, jobs), (0, jobs // 2)]:
         run(x.data_ptr(), weight.data_ptr(), address, out.data_ptr(), dims.data_ptr(), first, last, scratch.data_ptr())
+    assert 4 * need <= conv.SCRATCH_BYTES and scratch[need:].isnan().all()
     wanted = wanted.relu() if relu else wanted
     like = torch.nn.functional.conv2d(x, weight, bias, *options, groups)
     theirs = ((like.relu() if relu else like) - wanted).abs().max().item()

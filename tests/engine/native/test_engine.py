@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.engine.native import engine, jit
+from airgraph.engine.native import engine, gemm, jit
 from airgraph.engine.native.loops import compile_part
 from airgraph.errors import BindError
 from airgraph.plan.steps import LoopStep
@@ -63,6 +63,18 @@ def test_blocks_are_shared_and_kept():
             run(x), other(x)
     assert [id(block) for block, _ in engine.POOL.blocks] == before
     assert len(engine._frames) == frames
+
+
+def test_scratch_memory_is_what_the_steps_need():
+    """A thread's scratch memory: nothing for a plain loop, a few KiB for a small product, what a row keeps of a softmax."""
+    model, x = mlp(), torch.randn(5, 16)
+    with torch.no_grad():
+        (small,) = programs(torch.compile(model, backend="airgraph"), x)
+        (plain,) = programs(torch.compile(lambda x: x * 2 + 1, backend="airgraph"), x)
+        (row,) = programs(torch.compile(lambda x: x.softmax(-1), backend="airgraph"), torch.randn(4, 1000))
+    assert small.native.frames[0].scratch == gemm.scratch_bytes("nt", 5, 3, 40) < 40_000
+    assert plain.native.frames[0].scratch == 0
+    assert row.native.frames[0].scratch == 1000 * 8
 
 
 def test_sizes_that_change_are_one_program():

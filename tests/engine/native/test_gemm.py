@@ -8,6 +8,7 @@ import torch
 
 from airgraph.engine.native import gemm, jit
 
+GUARD = 256  # floats behind the scratch memory that stay as they are
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 17, 33)
 
 
@@ -18,15 +19,18 @@ def call(request):
     i, p = ctypes.c_int64, ctypes.c_void_p
     kind = ctypes.CFUNCTYPE(None, p, i, p, i, p, i, i, i, i, i, i, p, i, p)
     functions = {name: kind(code[name]) for name in gemm.EXPORTS}
-    scratch = torch.full((gemm.SCRATCH_BYTES // 4,), float("nan"))
+    scratch = torch.full((gemm.SCRATCH_BYTES // 4 + GUARD,), float("nan"))
 
     def run(form, a, b, c, k, block=None, bias=None, beta=0):
         m0, m1, n0, n1 = block or (0, c.shape[0], 0, c.shape[1])
         address = 0 if bias is None else bias.data_ptr()
+        need = gemm.scratch_bytes(form, *c.shape, k, request.param)
+        behind = scratch[need // 4 : need // 4 + GUARD].fill_(float("nan"))
         functions["ag_gemm_" + form](
             a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), c.data_ptr(), c.stride(0),
             m0, m1, n0, n1, k, address, beta, scratch.data_ptr(),
         )  # fmt: skip
+        assert need <= gemm.SCRATCH_BYTES and behind.isnan().all()
 
     run.code = code
     return run

@@ -2,12 +2,13 @@
 
     code = build([Unit(source(), EXPORTS)])
     ag_attention_jobs(dims)                          → how many jobs there are; threads share them out
+    ag_attention_scratch(dims)                       → the bytes of scratch memory that each thread needs
     ag_attention(q, k, v, mask, out, dims, scale, job0, job1, scratch, lse)
 
 `dims` is an array of int64 in the order of FIELDS, strides in elements; the last dimension of q, k, v and out is
 contiguous, and D ≤ MAX_D. mask_kind: 0 none, 1 added float32, 2 bool (false: the key is not seen). `lse`, where not null,
 takes each row's log of the sum of exponentials ([B, H, LQ], contiguous), which PyTorch's flash backward asks for. A row
-that sees no key gives zeros and lse 0, as PyTorch's CPU kernels do. Each thread has SCRATCH_BYTES of its own.
+that sees no key gives zeros and lse 0, as PyTorch's CPU kernels do.
 
 **Rows are lanes.** A group of R query rows (8, 4 or 1) is worked on together, and its scores are laid out [key][row]. One
 vector then holds one key's score for every row, so that maximum, exponential and sum need no step across lanes, any
@@ -45,7 +46,7 @@ from airgraph.engine.native.mathlib import Body, Value, literal, octaves, power_
 from airgraph.engine.native.text import Function, Typed
 from airgraph.engine.native.text import vector as vec
 
-EXPORTS = ("ag_attention_jobs", "ag_attention")
+EXPORTS = ("ag_attention_jobs", "ag_attention_scratch", "ag_attention")
 SIZES = ("B", "H", "HK", "LQ", "LK", "D", "DV", "causal", "mask_kind")
 STRIDES = (*(f"{x}_{axis}" for x in ("q", "k", "v", "out", "mask") for axis in ("b", "h", "l")), "mask_k")
 FIELDS = SIZES + STRIDES
@@ -65,9 +66,7 @@ MAX_D = 8192
 # scratch: scores[KEYS + one tile][ROWS]; of each group maximum[ROWS] and sum[ROWS]; of each group qᵀ; copied k; copied v
 STATE_AT = (KEYS + KEY_TILE) * ROWS * 4
 PACKED_AT = STATE_AT + GROUPS * 2 * ROWS * 4
-NEAR_AT = PACKED_AT + MAX_D * ROWS * 4
-NEAR_SIZE = NEAR_KEYS * NEAR_D * 4
-SCRATCH_BYTES = NEAR_AT + 2 * NEAR_SIZE
+SCRATCH_BYTES = PACKED_AT + MAX_D * ROWS * 4 + 2 * NEAR_KEYS * NEAR_D * 4  # the most there is
 
 # lanes of a vector → rows of a group → (rows, vectors of columns) of a tile of the output
 OUTPUT_TILES = {4: {8: (8, 2), 4: (4, 4), 1: (1, 16)}, 8: {8: (4, 2), 4: (4, 2), 1: (1, 8)}}
@@ -77,7 +76,7 @@ OUTPUT_TILES = {4: {8: (8, 2), 4: (4, 4), 1: (1, 16)}, 8: {8: (4, 2), 4: (4, 2),
 def source(width: int = 0) -> str:
     """The module's text for vectors of `width` floats: 4 (Arm) or 8 (x86-64), by default this machine's."""
     width = width or (4 if platform.machine() in ("aarch64", "arm64") else 8)
-    functions = [fold(), jobs(), copy_rows(), attention(), *map(exp, (*OUTPUT_TILES[width], LANES))]
+    functions = [fold(), jobs(), scratch_bytes(), copy_rows(), attention(), *map(exp, (*OUTPUT_TILES[width], LANES))]
     for rows in OUTPUT_TILES[width]:
         functions += [pack(rows, width), scores(rows, width), softmax(rows), output(rows, width), group(rows)]
         functions += [hide_later_keys(rows), *(add_mask(rows, width, kind) for kind in (1, 2))]
@@ -437,6 +436,20 @@ def jobs() -> str:
     return f.text(f"i64 {f.mul(f.mul(get['B'], get['H']), f.ceil(get['LQ'], get['job_rows']))}")
 
 
+def near_at(f: Writer, get: dict[str, str]) -> tuple[str, str, str]:
+    """Where in scratch, in bytes, copied keys and values begin, and where they end; they are behind the packed queries."""
+    keys = f.add(f.mul(f.mul(get["job_rows"], get["D"]), 4), PACKED_AT)
+    values = f.add(keys, f.mul(get["D"], 4 * NEAR_KEYS))
+    return keys, values, f.add(values, f.mul(get["DV"], 4 * NEAR_KEYS))
+
+
+def scratch_bytes() -> str:
+    f = Writer("ag_attention_scratch", "ptr %dims", "i64", exported=True)
+    _, get = folded_fields(f)
+    start, _, end = near_at(f, get)
+    return f.text(f"i64 {f.choose(f.test('ne', get['copies'], 0), 'i64', end, start)}")
+
+
 def copy_rows() -> str:
     f = Writer("copy_rows", "ptr %from, i64 %stride, i64 %n, i64 %d, ptr %to")
     size = f.mul("%d", 4)
@@ -457,7 +470,7 @@ def attention() -> str:
     blocks, share = f.ceil(get["LQ"], get["job_rows"]), f.div(get["H"], f.max(get["HK"], 1))
     mask_bytes = f.choose(f.test("eq", get["mask_kind"], 2), "i64", "1", "4")
     copies = f.test("ne", get["copies"], 0)
-    copied = [f.at("%scratch", NEAR_AT + i * NEAR_SIZE, "i8") for i in (0, 1)]
+    copied = [f.at("%scratch", place, "i8") for place in near_at(f, get)[:2]]
     with f.given(copies):  # the groups find the copies' strides in place of the originals'
         for name, d in (("k_l", "D"), ("v_l", "DV")):
             f.store("i64", get[d], f.at(dims, FIELDS.index(name), "i64"))

@@ -31,6 +31,7 @@ class NativeStep:
     cost: Dim
     origin: Step
     checks: bool = False  # it may find an index out of range
+    scratch: int = 0  # bytes for each thread, of a loop
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
@@ -55,7 +56,7 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 # -- loops ------------------------------------------------------------------------------------------------------------
 def loop_step(step: LoopStep, c: Compiled) -> NativeStep:
     function, _ = _known[c.text]
-    return NativeStep("loop", function, [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks)
+    return NativeStep("loop", function, [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks, c.scratch)
 
 
 def compile_kernels(texts: list[str]) -> None:

@@ -20,7 +20,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 
-from airgraph.engine.native.gemm import ADD, LINE, RELU, TILE_BYTES, V4, Machine, kernels, merge, run_tile, this_machine
+from airgraph.engine.native.gemm import (
+    ADD,
+    LINE,
+    RELU,
+    TILE_BYTES,
+    V4,
+    Machine,
+    ceil,
+    kernels,
+    merge,
+    run_tile,
+    this_machine,
+)
 from airgraph.engine.native.text import Function, declarations
 
 EXPORTS = ("ag_conv2d", "ag_conv2d_jobs")
@@ -55,6 +67,20 @@ def jobs(dims: Sequence[int]) -> int:
         return size["n"] * size["o"]
     blocks = size["n"] * size["groups"] * -(-size["oh"] * size["ow"] // PIXELS)
     return blocks * -(-size["o"] // size["groups"] // CHANNELS)
+
+
+def scratch_bytes(dims: Sequence[int], machine: Machine | None = None) -> int:
+    """What a thread needs for its jobs; SCRATCH_BYTES is the most there is."""
+    d, panel = dict(zip(DIMS, dims)), (machine or this_machine()).panel
+    if d["groups"] == d["c"]:
+        reach_down, reach_right = (d["kh"] - 1) * d["dh"] + 1, (d["kw"] - 1) * d["dw"] + 1
+        pitch = (min(d["ow"], ACROSS) + SLACK - 1) * d["sw"] + reach_right
+        rows = min(max(WINDOW // pitch - reach_down, 0) // d["sh"], d["oh"] - 1) * d["sh"] + reach_down
+        return TILE_BYTES + 4 * (rows * pitch + 2 * SLACK)
+    kernel, mine, pixels = d["kh"] * d["kw"], d["c"] // d["groups"], d["oh"] * d["ow"]
+    rounds = max(ceil(mine, max(DEEP // kernel, 1)), 1)
+    panels = ceil(ceil(pixels, ceil(pixels, PIXELS)), panel)
+    return TILE_BYTES + 4 * panels * (ceil(mine, rounds) * kernel * panel + LINE)
 
 
 @cache

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native import conv, gemm
 from airgraph.engine.native.calls import Calls, Writer
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.loops import SCRATCH
 from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step, kernels
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
@@ -118,9 +118,10 @@ class BoundFrame:
         self.handles = words([0] * 2 * len(self.layout.made))
         for slot, address in shared.constants.items():
             self.slots[slot] = address
+        self.scratch = 0  # bytes for each thread: what its most demanding step needs
         rows, groups, errors = self.steps()
         places, size = self.arrange(groups)
-        scratch = threads * SCRATCH
+        scratch = threads * self.scratch
         self.need = scratch + size
         self.placed = [n for slot, at in places for n in (slot, scratch + at)]
         self.objects: list[Any] = []
@@ -136,7 +137,8 @@ class BoundFrame:
             Frame.NUMBER: number, Frame.THREADS: threads, Frame.ERRORS: len(errors),
             Frame.ERROR_TABLE: self.keep(words(errors)),
             Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
-            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
+            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.SCRATCH: self.scratch,
+            Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
             Frame.MADE_TABLE: ctypes.addressof(self.handles), Frame.DISPATCH: self.calls.function("dispatch"),
             Frame.LET_GO: self.calls.function("let_go")}.items():  # fmt: skip
             self.words[index] = content
@@ -214,6 +216,7 @@ class BoundFrame:
             sizes = [0, *(self.number_word(s) for s in step.sizes)]
             cost = self.value(step.cost)
             jobs, unit = self.shares(step, sizes)
+            self.scratch = max(self.scratch, aligned(scratch_of(step, sizes)))
             held = self.keep(words(sizes))
             if step.checks:
                 errors.append(held)
@@ -302,7 +305,7 @@ class BoundFrame:
                 size = element_size(t)
                 for s in t.shape:
                     size *= self.value(s)
-                size = -(-max(size, 1) // ALIGN) * ALIGN
+                size = aligned(max(size, 1))
                 fitting = [g for g in gaps if g[1] >= size]
                 if fitting:
                     gap = min(fitting, key=lambda g: g[1])
@@ -324,10 +327,30 @@ class BoundFrame:
 
 def jobs_of(step: NativeStep, sizes: list[int]) -> int:
     """How many pieces an attention or a convolution can be shared out in."""
-    dims = (ctypes.c_int64 * len(sizes))(*sizes)
-    name, start = {"attention": ("ag_attention_jobs", 6), "conv": ("ag_conv2d_jobs", 4)}[step.kind]
+    return ask("ag_attention_jobs", sizes[6:]) if step.kind == "attention" else ask("ag_conv2d_jobs", sizes[4:])
+
+
+def scratch_of(step: NativeStep, sizes: list[int]) -> int:
+    """The bytes each thread needs for this step."""
+    match step.kind:
+        case "gemm":
+            form, m, n, k = (sizes[i] for i in (Gemm.FORM, Gemm.M, Gemm.N, Gemm.K))
+            return gemm.scratch_bytes(gemm.FORMS[form], m, n, k)
+        case "conv":
+            return conv.scratch_bytes(sizes[4:])
+        case "attention":
+            return ask("ag_attention_scratch", sizes[6:])
+    return step.scratch
+
+
+def ask(name: str, dims: Sequence[int]) -> int:
+    """What a native function says about these sizes."""
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
-    return int(function(ctypes.addressof(dims) + 8 * start))
+    return int(function((ctypes.c_int64 * len(dims))(*dims)))
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
 
 
 def merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:

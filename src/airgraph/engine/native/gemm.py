@@ -45,6 +45,7 @@ ADD, RELU = 1, 2  # flags: C is added to; negative results become zero
 V2, V4 = vector(2), vector(4)
 LINE = 16  # floats in a line of the cache
 AHEAD = 512  # floats between what is read and what is asked for
+FORMS = ("nt", "nn", "tn")
 Piece = tuple[int, int, str, str]  # (row of C, column of C, type, value): consecutive columns in a vector
 
 
@@ -75,6 +76,21 @@ def this_machine() -> Machine:
     return X86 if platform.machine().lower() in ("x86_64", "amd64") else ARM
 
 
+def scratch_bytes(form: str, m: int, n: int, k: int, machine: Machine | None = None) -> int:
+    """What a thread needs for any share of this product; SCRATCH_BYTES is the most there is."""
+    host = machine or this_machine()
+    if m <= 3 and form != "tn":
+        return TILE_BYTES
+    deep = 4 * ceil(ceil(k, max(ceil(k, KC), 1)), 4)
+    panels = ceil(min(m if form == "nt" else n, WIDE), host.panel)
+    return TILE_BYTES + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
+
+
+def ceil(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
 @cache
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
@@ -82,7 +98,7 @@ def source(machine: Machine | None = None) -> str:
     parts = [declarations(host.lanes), turn(), merge(by_row=False), copy(host), gather(host)]
     parts += kernels(host, "nt", turned=True, bias_by_row=False) + kernels(host, "nn", turned=False, bias_by_row=False)
     parts += [dots(host, m) for m in (1, 2, 3)] + [sweeps(host, m) for m in (1, 2, 3)]
-    parts += [product(host, kind) for kind in ("nt", "nn", "tn")]
+    parts += [product(host, form) for form in FORMS]
     return "".join(parts)
 
 

@@ -37,7 +37,7 @@ from airgraph.plan.kernels import Part, Store
 from airgraph.plan.tensors import COST, Expr, Tensor
 
 T = DataType
-SCRATCH = 1 << 20  # bytes for each thread
+MOST_KEPT = 1 << 20  # bytes that a thread keeps between stages
 BLOCK = 512  # turns of a loop that are summed up by themselves
 KEPT = 10  # a formula that costs this much is kept for the next stage
 
@@ -53,6 +53,7 @@ class Compiled:
     unit: int  # threads get multiples of this
     cost: Dim  # of all, in additions
     checks: bool  # it may find an index out of range
+    scratch: int  # bytes that each thread needs
 
 
 def compile_part(part: Part) -> Compiled:
@@ -77,6 +78,7 @@ class Writer:
         self.declares: set[str] = set()
         self.math: set[tuple[str, int, str]] = set()
         self.checks = False
+        self.scratch = 0
         self.depth: dict[Var, int] = {}  # open loops
         self.names: dict[Var, str] = {}
         self.levels: list[Level] = [Level()]
@@ -180,7 +182,7 @@ class Writer:
         for v in (*self.part.outer, *self.part.inner):
             turns = turns * v.size
         each = sum(COST.get(e.op, 1) for e in self.exprs) + len(self.part.stores)
-        return Compiled(text, self.tensors, self.sizes, jobs, unit, expand(turns * each), self.checks)
+        return Compiled(text, self.tensors, self.sizes, jobs, unit, expand(turns * each), self.checks, self.scratch)
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop(self, var: Var, start: str, end: str, step: int, body: Any) -> None:
@@ -330,9 +332,11 @@ class Writer:
             costs[e.id] += sum(costs[a.id] for a in e.args if a.vars & inner and e.op != "reduce")
             later = any(e in u.args and u.level - (u.op == "reduce") > e.level for u in self.exprs)
             if e.vars & inner and later and costs[e.id] >= KEPT and e.dtype != T.DT_BOOL:
-                if (len(self.spills) + 1) * length * 8 > SCRATCH:
+                need = (len(self.spills) + 1) * length * 8
+                if need > MOST_KEPT:
                     return
                 self.spills[e.id] = len(self.spills)
+                self.scratch = max(self.scratch, need)
                 costs[e.id] = 1
 
     def spill_address(self, e: Expr) -> str:

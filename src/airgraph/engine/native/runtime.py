@@ -23,7 +23,6 @@ import torch
 
 from airgraph.engine.native import attention, conv, gemm
 from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.loops import SCRATCH
 from airgraph.engine.native.text import Function
 
 
@@ -38,7 +37,7 @@ class Block:
 class Frame:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
-    DISPATCH, LET_GO, MADE, MADE_TABLE, WORDS = range(21, 26)
+    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH, WORDS = range(21, 27)
 
 
 class Entry:
@@ -154,7 +153,7 @@ def worker() -> str:
     threads = f.choose(whole, "i64", "1", planned)
     me = f.choose(whole, "i64", "0", "%from")
     table, base = f.word(frame, Frame.STEP_TABLE, "ptr"), f.word(frame, Frame.BASE, "ptr")
-    scratch = f.at(base, f.mul(me, SCRATCH), "i8")
+    scratch = f.at(base, f.mul(me, f.word(frame, Frame.SCRATCH)), "i8")
     counter = f.at("%context", 4, "i64")
     several = f.test("sgt", threads, 1)
 
