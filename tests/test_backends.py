@@ -42,7 +42,7 @@ def test_options_and_mode_of_torch_compile():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"no_such": 1}, r"unknown option 'no_such'\n  known: mode, engine, strict, dump"),
+        ({"no_such": 1}, r"unknown option 'no_such'\n  known: mode, autotune, engine, strict, dump"),
         ({"mode": "fast"}, r"mode cannot be 'fast'\n  allowed: 'max-autotune', 'reduce-overhead'"),
         ({"dump": "png"}, r"dump cannot be 'png'\n  allowed: 'py', 'txt', 'pbtxt'"),
         ({"strict": 1}, r"strict cannot be 1\n  allowed: True, False"),

@@ -10,6 +10,7 @@ from airgraph.errors import ConfigError
 A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
+    "autotune": ("yes", "True, False"),
     "engine": ("magic", "'auto', 'native', 'reference'"),
     "strict": (1, "True, False"),
     "dump": ("pdf", "'py', 'txt', 'pbtxt', None"),
@@ -33,6 +34,7 @@ WRONG = {
 }
 RIGHT = {
     "mode": "reduce-overhead",
+    "autotune": True,
     "engine": "auto",
     "strict": True,
     "dump": "txt",
@@ -93,6 +95,9 @@ def test_make():
     made = Config.make(base, strict=False)
     assert (made.strict, made.log, base.strict) == (False, "mine", True)
     assert Config.make() == Config()
+    assert Config.make(mode="max-autotune").autotune and not Config(mode="max-autotune").autotune
+    assert not Config.make(Config.make(mode="max-autotune"), mode="reduce-overhead").autotune
+    assert not Config.make(mode="max-autotune", autotune=False).autotune
     with pytest.raises(ConfigError) as error:
         Config.make(base, stric=True)
     assert error.value.text() == f"unknown option 'stric'\n  known: {', '.join(Config.names())}"

@@ -31,6 +31,9 @@ class Config:
     mode: Mode = option(
         "max-autotune", "max-autotune: convert to GE ops and optimise; reduce-overhead: keep every ATen op"
     )
+    autotune: bool = option(
+        False, 'time the ways to do each matrix product and keep the fastest; on where mode="max-autotune" is asked for'
+    )
     engine: EngineName = option(
         "auto", "what runs the graph: native (LLVM, on a CPU), reference (each op by its PyTorch meaning)"
     )
@@ -80,10 +83,15 @@ class Config:
 
     @classmethod
     def make(cls, base: Config | None = None, **options: Any) -> Config:
-        """`base` with `options` on top; an unknown name is an error that lists the known ones."""
+        """`base` with `options` on top; an unknown name is an error that lists the known ones.
+
+        Asking for mode="max-autotune" asks for `autotune` too; the same mode by default times nothing.
+        """
         for name in options:
             if name not in cls.names():
                 raise ConfigError(f"unknown option {name!r}", where={"known": ", ".join(cls.names())})
+        if "mode" in options:
+            options.setdefault("autotune", options["mode"] == "max-autotune")
         return dataclasses.replace(base or cls(), **options)
 
 

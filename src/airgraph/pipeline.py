@@ -111,7 +111,8 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
         engine = native_engine(reference)
         if engine is not None:
             try:
-                executable = engine.load(graph, device, boundary)
+                executable = engine.load(graph, device, boundary, frozen=config.frozen_parameter,
+                                         tuner=make_tuner(journal) if config.autotune else None)  # fmt: skip
                 for note in executable.plan.notes:
                     journal.remark(note)
                 return executable
@@ -128,6 +129,12 @@ def native_engine(reference: ReferenceEngine) -> Any:
 
         return NativeEngine(reference)
     return None
+
+
+def make_tuner(journal: Journal) -> Any:
+    from airgraph.engine.native.tune import Tuner
+
+    return Tuner(journal)
 
 
 _loading = threading.Lock()

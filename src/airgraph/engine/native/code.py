@@ -115,8 +115,7 @@ def gemm_step(step: GemmStep) -> NativeStep:
     sizes = [form, batch, m, n, k, lda, ldb, n, step.a.strides[0], step.b.strides[0], expand(m * n), None,
              step.a.offset, step.b.offset, bias_at]  # fmt: skip
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
-    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, expand(batch * m * n * k / 4 if isinstance(
-        batch * m * n * k, int) else batch * m * n * k), step)  # fmt: skip
+    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step)
 
 
 def attention_step(step: AttentionStep) -> NativeStep:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
@@ -23,14 +24,16 @@ from airgraph.engine.native import runtime
 from airgraph.engine.native.calls import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
-from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Shared
+from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Shared, step_words
+from airgraph.engine.native.products import Product
 from airgraph.engine.native.runtime import Entry
 from airgraph.engine.native.sizes import Sizes
+from airgraph.engine.native.tune import Tuner
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import BadIndexError, EngineError
-from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn
 from airgraph.ir.graph import Graph, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
@@ -97,21 +100,24 @@ class NativeEngine:
     def has_kernel(self, op: str) -> bool:
         return self.reference.has_kernel(op)
 
-    def load(self, graph: Graph, device: torch.device, boundary: Boundary) -> NativeExecutable:
+    def load(self, graph: Graph, device: torch.device, boundary: Boundary, *, frozen: bool = False,
+             tuner: Tuner | None = None) -> NativeExecutable:  # fmt: skip
+        """`frozen`: parameters never change. `tuner`: matrix products are timed."""
         reference = self.reference.load(graph, device)
         if fold(graph, reference):
             reference = self.reference.load(graph, device)
-        return NativeExecutable(graph, boundary, reference)
+        return NativeExecutable(graph, boundary, reference, frozen, tuner)
 
 
 class NativeExecutable:
-    def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable) -> None:
+    def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool,
+                 tuner: Tuner | None) -> None:  # fmt: skip
         self.graph, self.boundary, self.reference = graph, boundary, reference
         self.device = reference.device
         self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
-        constants = self.constant_memory()
+        constants = self.constants()
         self.tapes = plan_calls(self.plan, reference)
         self.plan.notes += self.tapes.notes()
         self.by_python = bool(self.tapes.refused)  # some steps are done by Python
@@ -121,7 +127,10 @@ class NativeExecutable:
         given = self.layout.given
         self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
         callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
-        self.shared = Shared(self.plan, self.steps, self.layout, constants, callback, self.tapes)
+        kept = self.kept_arguments() if frozen else frozenset()
+        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, tuner)
+        if tuner is not None:
+            tuner.learn(self.products(int, symbolic=False))
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
@@ -150,9 +159,9 @@ class NativeExecutable:
                 for x in (*(spec.type.shape or ()), *spec.strides):
                     add(x)
 
-    def constant_memory(self) -> dict[int, int]:
-        """Slots of constants; their tensors are held by the reference executable."""
-        found: dict[int, int] = {}
+    def constants(self) -> dict[int, torch.Tensor]:
+        """By slot."""
+        found: dict[int, torch.Tensor] = {}
         for place in self.plan.places.values():
             if place.kind == "const":
                 tensor = self.reference.constants[id(place.source)]
@@ -160,8 +169,22 @@ class NativeExecutable:
                     if tensor.dtype != TORCH_TYPES[place.tensor.dtype] or not tensor.is_contiguous():
                         tensor = tensor.to(TORCH_TYPES[place.tensor.dtype]).contiguous()
                     self.reference.constants[id(place.source)] = tensor
-                    found[self.layout.slot(place.tensor)] = tensor.data_ptr()
+                    found[self.layout.slot(place.tensor)] = tensor
         return found
+
+    def kept_arguments(self) -> frozenset[int]:
+        """Slots of the arguments that this graph does not write to."""
+        places = [p for p in self.plan.places.values() if p.kind == "input"]
+        written = {p.source for p in places if p.alias is not None}
+        return frozenset(self.layout.slot(p.tensor) for p in places if p.source not in written)
+
+    def products(self, value: Callable[[Any], int], *, symbolic: bool) -> list[Product]:
+        """The matrix products whose sizes are known when compiling, or those whose sizes are not."""
+        threads = torch.get_num_threads()
+        steps = [
+            s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
+        ]
+        return [self.shared.product(s, step_words(s, value), threads) for s in steps]
 
     # -- for each set of sizes ------------------------------------------------------------------------------------------
     def bind(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:
@@ -169,7 +192,10 @@ class NativeExecutable:
         value = self.sizes.values(symbols)
         number = next(_numbers)
         table = [self.argument(spec, arg, value) for spec, arg in zip(self.boundary.arguments, args)]
-        frame = BoundFrame(self.shared, value, table, number=number, threads=torch.get_num_threads())
+        if self.shared.tuner is not None and not self.frames:
+            self.shared.tuner.learn(self.products(value, symbolic=True))
+        still = {**self.shared.constants, **self.parameters(args, table, value)}
+        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=torch.get_num_threads())
         frame.bound, frame.owner = dict(symbols), weakref.ref(self)
         for given in table:
             if given.kind == Entry.FLOAT:
@@ -216,6 +242,14 @@ class NativeExecutable:
         strides = [-1 if size <= 1 or 0 in shape else value(s) for s, size in zip(spec.strides, shape)]
         dtype = DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]]
         return Given(Entry.TENSOR, self.layout.count if slot is None else slot, dtype, shape, strides)
+
+    def parameters(
+        self, args: Sequence[Any], table: Sequence[Given], value: Callable[[Any], int]
+    ) -> dict[int, torch.Tensor]:
+        """Those among the arguments that keep their content, by slot."""
+        return {given.value: arg for spec, arg, given in zip(self.boundary.arguments, args, table)
+                if isinstance(arg, torch.nn.Parameter) and given.kind == Entry.TENSOR and given.value in self.shared.frozen
+                and fits(spec, arg, value)}  # fmt: skip
 
     def argument_slot(self, name: str) -> int | None:
         """Where the memory of an argument is noted, if the plan has a place for it."""
@@ -275,13 +309,10 @@ class NativeExecutable:
         """Arguments with the strides the graph was compiled for, in memory of the type it was compiled for."""
         result = list(args)
         for i, (spec, arg) in enumerate(zip(self.boundary.arguments, args)):
-            if isinstance(spec, TensorIn) and isinstance(arg, torch.Tensor):
-                wanted = TORCH_TYPES[spec.type.dtype]
+            if isinstance(spec, TensorIn) and isinstance(arg, torch.Tensor) and not fits(spec, arg, frame.value):
+                plain = arg.detach().as_subclass(torch.Tensor).to(TORCH_TYPES[spec.type.dtype])
                 strides = [frame.value(s) for s in spec.strides]
-                same = all(a == b or n <= 1 for a, b, n in zip(arg.stride(), strides, arg.shape)) or 0 in arg.shape
-                if type(arg) not in (torch.Tensor, torch.nn.Parameter) or arg.dtype != wanted or not same:
-                    plain = arg.detach().as_subclass(torch.Tensor).to(wanted)
-                    result[i] = plain if same else copy_strided(plain, strides)
+                result[i] = plain if lies_as(plain, strides) else copy_strided(plain, strides)
         return result
 
     # -- library calls --------------------------------------------------------------------------------------------------
@@ -360,6 +391,17 @@ class NativeExecutable:
         frame.results[t.id] = (result, dense)
         for at in self.handed.get(t.id, ()):
             frame.objects[at] = result
+
+
+def fits(spec: Argument, arg: torch.Tensor, value: Callable[[Any], int]) -> bool:
+    """The native side can read it as it is."""
+    if not isinstance(spec, TensorIn) or type(arg) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return arg.dtype == TORCH_TYPES[spec.type.dtype] and lies_as(arg, [value(s) for s in spec.strides])
+
+
+def lies_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    return 0 in tensor.shape or all(a == b or n <= 1 for a, b, n in zip(tensor.stride(), strides, tensor.shape))
 
 
 @Callback

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -19,11 +20,12 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import conv, gemm
 from airgraph.engine.native.calls import Calls, Writer
 from airgraph.engine.native.code import NativeStep
+from airgraph.engine.native.products import ALONE, TURNED, Product, Way, rule
 from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step, kernels
+from airgraph.engine.native.tune import Tuner
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
-ALONE = 16384  # additions: less than this is not worth a second thread
 ALIGN = 64
 DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
                 torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
@@ -95,18 +97,32 @@ class Shared:
     plan: Plan
     steps: Sequence[NativeStep]
     layout: Layout
-    constants: dict[int, int]  # slot → address
+    constants: dict[int, torch.Tensor]  # by slot
+    frozen: frozenset[int]  # slots of arguments that keep their content, if they are parameters
     callback: int  # the address of what does a library call
     calls: Calls
+    tuner: Tuner | None  # matrix products are timed
+    copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
+
+    def product(self, step: NativeStep, sizes: Sequence[int], threads: int) -> Product:
+        weight, bias = step.args[1], step.args[3]
+        assert weight is not None
+        slot = self.layout.slot(weight)
+        return Product.of(sizes, bias is not None, slot in self.constants or slot in self.frozen, threads)
 
 
 class BoundFrame:
     """A frame with all the memory it points to."""
 
     def __init__(
-        self, shared: Shared, value: Callable[[Any], int], args: Sequence[Given], *, number: int, threads: int
-    ) -> None:
+        self, shared: Shared, value: Callable[[Any], int], args: Sequence[Given], *, still: Mapping[int, torch.Tensor],
+        number: int, threads: int,
+    ) -> None:  # fmt: skip
+        """`still`: constants and arguments that keep their content, by slot."""
+        self.shared = shared
         self.plan, self.native, self.layout, self.calls = shared.plan, shared.steps, shared.layout, shared.calls
+        self.still = still
+        self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
         self.kept: list[Any] = []
         self.number, self.threads = number, threads
         self.bound: dict[Any, Any] = {}  # the symbols this frame is for
@@ -116,8 +132,8 @@ class BoundFrame:
         self.value = value
         self.slots = words([0] * (self.layout.count + 1))
         self.handles = words([0] * 2 * len(self.layout.made))
-        for slot, address in shared.constants.items():
-            self.slots[slot] = address
+        for slot, tensor in shared.constants.items():
+            self.slots[slot] = tensor.data_ptr()
         self.scratch = 0  # bytes for each thread: what its most demanding step needs
         rows, groups, errors = self.steps()
         places, size = self.arrange(groups)
@@ -133,9 +149,9 @@ class BoundFrame:
             Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
             Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places),
             Frame.PLACE_TABLE: self.keep(words(self.placed)),
-            Frame.NEED: self.need, Frame.STEPS: len(rows), Frame.STEP_TABLE: ctypes.addressof(self.rows),
-            Frame.NUMBER: number, Frame.THREADS: threads, Frame.ERRORS: len(errors),
-            Frame.ERROR_TABLE: self.keep(words(errors)),
+            Frame.NEED: self.need, Frame.NUMBER: number, Frame.STEPS: len(rows),
+            Frame.STEP_TABLE: ctypes.addressof(self.rows),
+            Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
             Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
             Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.SCRATCH: self.scratch,
             Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
@@ -178,6 +194,7 @@ class BoundFrame:
         row = [0] * Entry.WORDS
         row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
         row[Entry.SIZES], row[Entry.STRIDES] = self.keep(words(e.sizes)), e.made or self.keep(words(e.strides))
+        row[Entry.ADDRESS] = self.only.get(e.value, 0) if e.kind == Entry.TENSOR else 0
         return row
 
     def outputs(self) -> list[Given]:
@@ -203,7 +220,7 @@ class BoundFrame:
         rows: list[list[int]] = []
         errors: list[int] = []
         alone: list[bool] = []
-        slots, writer = ctypes.addressof(self.slots), Writer(self, self.calls.dense)
+        writer = Writer(self, self.calls.dense)
         for step in self.native:
             row = [0] * Step.WORDS
             rows.append(row)
@@ -213,43 +230,54 @@ class BoundFrame:
                 row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
                 alone.append(True)
                 continue
-            sizes = [0, *(self.number_word(s) for s in step.sizes)]
-            cost = self.value(step.cost)
-            jobs, unit = self.shares(step, sizes)
+            sizes, args = step_words(step, self.value), self.addresses(step)
+            if step.kind == "gemm":
+                jobs, unit, single = self.product(step, sizes, args)
+            else:
+                jobs, unit = (self.value(step.jobs), step.unit) if step.kind == "loop" else (jobs_of(step, sizes), 1)
+                small = self.value(step.cost) < ALONE or jobs < 2 or self.threads < 2
+                single = small or getattr(step.origin, "alone", False)
             self.scratch = max(self.scratch, aligned(scratch_of(step, sizes)))
             held = self.keep(words(sizes))
             if step.checks:
                 errors.append(held)
-            single = cost < ALONE or jobs < 2 or self.threads < 2 or getattr(step.origin, "alone", False)
             alone.append(single)
             row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
-            args = [self.layout.slot(a) if a is not None else 0 for a in step.args]
-            row[Step.ARGS] = self.keep(words([slots + 8 * slot for slot in args]))
-            row[Step.ALONE] = int(single)
+            row[Step.ARGS], row[Step.ALONE] = self.keep(words(args)), int(single)
         return rows, self.barriers(rows, alone), errors
 
-    def number_word(self, x: Any) -> int:
-        if x is None:
-            return 0
-        if isinstance(x, tuple):  # a float's bits
-            return int(struct.unpack("<i", struct.pack("<f", x[1]))[0]) & 0xFFFFFFFF
-        return self.value(x)
+    def addresses(self, step: NativeStep) -> list[int]:
+        """Where the step finds the addresses of what it reads and writes."""
+        slots = [self.layout.slot(a) if a is not None else 0 for a in step.args]
+        return [ctypes.addressof(self.slots) + 8 * slot for slot in slots]
 
-    def shares(self, step: NativeStep, sizes: list[int]) -> tuple[int, int]:
-        """What the threads divide: columns of a matrix product, unless it is narrow or there are many."""
-        threads = self.threads
-        if step.kind == "loop":
-            return self.value(step.jobs), step.unit
-        if step.kind != "gemm":
-            return jobs_of(step, sizes), 1
-        batch, m, n = sizes[Gemm.BATCH], sizes[Gemm.M], sizes[Gemm.N]
-        if batch >= 2 * threads or (batch > 1 and batch % threads == 0):
-            sizes[Gemm.SPLIT] = 2
-            return batch, 1
-        if n >= 32 * threads or n >= m:
-            return n, 16
-        sizes[Gemm.SPLIT] = 1
-        return m, 8
+    def product(self, step: NativeStep, sizes: list[int], args: list[int]) -> tuple[int, int, bool]:
+        """(jobs, unit, for one thread) of a matrix product, the way that is the best for it; `sizes` are made to fit."""
+        product, weight = self.shared.product(step, sizes, self.threads), step.args[1]
+        assert weight is not None
+        slot = self.layout.slot(weight)
+        tuner = self.shared.tuner
+        way: Way = rule(product) if tuner is None else tuner.way(product, still=slot in self.still)
+        sizes[Gemm.SPLIT] = way.split
+        if way.turned:
+            args[1] = self.keep(words([self.turned(slot, sizes)]))
+        return way.jobs(product), way.unit(product), way.threads == 1
+
+    def turned(self, slot: int, sizes: list[int]) -> int:
+        """The address of a turned copy of a weight, with the sizes changed for it; equal copies are one."""
+        weight, form, start, stride = self.still[slot], sizes[Gemm.FORM], sizes[Gemm.B_AT], sizes[Gemm.LDB]
+        n, k = sizes[Gemm.N], sizes[Gemm.K]
+        shape = (n, k) if gemm.FORMS[form] == "nt" else (k, n)
+        key = (weight.data_ptr(), shape, stride, start)
+        copy = self.shared.copies.get(key)
+        if copy is None:
+            matrix = weight.detach().as_strided(shape, (stride, 1), weight.storage_offset() + start)
+            copy = self.shared.copies[key] = matrix.t().contiguous()
+        self.kept += [copy, weight]  # while the weight lives, its address is nobody else's
+        if slot not in self.shared.constants:
+            self.only[slot] = weight.data_ptr()
+        sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
+        return copy.data_ptr()
 
     def barriers(self, rows: list[list[int]], alone: list[bool]) -> list[int]:
         """A barrier where a step meets memory another thread may still be at; steps without one between are a group."""
@@ -323,6 +351,19 @@ class BoundFrame:
             for id_ in [i for i, g in last.items() if g == group]:
                 gaps = merged([*gaps, placed[id_]])
         return [(self.layout.slots[i], at) for i, (at, _) in placed.items()], top
+
+
+def step_words(step: NativeStep, value: Callable[[Any], int]) -> list[int]:
+    """The sizes of a step, behind the word for errors."""
+    return [0, *(number_word(s, value) for s in step.sizes)]
+
+
+def number_word(x: Any, value: Callable[[Any], int]) -> int:
+    if x is None:
+        return 0
+    if isinstance(x, tuple):  # a float's bits
+        return int(struct.unpack("<i", struct.pack("<f", x[1]))[0]) & 0xFFFFFFFF
+    return value(x)
 
 
 def jobs_of(step: NativeStep, sizes: list[int]) -> int:

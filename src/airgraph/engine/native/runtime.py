@@ -43,7 +43,7 @@ class Frame:
 class Entry:
     """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE)."""
 
-    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, WORDS = range(7)
+    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
     NOTHING, TENSOR, WHOLE, FLOAT = range(4)
 
 
@@ -184,7 +184,7 @@ def wait(f: Native, counter: str, target: str, threads: str) -> str:
 
 def run() -> str:
     """All steps of a frame: calls of the library alone, what lies between two of them in one parallel region."""
-    f = Native("run", "ptr %frame", "i64")
+    f = Native("run", "ptr %frame", "i64", exported=True)
     f.do("%context = alloca [6 x i64]")
     f.set("%context", 0, "%frame", "ptr")
     count, table = f.word("%frame", Frame.STEPS), f.word("%frame", Frame.STEP_TABLE, "ptr")
@@ -280,7 +280,10 @@ def matches() -> str:
             given, expected = f.word("%out", 0, "ptr"), f.word(row, index, "ptr")
             f.loop("0", rank, 1, lambda d, g=given, e=expected: f.give(differs(f, g, e, d), "i1 false"))
         ask(f, "aoti_torch_get_data_ptr", handle)
-        f.set(slots, f.word(row, Entry.VALUE), f.word("%out", 0))
+        address, only = f.word("%out", 0), f.word(row, Entry.ADDRESS)
+        other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
+        f.give(other, "i1 false")
+        f.set(slots, f.word(row, Entry.VALUE), address)
 
     f.loop("0", count, 1, argument)
     return f.text("i1 true")
@@ -591,4 +594,4 @@ def entry() -> Code:
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: address(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
-    return build([Unit(source(), ("call",), imports)])
+    return build([Unit(source(), ("call", "run"), imports)])
