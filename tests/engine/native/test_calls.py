@@ -296,7 +296,7 @@ def test_a_result_that_is_not_as_planned(monkeypatch):
     for _ in range(2):
         same(run, lambda x: torch.topk(x, 2)[1] + 1, x)
     (frame,) = executable.frames
-    assert frame.rows[Step.CALL] == Step.PYTHON
+    assert frame.step_table[Step.CALL] == Step.PYTHON
     assert executable.by_python
     assert "by Python: aten::topk does not give what was planned" in executable.plan.text()
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import airgraph
-from airgraph.engine.native import engine, frames
+from airgraph.engine.native import engine
+from airgraph.engine.native.memory import BLOCK
 from airgraph.engine.native.runtime import Frame, Step
-from airgraph.plan.steps import step_reads, step_writes
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,29 @@ class Pooled(nn.Module):
         return (y * small.view(-1, 1, 1, 1)).tanh().flatten(1) @ y.flatten(1).T, small.cumsum(0)
 
 
+class Mixed(nn.Module):
+    """Small products and large ones, side by side and one behind the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = nn.Linear(8, 8), nn.Linear(256, 256)
+
+    def forward(self, x, y):
+        for _ in range(3):
+            a = self.small(x).tanh()
+            b = self.large(y).relu()
+            x = self.small(a + x).softmax(-1) @ self.small.weight
+            y = self.large(b).exp() + y.mean()
+        return x, y, (y @ y.t()).cumsum(0)
+
+
 def encoder():
     return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).eval()
 
 
 CASES = {
     "pooled": lambda: (Pooled(), torch.randn(3, 4, 40, 40)),
+    "mixed": lambda: (Mixed(), torch.randn(4, 8), torch.randn(200, 256)),
     "encoder": lambda: (encoder(), torch.randn(2, 24, 32)),
     "mlp": lambda: (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4), nn.Softmax(-1)), torch.randn(40, 64)),
     "convolutions": lambda: (
@@ -51,28 +68,24 @@ CASES = {
 @pytest.fixture(params=CASES)
 def frame(request):
     torch.manual_seed(0)
-    module, x = CASES[request.param]()
+    module, *args = CASES[request.param]()
     known = set(engine._frames)
-    compiled = airgraph.compile(module, (x,))  # a frame lives as long as its program
-    compiled(x)
+    compiled = airgraph.compile(module, tuple(args))  # a frame lives as long as its program
+    with torch.no_grad():
+        for _ in range(5):
+            torch.testing.assert_close(compiled(*args), module(*args), rtol=1e-4, atol=1e-5)
     (number,) = set(engine._frames) - known
     return engine._frames[number]
 
 
-def spans(frame, tensors):
-    """(start, end) of each of the tensors that lies in the block."""
-    places = dict(zip(frame.placed[::2], frame.placed[1::2]))
-    for t in tensors:
-        slot = frame.layout.slot(t)
-        if slot in places:
-            bytes_ = frames.element_size(t)
-            for s in t.shape:
-                bytes_ *= frame.value(s)
-            yield places[slot], places[slot] + bytes_, slot
+def spans(frame, slots):
+    """(the block or an output, start, end) of each that lies in one of them."""
+    sizes = {slot: unit.size for unit in frame.units for slot in unit.slots}
+    return [(*frame.spots[s], frame.spots[s].offset + sizes[s]) for s in slots if s in frame.spots and sizes[s]]
 
 
 def meet(a, b):
-    return any(x[0] < y[1] and y[0] < x[1] for x, y in itertools.product(a, b))
+    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x, y in itertools.product(a, b))
 
 
 def test_no_thread_meets_memory_another_may_be_at(frame):
@@ -81,8 +94,7 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
     rows = [table[i * Step.WORDS : (i + 1) * Step.WORDS] for i in range(count)]
     steps = frame.native
     assert not all(row[Step.ALONE] for row in rows), "nothing here is for two threads"
-    reads = [list(spans(frame, step_reads(s.origin))) for s in steps]
-    writes = [list(spans(frame, step_writes(s.origin))) for s in steps]
+    reads, writes = ([spans(frame, slots) for slots in table] for table in (frame.layout.reads, frame.layout.writes))
     for i, j in itertools.combinations(range(count), 2):
         parted = any(row[Step.SYNC] or row[Step.CALL] for row in rows[i:j]) or rows[j][Step.CALL]
         single = rows[i][Step.ALONE] and rows[j][Step.ALONE]
@@ -92,12 +104,34 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
         assert not meet(reads[i], writes[j]), (i, j)
 
 
-def test_memory_in_use_is_nobody_elses(frame):
-    alive: dict[int, tuple[int, int, int, int]] = {}
-    for i, step in enumerate(frame.native):
-        for start, end, slot in spans(frame, (*step_writes(step.origin), *step_reads(step.origin))):
-            first = alive.get(slot, (start, end, i, i))[2]
-            alive[slot] = (start, end, first, i)
-    for a, b in itertools.combinations(alive.values(), 2):
-        together = a[2] <= b[3] and b[2] <= a[3]
-        assert not (together and a[0] < b[1] and b[0] < a[1])
+def test_what_is_read_is_still_there(frame):
+    """What a step writes is gone where another one writes over it; one step may write over what it reads itself."""
+    there: set[int] = set()
+    for origin, group in itertools.groupby(range(len(frame.native)), lambda i: frame.native[i].origin):
+        numbers = list(group)
+        reads, writes = (
+            set().union(*(table[i] for i in numbers)) for table in (frame.layout.reads, frame.layout.writes)
+        )
+        assert {s for s in reads - writes if s in frame.spots} <= there, origin
+        there = {s for s in there if s in writes or not meet(spans(frame, [s]), spans(frame, writes))}
+        pairs = itertools.combinations(spans(frame, writes), 2)
+        assert not any(meet([a], [b]) for a, b in pairs), "two results of one step"
+        there |= writes
+    outputs = {frame.layout.slot(t) for t in frame.plan.outputs if t is not None}
+    assert outputs <= there
+
+
+def test_memory_is_used_again(frame):
+    """Something is written over what it is made of, or lies in an output that is not written yet."""
+    over = any(len(unit.slots) > 1 for unit in frame.units)
+    lent = any(spot.home not in (BLOCK, slot) for slot, spot in frame.spots.items())
+    assert over or lent
+
+
+def test_outputs_without_elements_lend_nothing():
+    class Model(nn.Module):
+        def forward(self, x):
+            return x[:0] + 1, torch.where((x > 0).any(), x, -x).cumsum(0)
+
+    model, x = Model(), torch.randn(5, 3)
+    torch.testing.assert_close(airgraph.compile(model, (x,))(x), model(x))

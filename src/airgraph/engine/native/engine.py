@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -33,12 +33,13 @@ from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import BadIndexError, EngineError
-from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, NumberIn, OfInput, TensorIn
 from airgraph.ir.graph import Graph, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
 from airgraph.plan.groups import make_plan
-from airgraph.plan.steps import CallStep, Plan
+from airgraph.plan.overwrite import overwrites
+from airgraph.plan.steps import CallStep, LoopStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
 FRAMES = 8  # sets of sizes a program keeps ready
@@ -109,11 +110,19 @@ class NativeEngine:
         return NativeExecutable(graph, boundary, reference, frozen, tuner)
 
 
+class Released(NamedTuple):
+    """Memory that is let go before the end of a call: arguments by number, results of library calls by tensor."""
+
+    arguments: list[int]
+    results: list[int]
+
+
 class NativeExecutable:
     def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool,
                  tuner: Tuner | None) -> None:  # fmt: skip
         self.graph, self.boundary, self.reference = graph, boundary, reference
         self.device = reference.device
+        self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
         self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
@@ -128,9 +137,16 @@ class NativeExecutable:
         self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
         callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
         kept = self.kept_arguments() if frozen else frozenset()
-        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, tuner)
+        slot = self.layout.slot
+        over = {
+            step: [(slot(t), slot(x)) for t, x in overwrites(step)]
+            for step in self.plan.steps
+            if isinstance(step, LoopStep)
+        }
+        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, tuner, over)
         if tuner is not None:
             tuner.learn(self.products(int, symbolic=False))
+        self.released = self.releases()
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
@@ -185,6 +201,28 @@ class NativeExecutable:
             s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
         return [self.shared.product(s, step_words(s, value), threads) for s in steps]
+
+    def releases(self) -> dict[int, Released]:
+        """For each library call what nothing reads from there on. (A result that is a view of an argument needs it.)"""
+        last: dict[int, int] = {}  # slot → the last step that reads or writes it
+        for i, step in enumerate(self.steps):
+            for t in (*step_reads(step.origin), *step_writes(step.origin)):
+                last[self.layout.slot(t)] = i
+        calls = [i for i, s in enumerate(self.steps) if s.kind == "call"]
+        found = {i: Released([], []) for i in calls}
+
+        def at(slot: int | None) -> Released:
+            done = last.get(slot, -1) if slot is not None else -1
+            return next((found[i] for i in calls if i > done), Released([], []))
+
+        viewed = {r.argument for r in self.boundary.results if isinstance(r, OfInput)}
+        for i, spec in enumerate(self.boundary.arguments):
+            if isinstance(spec, TensorIn) and i not in viewed and spec.name not in self.written:
+                at(self.argument_slot(spec.name)).arguments.append(i)
+        for place in self.plan.places.values():
+            if place.kind == "call":
+                at(self.layout.slot(place.tensor)).results.append(place.tensor.id)
+        return found
 
     # -- for each set of sizes ------------------------------------------------------------------------------------------
     def bind(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:
@@ -296,10 +334,13 @@ class NativeExecutable:
 
     def write_through(self, used: Sequence[Any], given: Sequence[Any]) -> None:
         """What the graph wrote into a copy of an argument belongs to the argument."""
-        written = {n.inputs[0].node.name for n in self.graph.of("Assign")}  # type: ignore[union-attr]
         for spec, mine, theirs in zip(self.boundary.arguments, used, given):
-            if spec.name in written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
+            if spec.name in self.written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
                 theirs.copy_(mine)
+
+    def bound(self) -> Symbols:
+        """The symbols of this thread's last call; of a graph with library calls, which may have let go of arguments."""
+        return dict(self.local.frame.bound)
 
     def learned(self) -> Symbols:
         """Sizes that only running could tell, of this thread's last call."""
@@ -324,6 +365,10 @@ class NativeExecutable:
             frame.symbols = self.local.symbols = dict(frame.bound)
             self.local.frame = frame
             frame.results.clear()
+        for i in self.released[number].arguments:
+            args[i] = None
+        for id_ in self.released[number].results:
+            frame.results.pop(id_, None)
         env: dict[int, Any] = {}
         held: set[int] = set()
         for value, matrix, t in step.reads:
@@ -335,12 +380,12 @@ class NativeExecutable:
             if id(value) not in env:
                 env[id(value)] = self.host_number(value, frame)
         try:
-            results = self.calls[id(step)](env, frame.symbols)
+            outputs = self.calls[id(step)](env, frame.symbols)
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(f"{step.node.op} failed: {error}", where=line_of(self.graph, step.node)) from error
-        for (_, t), result in zip(step.writes, results):
+        for (_, t), result in zip(step.writes, outputs):
             self.keep(frame, t, result, held)
         if frame.by_python(number):  # the dispatcher made something else of it
             self.by_python = True

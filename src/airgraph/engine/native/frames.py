@@ -8,6 +8,7 @@ not overlap.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +21,13 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import conv, gemm
 from airgraph.engine.native.calls import Calls, Writer
 from airgraph.engine.native.code import NativeStep
+from airgraph.engine.native.memory import BLOCK, Unit, aligned, arrange
 from airgraph.engine.native.products import ALONE, TURNED, Product, Way, rule
 from airgraph.engine.native.runtime import Entry, Frame, Gemm, Step, kernels
 from airgraph.engine.native.tune import Tuner
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
-ALIGN = 64
 DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
                 torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
                 torch.bool: 11, torch.bfloat16: 15}  # fmt: skip
@@ -47,6 +48,10 @@ class Layout:
         called = {id(v): t for s in plan.steps if isinstance(s, CallStep) for v, t in s.writes}
         self.made = {t.id: 2 * i for i, t in enumerate(called.values())}
         self.given = [called[id(v)] for v, t in zip(plan.output_values, plan.outputs) if t is None]
+        self.reads = [{self.slot(t) for t in step_reads(s.origin)} for s in steps]
+        self.writes = [{self.slot(t) for t in step_writes(s.origin)} for s in steps]
+        places = [p for p in plan.places.values() if p.kind in ("arena", "output") and p.alias is None]
+        self.memory = {self.slots[p.tensor.id]: p.tensor for p in places if p.tensor.id in self.slots}
 
     def tensors(self, steps: Sequence[NativeStep]) -> list[Tensor]:
         plan, found = self.plan, dict[int, Tensor]()
@@ -79,6 +84,17 @@ def words(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
+Span = tuple[int, int]  # the first step and the last
+
+
+class Use(NamedTuple):
+    """A step that reads or writes some memory, between `first` and `last`."""
+
+    first: int
+    last: int
+    origin: Any
+
+
 class Given(NamedTuple):
     """One argument or output; see runtime.Entry."""
 
@@ -102,6 +118,7 @@ class Shared:
     callback: int  # the address of what does a library call
     calls: Calls
     tuner: Tuner | None  # matrix products are timed
+    overwrites: Mapping[Any, Sequence[tuple[int, int]]]  # step → slots of (a result, what it may be written over)
     copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
 
     def product(self, step: NativeStep, sizes: Sequence[int], threads: int) -> Product:
@@ -135,26 +152,28 @@ class BoundFrame:
         for slot, tensor in shared.constants.items():
             self.slots[slot] = tensor.data_ptr()
         self.scratch = 0  # bytes for each thread: what its most demanding step needs
-        rows, groups, errors = self.steps()
-        places, size = self.arrange(groups)
+        self.rows, errors = self.steps()
+        regions = self.barriers(self.rows)
+        self.units = self.shared_memory(self.spans(regions))
+        self.spots, self.arena = arrange(self.units)  # slot → place, and the bytes of intermediates
         scratch = threads * self.scratch
-        self.need = scratch + size
-        self.placed = [n for slot, at in places for n in (slot, scratch + at)]
+        self.need = scratch + self.arena
+        placed = [(slot, scratch + spot.offset) for slot, spot in self.spots.items() if spot.home == BLOCK]
+        lent = [(slot, *spot) for slot, spot in self.spots.items() if spot.home not in (BLOCK, slot)]
         self.objects: list[Any] = []
         outs = self.outputs()
-        self.rows = words([n for row in rows for n in row])
+        self.step_table = words([n for row in self.rows for n in row])
         self.words = words([0] * Frame.WORDS)
         for index, content in {
             Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
             Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
-            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(places),
-            Frame.PLACE_TABLE: self.keep(words(self.placed)),
-            Frame.NEED: self.need, Frame.NUMBER: number, Frame.STEPS: len(rows),
-            Frame.STEP_TABLE: ctypes.addressof(self.rows),
-            Frame.THREADS: threads, Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
+            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(placed),
+            Frame.PLACE_TABLE: self.table(placed), Frame.LENT: len(lent), Frame.LENT_TABLE: self.table(lent),
+            Frame.NEED: self.need, Frame.NUMBER: number, Frame.THREADS: threads, Frame.SCRATCH: self.scratch,
+            Frame.STEPS: len(self.rows), Frame.STEP_TABLE: ctypes.addressof(self.step_table),
+            Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
             Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
-            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.SCRATCH: self.scratch,
-            Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
+            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
             Frame.MADE_TABLE: ctypes.addressof(self.handles), Frame.DISPATCH: self.calls.function("dispatch"),
             Frame.LET_GO: self.calls.function("let_go")}.items():  # fmt: skip
             self.words[index] = content
@@ -176,7 +195,7 @@ class BoundFrame:
     def by_python(self, number: int) -> bool:
         """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
         at = number * Step.WORDS + Step.CALL
-        before, self.rows[at] = self.rows[at], Step.PYTHON
+        before, self.step_table[at] = self.step_table[at], Step.PYTHON
         return bool(before != Step.PYTHON)
 
     @property
@@ -215,11 +234,10 @@ class BoundFrame:
         return rows
 
     # -- steps --------------------------------------------------------------------------------------------------------
-    def steps(self) -> tuple[list[list[int]], list[int], list[int]]:
-        """(their rows, the group of each, the sizes behind whose first word an error may be)"""
+    def steps(self) -> tuple[list[list[int]], list[int]]:
+        """(their rows, the sizes behind whose first word an error may be)"""
         rows: list[list[int]] = []
         errors: list[int] = []
-        alone: list[bool] = []
         writer = Writer(self, self.calls.dense)
         for step in self.native:
             row = [0] * Step.WORDS
@@ -228,7 +246,7 @@ class BoundFrame:
                 tape = self.calls.tapes.get(step.origin)
                 row[Step.CALL] = Step.PYTHON if tape is None else Step.DISPATCHER
                 row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
-                alone.append(True)
+                row[Step.ALONE] = 1
                 continue
             sizes, args = step_words(step, self.value), self.addresses(step)
             if step.kind == "gemm":
@@ -241,10 +259,9 @@ class BoundFrame:
             held = self.keep(words(sizes))
             if step.checks:
                 errors.append(held)
-            alone.append(single)
             row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
             row[Step.ARGS], row[Step.ALONE] = self.keep(words(args)), int(single)
-        return rows, self.barriers(rows, alone), errors
+        return rows, errors
 
     def addresses(self, step: NativeStep) -> list[int]:
         """Where the step finds the addresses of what it reads and writes."""
@@ -279,78 +296,73 @@ class BoundFrame:
         sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
         return copy.data_ptr()
 
-    def barriers(self, rows: list[list[int]], alone: list[bool]) -> list[int]:
-        """A barrier where a step meets memory another thread may still be at; steps without one between are a group."""
-        steps, slot = self.native, self.layout.slot
-        reads = [{slot(t) for t in step_reads(s.origin)} for s in steps]
-        writes = [{slot(t) for t in step_writes(s.origin)} for s in steps]
-        groups: list[int] = []
-        group, since = 0, 0
+    def barriers(self, rows: list[list[int]]) -> list[int]:
+        """A barrier where a step meets memory another thread may still be at. Gives the first step behind the barrier
+        before, for each."""
+        steps, alone = self.native, [row[Step.ALONE] for row in rows]
+        reads, writes = self.layout.reads, self.layout.writes
+        regions: list[int] = []
+        since = 0
         for i, step in enumerate(steps):
-            before = range(since, i)
-            single = all(alone[j] for j in before)  # one thread has done all since the last barrier, in order
             conflict = any(
                 steps[j].origin is not step.origin and not (alone[i] and alone[j])
                 and (reads[i] & writes[j] or writes[i] & (writes[j] | reads[j]))
-                for j in before
+                for j in range(since, i)
             )  # fmt: skip
-            if before and single and not alone[i] and groups[i - 1] > groups[since]:
-                conflict = True  # what that thread has used up may be anybody's memory now
             if step.kind == "call" or (i and steps[i - 1].kind == "call") or conflict:
                 if conflict:
                     rows[i - 1][Step.SYNC] = 1
-                group, since = group + 1, i
-            elif before and single and alone[i]:
-                group += 1  # memory may be used again at once
-            groups.append(group)
+                since = i
+            regions.append(since)
         end = len(steps)
         for i in reversed(range(len(steps))):
             rows[i][Step.END] = i + 1 if rows[i][Step.CALL] else end
             if rows[i][Step.CALL]:
                 end = i
-        return groups
+        return regions
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def arrange(self, groups: list[int]) -> tuple[list[tuple[int, int]], int]:
-        """(slot, offset) of every intermediate: the smallest gap that is free from its first group to its last."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        tensors: dict[int, Tensor] = {}
-        for group, step in zip(groups, self.native):
-            for t in (*step_writes(step.origin), *step_reads(step.origin)):
-                place = self.plan.places[t.id]
-                t = place.alias.tensor if place.alias is not None else t
-                if place.kind == "arena":
-                    tensors[t.id] = t
-                    first.setdefault(t.id, group)
-                    last[t.id] = group
-        gaps: list[tuple[int, int]] = []  # (offset, size), by offset
-        top = 0
-        placed: dict[int, tuple[int, int]] = {}
-        for group in sorted({*first.values(), *last.values()}):
-            for id_ in [i for i, g in first.items() if g == group]:
-                t = tensors[id_]
-                size = element_size(t)
-                for s in t.shape:
-                    size *= self.value(s)
-                size = aligned(max(size, 1))
-                fitting = [g for g in gaps if g[1] >= size]
-                if fitting:
-                    gap = min(fitting, key=lambda g: g[1])
-                    gaps.remove(gap)
-                    if gap[1] > size:
-                        gaps.append((gap[0] + size, gap[1] - size))
-                    placed[id_] = (gap[0], size)
-                else:
-                    tail = next((g for g in gaps if g[0] + g[1] == top), None)
-                    start = tail[0] if tail else top
-                    if tail:
-                        gaps.remove(tail)
-                    placed[id_] = (start, size)
-                    top = start + size
-            for id_ in [i for i, g in last.items() if g == group]:
-                gaps = merged([*gaps, placed[id_]])
-        return [(self.layout.slots[i], at) for i, (at, _) in placed.items()], top
+    def spans(self, regions: Sequence[int]) -> list[Span]:
+        """When each step may be at work, counted in steps. One that is for one thread: in its turn, as one thread does all
+        of these in order. Another: at any time between two barriers, as threads come to it when they are done with others.
+        """
+        ends = {start: i for i, start in enumerate(regions)}
+        return [(i, i) if row[Step.ALONE] else (start, ends[start])
+                for i, (row, start) in enumerate(zip(self.rows, regions))]  # fmt: skip
+
+    def shared_memory(self, spans: Sequence[Span]) -> list[Unit]:
+        """The memory of intermediates and outputs, with those that are written over each other as one."""
+        uses: dict[int, list[Use]] = {}
+        own: dict[Any, Span] = {}
+        for (first, last), step, reads, writes in zip(spans, self.native, self.layout.reads, self.layout.writes):
+            begin, end = own.get(step.origin, (first, last))
+            own[step.origin] = min(begin, first), max(end, last)
+            for slot in reads | writes:
+                if slot in self.layout.memory:
+                    uses.setdefault(slot, []).append(Use(first, last, step.origin))
+        units = {slot: self.unit(slot, times) for slot, times in uses.items()}
+        for origin, pairs in self.shared.overwrites.items():
+            first, last = own[origin]
+            for t, x in pairs:
+                if t in units and x in units and self.fits_over(units[t], units[x]):
+                    dies = all(use.origin is origin or use.last < first for use in uses[x])
+                    born = all(use.origin is origin or use.first > last for use in uses[t])
+                    if dies and born:
+                        units[x].take(units[t])
+                        units[t] = units[x]
+        return list(dict.fromkeys(units.values()))
+
+    @staticmethod
+    def fits_over(t: Unit, x: Unit) -> bool:
+        return t is not x and t.size == x.size and x.home == BLOCK and len(t.slots) == 1
+
+    def unit(self, slot: int, uses: Sequence[Use]) -> Unit:
+        t = self.layout.memory[slot]
+        size = element_size(t) * math.prod(self.value(s) for s in t.shape)
+        first, last = min(use.first for use in uses), max(use.last for use in uses)
+        if self.plan.places[t.id].kind == "output":
+            return Unit([slot], size, first, len(self.native), slot)
+        return Unit([slot], size, first, last)
 
 
 def step_words(step: NativeStep, value: Callable[[Any], int]) -> list[int]:
@@ -388,20 +400,6 @@ def ask(name: str, dims: Sequence[int]) -> int:
     """What a native function says about these sizes."""
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
     return int(function((ctypes.c_int64 * len(dims))(*dims)))
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
-
-
-def merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    result: list[tuple[int, int]] = []
-    for at, size in sorted(gaps):
-        if result and result[-1][0] + result[-1][1] == at:
-            result[-1] = (result[-1][0], result[-1][1] + size)
-        else:
-            result.append((at, size))
-    return result
 
 
 def element_size(t: Tensor) -> int:

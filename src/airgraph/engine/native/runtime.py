@@ -37,7 +37,7 @@ class Block:
 class Frame:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
-    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH, WORDS = range(21, 27)
+    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH, LENT, LENT_TABLE, WORDS = range(21, 29)
 
 
 class Entry:
@@ -413,7 +413,8 @@ def bind(f: Native, frame: str, block: str) -> None:
 
 
 def outputs(f: Native, frame: str) -> None:
-    """New memory for every output; the handle waits in the entry's KIND + DTYPE neighbour, VALUE + 1 of the slots."""
+    """New memory for every output; its handle waits in the slot behind its own. Intermediates that are read before an
+    output is written lie in its memory."""
     table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
 
     def one(i: str) -> None:
@@ -434,6 +435,13 @@ def outputs(f: Native, frame: str) -> None:
         f.when(f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR), fresh)
 
     f.loop("0", f.word(frame, Frame.OUTS), 1, one)
+    lent = f.word(frame, Frame.LENT_TABLE, "ptr")
+
+    def lend(i: str) -> None:
+        row = f.row(lent, i, 3)
+        f.set(slots, f.word(row, 0), f.add(f.word(slots, f.word(row, 1)), f.word(row, 2)))
+
+    f.loop("0", f.word(frame, Frame.LENT), 1, lend)
 
 
 def handed_out(f: Native, frame: str) -> str:
