@@ -58,7 +58,8 @@ class NativeProgram(Program):
         self.log_run(start, bound)
         if self.plain and self.host:
             return outputs
-        symbols = found or (self.bind(args) if self.native.first_call is None else self.native.bound())
+        known = self.native.bound()
+        symbols = found or (self.bind(args) if known is None else known)
         symbols = {**symbols, **self.native.learned()}
         owned = self.own(outputs, given, symbols)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]

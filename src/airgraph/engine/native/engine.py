@@ -299,6 +299,7 @@ class NativeExecutable:
     def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
         """The outputs, and the arguments as they were used. `symbols_of` checks them and says what the symbols are."""
         given = args
+        self.local.bound = None
         result = self.native(args)
         while type(result) is int:
             match result:
@@ -338,9 +339,9 @@ class NativeExecutable:
             if spec.name in self.written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
                 theirs.copy_(mine)
 
-    def bound(self) -> Symbols:
-        """The symbols of this thread's last call; of a graph with library calls, which may have let go of arguments."""
-        return dict(self.local.frame.bound)
+    def bound(self) -> Symbols | None:
+        """The symbols of this thread's last call, if Python had a part in it and may have let go of arguments."""
+        return getattr(self.local, "bound", None)
 
     def learned(self) -> Symbols:
         """Sizes that only running could tell, of this thread's last call."""
@@ -363,7 +364,7 @@ class NativeExecutable:
         args = ctypes.cast(frame.words[runtime.Frame.LIST], ctypes.py_object).value
         if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = dict(frame.bound)
-            self.local.frame = frame
+            self.local.frame, self.local.bound = frame, dict(frame.bound)
             frame.results.clear()
         for i in self.released[number].arguments:
             args[i] = None
