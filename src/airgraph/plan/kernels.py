@@ -11,6 +11,7 @@ it starts again, or it gives up (`Refuse`) and the groups decide otherwise.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from airgraph.plan.tensors import Expr, Pool, Shape, Tensor
 INT64 = DataType.DT_INT64
 TRIES = 80  # splits and cuts of loops before a kernel is given up
 LARGEST = 400  # formulas in one kernel
+PIECES = 65  # of a kernel whose loops are cut
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def apply_split(
                 raise Refuse("several cuts at symbolic places")
             points.insert(sum(1 for b in before if b), point)
             cuts[position.loop] = tuple(points)
-            if len(cuts) > 1 or len(points) > 64:
+            if math.prod(len(points) + 1 for points in cuts.values()) > PIECES or len(cuts) > 2:
                 raise Refuse("too many cuts")
 
 
@@ -158,16 +160,17 @@ Ranges = list[tuple[Dim, Dim]]  # (start, size) of each loop
 
 
 def pieces(domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, tuple[Dim, ...]]) -> Iterator[Ranges]:
-    whole: Ranges = [(0, size) for size, _, _ in refined(domain, splits)]
-    if not cuts:
-        yield whole
-        return
-    ((loop, points),) = cuts.items()
-    if any(axis in domain.axes for _, axis, _ in [refined(domain, splits)[loop]]):
+    """The ranges of the loops; with two loops cut, every piece of one with every piece of the other."""
+    loops = refined(domain, splits)
+    if any(loops[loop][1] in domain.axes for loop in cuts):
         raise Refuse("a reduced loop would have to be cut")
-    edges = [0, *points, whole[loop][1]]
-    for low, high in itertools.pairwise(edges):
-        yield [(low, expand(high - low)) if i == loop else r for i, r in enumerate(whole)]
+    edges = {loop: itertools.pairwise([0, *points, loops[loop][0]]) for loop, points in cuts.items()}
+    for chosen in itertools.product(*edges.values()):
+        cut = dict(zip(edges, chosen))
+        yield [
+            (cut[i][0], expand(cut[i][1] - cut[i][0])) if i in cut else (0, size)
+            for i, (size, _, _) in enumerate(loops)
+        ]
 
 
 def part(

@@ -63,3 +63,13 @@ def test_others(name):
 def test_halves_and_other_layouts():
     check(lambda x: F.max_pool2d(x, 3, 2, 1), spotted(2, 3, 16, 16).bfloat16())
     check(lambda x: F.max_pool2d(x, 3, 2, 1), spotted(2, 3, 16, 16).to(memory_format=torch.channels_last))
+
+
+def test_windows_at_the_border_are_loops_of_their_own():
+    """Those that stick out at the top, on the left, in the corner, nowhere: two loops are cut, and nothing is padded first."""
+    made = []
+    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+        torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend="airgraph", dynamic=False)(spotted(1, 3, 14, 14))
+    (native,) = (program.native for program in made)
+    assert len(native.plan.steps) == 1 and len(native.steps) == 4
+    assert native.frames[-1].arena == 0

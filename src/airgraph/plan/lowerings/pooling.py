@@ -14,6 +14,7 @@ from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
 from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
 
 LARGEST = 64  # elements of a window; larger ones are PyTorch's
+KINDS = 9  # of windows, by the borders they stick out of: top, bottom, left, right, corners, none
 
 
 def per_axis(given: Any, count: int, otherwise: Sequence[int] = ()) -> list[int]:
@@ -40,7 +41,38 @@ class Windows:
             raise NoFormula("with a large window")
 
     def readings(self, fill: float) -> list[Tensor]:
-        """x as the k-th element of every window sees it, for each k."""
+        """x as the k-th element of every window sees it, for each k.
+
+        Where a window sticks out there is padding. A few kinds of windows at the borders become loops of their own; with
+        many kinds x is padded first.
+        """
+        kinds = [len({edge for k in range(size) for edge in self.inside(i, k)} - {0, self.shape[axis]}) + 1
+                 for i, (axis, size) in enumerate(zip(self.axes, self.size))]  # fmt: skip
+        if math.prod(kinds) > KINDS or sum(n > 1 for n in kinds) > 2:
+            return self.readings_of_padded(fill)
+        return [self.reading(at, fill) for at in itertools.product(*map(range, self.size))]
+
+    def inside(self, i: int, k: int) -> tuple[int, int]:
+        """From which window to which the k-th element along the i-th axis is in x."""
+        first, last = self.pad[i] - k * self.apart[i], self.x.shape[self.axes[i]] + self.pad[i] - k * self.apart[i]
+        low, high = (min(max(-(-edge // self.step[i]), 0), self.shape[self.axes[i]]) for edge in (first, last))
+        return low, high
+
+    def reading(self, at: Sequence[int], fill: float) -> Tensor:
+        """What is in x, in steps; then the padding around it."""
+        edges = [self.inside(i, k) for i, k in enumerate(at)]
+        if any(low >= high for low, high in edges):
+            return const(fill, self.x.dtype, self.shape)
+        front = len(self.shape) - len(self.axes)
+        starts = [low * step + k * apart - pad for (low, _), k, step, apart, pad
+                  in zip(edges, at, self.step, self.apart, self.pad)]  # fmt: skip
+        shape = (*self.shape[:front], *(high - low for low, high in edges))
+        x = cut(self.x, shape, [0] * front + starts, [1] * front + self.step)
+        for axis, (low, high) in zip(self.axes, edges):
+            x = padded(x, axis, low, self.shape[axis] - high, fill)
+        return x
+
+    def readings_of_padded(self, fill: float) -> list[Tensor]:
         x, rank = self.x, len(self.shape)
         for axis, size, step, pad, apart in zip(self.axes, self.size, self.step, self.pad, self.apart):
             reach = (self.shape[axis] - 1) * step + (size - 1) * apart + 1
