@@ -42,25 +42,20 @@ class NativeProgram(Program):
             if type(results) is list:
                 self.calls += 1
                 return results
+            self.native.fail(results)
         return None
 
     def run(self, args: list[Any]) -> list[Any]:
         start = time.perf_counter()
         given = args if self.host else [to_host(a) for a in args]
-        found: Symbols = {}
-
-        def symbols_of(_: list[Any]) -> Symbols:
-            found.update(self.bind(args))
-            return found
-
+        plain = self.plain and self.host
+        known = {} if plain else self.bind(args)  # before the call, which may let go of arguments
         bound = time.perf_counter()
-        outputs, _ = self.native.call(given, symbols_of)
+        outputs, _ = self.native.call(given, lambda _: self.bind(args) if plain else known)
         self.log_run(start, bound)
-        if self.plain and self.host:
+        if plain:
             return outputs
-        known = self.native.bound()
-        symbols = found or (self.bind(args) if known is None else known)
-        symbols = {**symbols, **self.native.learned()}
+        symbols: Symbols = {**known, **self.native.learned()}
         owned = self.own(outputs, given, symbols)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]
 

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 import torch
@@ -24,7 +24,7 @@ from airgraph.engine.native import runtime
 from airgraph.engine.native.calls import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
-from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Shared, step_words
+from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Released, Shared, step_words
 from airgraph.engine.native.products import Product
 from airgraph.engine.native.runtime import Entry
 from airgraph.engine.native.sizes import Sizes
@@ -110,13 +110,6 @@ class NativeEngine:
         return NativeExecutable(graph, boundary, reference, frozen, tuner)
 
 
-class Released(NamedTuple):
-    """Memory that is let go before the end of a call: arguments by number, results of library calls by tensor."""
-
-    arguments: list[int]
-    results: list[int]
-
-
 class NativeExecutable:
     def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool,
                  tuner: Tuner | None) -> None:  # fmt: skip
@@ -143,10 +136,10 @@ class NativeExecutable:
             for step in self.plan.steps
             if isinstance(step, LoopStep)
         }
-        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, tuner, over)
+        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes,
+                             self.releases(), tuner, over)  # fmt: skip
         if tuner is not None:
             tuner.learn(self.products(int, symbolic=False))
-        self.released = self.releases()
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
@@ -220,7 +213,7 @@ class NativeExecutable:
             if isinstance(spec, TensorIn) and i not in viewed and spec.name not in self.written:
                 at(self.argument_slot(spec.name)).arguments.append(i)
         for place in self.plan.places.values():
-            if place.kind == "call":
+            if place.tensor.id in self.layout.made and place.tensor not in self.layout.given:
                 at(self.layout.slot(place.tensor)).results.append(place.tensor.id)
         return found
 
@@ -299,7 +292,6 @@ class NativeExecutable:
     def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
         """The outputs, and the arguments as they were used. `symbols_of` checks them and says what the symbols are."""
         given = args
-        self.local.bound = None
         result = self.native(args)
         while type(result) is int:
             match result:
@@ -307,18 +299,23 @@ class NativeExecutable:
                     args = self.fitting(args, self.bind(args, symbols_of(args)))
                 case runtime.NO_BLOCK:
                     POOL.grow(max(f.need for f in self.frames))
-                case runtime.FAILED:
-                    self.finish()
-                    error, self.local.error = self.local.error, None
-                    raise error
-                case runtime.BAD_INDEX:
-                    raise BadIndexError("index out of range in self", where={"graph": self.graph.name},
-                                        hint='engine="reference" names the op and the line')  # fmt: skip
+                case _:
+                    self.fail(result)
             result = self.native(args)
         if args is not given:
             self.write_through(args, given)
         self.finish()
         return result, args
+
+    def fail(self, code: int) -> None:
+        """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
+        if code == runtime.FAILED:
+            self.finish()
+            error, self.local.error = self.local.error, None
+            raise error
+        if code == runtime.BAD_INDEX:
+            raise BadIndexError("index out of range in self", where={"graph": self.graph.name},
+                                hint='engine="reference" names the op and the line')  # fmt: skip
 
     def finish(self) -> None:
         """What Python made during this call is no longer needed."""
@@ -338,10 +335,6 @@ class NativeExecutable:
         for spec, mine, theirs in zip(self.boundary.arguments, used, given):
             if spec.name in self.written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
                 theirs.copy_(mine)
-
-    def bound(self) -> Symbols | None:
-        """The symbols of this thread's last call, if Python had a part in it and may have let go of arguments."""
-        return getattr(self.local, "bound", None)
 
     def learned(self) -> Symbols:
         """Sizes that only running could tell, of this thread's last call."""
@@ -364,11 +357,9 @@ class NativeExecutable:
         args = ctypes.cast(frame.words[runtime.Frame.LIST], ctypes.py_object).value
         if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = dict(frame.bound)
-            self.local.frame, self.local.bound = frame, dict(frame.bound)
+            self.local.frame = frame
             frame.results.clear()
-        for i in self.released[number].arguments:
-            args[i] = None
-        for id_ in self.released[number].results:
+        for id_ in self.shared.released[number].results:
             frame.results.pop(id_, None)
         env: dict[int, Any] = {}
         held: set[int] = set()

@@ -106,6 +106,13 @@ class Given(NamedTuple):
     made: int = 0  # the address of a handle, for what PyTorch makes
 
 
+class Released(NamedTuple):
+    """Memory that is let go before the end of a call: arguments by number, results of library calls by tensor."""
+
+    arguments: list[int]
+    results: list[int]
+
+
 @dataclass(frozen=True)
 class Shared:
     """What all frames of a program have in common."""
@@ -117,6 +124,7 @@ class Shared:
     frozen: frozenset[int]  # slots of arguments that keep their content, if they are parameters
     callback: int  # the address of what does a library call
     calls: Calls
+    released: Mapping[int, Released]  # by the number of a call's step
     tuner: Tuner | None  # matrix products are timed
     overwrites: Mapping[Any, Sequence[tuple[int, int]]]  # step → slots of (a result, what it may be written over)
     copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
@@ -246,7 +254,7 @@ class BoundFrame:
                 tape = self.calls.tapes.get(step.origin)
                 row[Step.CALL] = Step.PYTHON if tape is None else Step.DISPATCHER
                 row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
-                row[Step.ALONE] = 1
+                row[Step.ALONE], row[Step.RELEASE] = 1, self.released(len(rows) - 1)
                 continue
             sizes, args = step_words(step, self.value), self.addresses(step)
             if step.kind == "gemm":
@@ -262,6 +270,14 @@ class BoundFrame:
             row[Step.FUNCTION], row[Step.SIZES], row[Step.JOBS], row[Step.UNIT] = step.function, held, jobs, unit
             row[Step.ARGS], row[Step.ALONE] = self.keep(words(args)), int(single)
         return rows, errors
+
+    def released(self, number: int) -> int:
+        """What native code lets go of before this call; see runtime.Release."""
+        arguments, results = self.shared.released[number]
+        handles = [ctypes.addressof(self.handles) + 8 * self.layout.made[id_] for id_ in results] if self.calls.code else []
+        if not arguments and not handles:
+            return 0
+        return self.keep(words([len(arguments), len(handles), id(None), *arguments, *handles]))
 
     def addresses(self, step: NativeStep) -> list[int]:
         """Where the step finds the addresses of what it reads and writes."""

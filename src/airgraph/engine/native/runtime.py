@@ -50,8 +50,14 @@ class Entry:
 class Step:
     """CALL: a step of native code, or a call of PyTorch by PYTHON or through its DISPATCHER (with a TAPE: dispatch.py)."""
 
-    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, WORDS = range(11)
+    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, RELEASE, WORDS = range(12)
     NATIVE, PYTHON, DISPATCHER = range(3)
+
+
+class Release:
+    """What is let go before a call of PyTorch: so many ARGUMENTS, then so many RESULTS, from FIRST on."""
+
+    ARGUMENTS, RESULTS, NONE, FIRST = range(4)
 
 
 # What `call` gives back in place of results.
@@ -61,8 +67,8 @@ TORCH = ("aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_d
          "aoti_torch_get_strides", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
          "aoti_torch_delete_tensor_object", "aoti_torch_new_tensor_handle", "torch_parallel_for")  # fmt: skip
 PYTHON = ("PyList_Size", "PyList_GetItem", "PyList_New", "PyList_SetItem", "PyLong_FromLong", "PyLong_AsVoidPtr",
-          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef",
-          "Py_DecRef")  # fmt: skip
+          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "PyGILState_Ensure",
+          "PyGILState_Release", "Py_IncRef", "Py_DecRef")  # fmt: skip
 WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
 DECLARES = """
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
@@ -85,6 +91,8 @@ declare i64 @PyLong_AsLongLong(ptr)
 declare double @PyFloat_AsDouble(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
+declare i32 @PyGILState_Ensure()
+declare void @PyGILState_Release(i32)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @wrap(ptr)
@@ -199,6 +207,8 @@ def run() -> str:
     f.label("go")
     row = f.row(table, "%i", Step.WORDS)
     after = f.word(row, Step.END)
+    used_up = f.word(row, Step.RELEASE, "ptr")
+    f.when(f.test("ne", used_up, "null", "ptr"), lambda: f.invoke("@release", ("ptr", "%frame"), ("ptr", used_up)))
     how = f.word(row, Step.CALL)
     f.do(f"switch i64 {how}, label %region [ i64 {Step.PYTHON}, label %call  i64 {Step.DISPATCHER}, label %dispatch ]")
     f.label("dispatch")
@@ -228,6 +238,31 @@ def run() -> str:
     f.lines[hole:hole] = [f"  %i = phi i64 [ 0, %{before} ], [ {after}, %latch ]"]
     f.label("end")
     return f.text("i64 0")
+
+
+def release() -> str:
+    """Lets go of arguments and of results of earlier calls that nothing reads any more (saved tensors, in a backward)."""
+    f = Native("release", "ptr %frame, ptr %words")
+    arguments, results = f.word("%words", Release.ARGUMENTS), f.word("%words", Release.RESULTS)
+
+    def drop(i: str) -> None:
+        none = f.word("%words", Release.NONE, "ptr")
+        f.invoke("@Py_IncRef", ("ptr", none))
+        index, given = f.word("%words", f.add(i, Release.FIRST)), f.word("%frame", Frame.LIST, "ptr")
+        f.op(f"call i32 @PyList_SetItem(ptr {given}, i64 {index}, ptr {none})")
+
+    def locked() -> None:
+        state = f.op("call i32 @PyGILState_Ensure()")
+        f.loop("0", arguments, 1, drop)
+        f.invoke("@PyGILState_Release", ("i32", state))
+
+    def forget(i: str) -> None:
+        handles = f.word("%words", f.add(f.add(i, Release.FIRST), arguments), "ptr")
+        f.invoke(f.word("%frame", Frame.LET_GO, "ptr"), ("ptr", handles), ("i64", "2"))
+
+    f.when(f.test("ne", arguments, 0), locked)
+    f.loop("0", results, 1, forget)
+    return f.text()
 
 
 def wide() -> str:
@@ -537,7 +572,7 @@ def step_conv() -> str:
 
 
 def source() -> str:
-    parts = [DECLARES, barrier(), worker(), wide(), run(), matches(), find(), take_block(), call()]
+    parts = [DECLARES, barrier(), worker(), release(), wide(), run(), matches(), find(), take_block(), call()]
     return "\n".join(parts)
 
 
