@@ -274,7 +274,9 @@ class BoundFrame:
     def released(self, number: int) -> int:
         """What native code lets go of before this call; see runtime.Release."""
         arguments, results = self.shared.released[number]
-        handles = [ctypes.addressof(self.handles) + 8 * self.layout.made[id_] for id_ in results] if self.calls.code else []
+        handles = (
+            [ctypes.addressof(self.handles) + 8 * self.layout.made[id_] for id_ in results] if self.calls.code else []
+        )
         if not arguments and not handles:
             return 0
         return self.keep(words([len(arguments), len(handles), id(None), *arguments, *handles]))
