@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 FLOATS = ("f32", "f64", "bf16", "f16")
+NEAR = {"aten.native_group_norm.default": "1/√(variance + ε) is made of the variance again"}
 
 
 def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
@@ -38,6 +39,11 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         group,
         "t(f32, N, 4, M), None, None, 1, 4 * N, M, 2, 1e-5",
         "turned(f32, N, 4, M), t(f32, 4), t(f32, 4), N, 4, M, 2, 1e-5",
+        "aten.mul.Tensor(t(f16, N, 4, M), 1e-3), None, None, N, 4, M, 2, 1e-8",
+        "aten.mul.Tensor(t(f32, N, 4, M), 1e-6), None, None, N, 4, M, 2, 1e-12",
+        "aten.mul.Tensor(t(bf16, N, 4, M), 0), None, None, N, 4, M, 2, 1e-7",
+        "aten.mul.Tensor(t(f32, N, 4, M), inf), t(f32, 4), t(f32, 4), N, 4, M, 2, 1e-5",
+        "aten.mul.Tensor(t(f32, N, 4, M), 0), None, None, N, 4, M, 2, 0.0",
     )
     for mask in ("[True, True, True]", "[True, False, False]", "[False, True, True]"):
         typed(

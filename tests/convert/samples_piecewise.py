@@ -35,6 +35,12 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
         "t(f32, N), 2, 1",
         "odd(f32), 1, 1",
         "t(i32, N), 0, 6",
+        "odd(f16), 3, 2.5",
+        "odd(bf16), -inf, -inf",
+        "odd(f64), inf, 0.1",
+        "turned(f32, N, M), 1, 1",
+        "t(f32, 0, 3), 1, 1",
+        "t(f32), 2, -1",
     )
     typed(
         "aten.hardtanh_backward.default",

@@ -76,6 +76,7 @@ def equal(a: Node, b: Node) -> bool:
 
 # Op → which number an input is where the model has no parameter for it.
 NEUTRAL = {
+    "GroupNorm": {"gamma": 1, "beta": 0},
     "GroupNormV2": {"gamma": 1, "beta": 0},
     "GroupNormGrad": {"gamma": 1},
     "LayerNormGradV3": {"gamma": 1},
@@ -89,7 +90,7 @@ NEUTRAL = {
 def missing_parameters(graph: Graph) -> PassResult:
     """Ones that multiply and zeros that are added are no parameters. PyTorch's kernels round in fewer places without them.
 
-    ge.GroupNormV2(x, ge.Fill(4, 1.0), ge.Fill(4, 0.0))   ⟶   ge.GroupNormV2(x, None, None)
+    ge.GroupNorm(x, ge.Fill(4, 1.0), ge.Fill(4, 0.0))   ⟶   ge.GroupNorm(x, None, None)
     """
     notes: list[str] = []
     for node in graph.nodes:

@@ -21,11 +21,8 @@ aten = torch.ops.aten
 Outputs = list[Value | None]
 
 direct(aten.native_layer_norm.default, "LayerNormV4", "x=input normalized_shape gamma=weight beta=bias epsilon=eps")
-direct(aten.batch_norm_elemt.default, "BatchNormElemt", "x=input weight bias mean invstd eps")
 direct(aten.batch_norm_backward_reduce.default, "SyncBatchNormBackwardReduce",
        "grad_output=grad_out x=input mean invstd weight input_g weight_g bias_g")  # fmt: skip
-direct(aten.batch_norm_backward_elemt.default, "SyncBatchNormBackwardElemt",
-       "grad_output=grad_out x=input mean invstd weight sum_dy sum_dy_xmu count")  # fmt: skip
 
 
 # -- layers ---------------------------------------------------------------------------------------------------------
@@ -53,7 +50,12 @@ def group_norm(input: Value, weight: Value | None, bias: Value | None, N: Any, C
     same_sizes(input, N, C)
     attrs = {"num_groups": constant("group", group), "eps": constant("eps", eps)}
     gamma, beta = (filled(C, number, input) if v is None else v for v, number in ((weight, 1.0), (bias, 0.0)))
-    return emitted("GroupNormV2", [input, gamma, beta], attrs, meta_outputs)
+    if newer():
+        return emitted("GroupNormV2", [input, gamma, beta], attrs, meta_outputs)
+    y, mean, _ = emitted("GroupNorm", [input, gamma, beta], attrs, [*meta_outputs[:2], None])
+    variance = sized(y.node.outputs[2], meta_outputs[2].symsize)
+    rstd = ge.Rsqrt(ge.Add(variance, to(eps, variance.dtype)))
+    return [y, mean, to(rstd, meta_outputs[2].dtype)]
 
 
 @converts(aten.native_group_norm_backward.default)
@@ -196,6 +198,44 @@ def batch_norm_backward(grad_out: Value, input: Value, weight: Value | None, run
     inputs = [dy, x, scale, running_mean, running_var, save_mean, save_invstd]
     dx, *rest = emitted("BatchNormGradV3", inputs, attrs, meta_outputs)
     return [None if dx is None else batch.back(sized(dx, x.type.shape or ())), *rest]
+
+
+# -- the parts of a batch norm over several processes ---------------------------------------------------------------
+@converts(aten.batch_norm_elemt.default)
+def batch_norm_elements(input: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value, eps: Any, *,
+                        meta_outputs: TensorSpec) -> Value:  # fmt: skip
+    """batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor invstd, float eps) -> Tensor
+
+    invstd is 1/√(variance + ε), with the ε that is given here."""
+    batch = batch_of(input, 5 if newer() else 4)
+    one, epsilon = (to(number, invstd.dtype) for number in (1.0, constant("eps", eps)))
+    variance = ge.Sub(ge.Div(one, ge.Mul(invstd, invstd)), epsilon)
+    scale, offset = (each_channel(v, number, batch, mean) for v, number in ((weight, 1.0), (bias, 0.0)))
+    parameters = [batch.taken(input), scale, offset, mean, variance]
+    if newer():
+        y, *_ = normalised(parameters, False, 0.1, eps, [meta_outputs, *[None] * 4])
+    else:
+        y = emitted("BNInfer", parameters, {"epsilon": eps}, meta_outputs)
+    return batch.back(y)
+
+
+@converts(aten.batch_norm_backward_elemt.default)
+def batch_norm_backward_elements(grad_out: Value, input: Value, mean: Value, invstd: Value, weight: Value | None,
+                                 sum_dy: Value, sum_dy_xmu: Value, count: Value, *,
+                                 meta_outputs: TensorSpec) -> Value:  # fmt: skip
+    """batch_norm_backward_elemt(Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, Tensor sum_dy,
+    Tensor sum_dy_xmu, Tensor count) -> Tensor"""
+    batch = batch_of(input)
+    total = ge.ReduceSum(to(count, DataType.DT_INT64), list(range(count.rank)), keep_dims=False)
+    means = [ge.RealDiv(v, to(total, v.dtype)) for v in (sum_dy, sum_dy_xmu)]
+    scale = each_channel(weight, 1.0, batch, mean)
+    axes, sizes = [0, *range(2, input.rank)], batch.sizes
+    numbers = [ge.BroadcastTo(ge.Unsqueeze(v, axes=axes), sizes) for v in (mean, invstd, scale, *means)]
+    return emitted("SyncBatchNormBackwardElemt", [grad_out, input, *numbers], {}, meta_outputs)
+
+
+def each_channel(parameter: Value | None, number: float, batch: Batch, like: Value) -> Value:
+    return filled(ge.Gather(batch.sizes, 1), number, like) if parameter is None else parameter
 
 
 # -- element types --------------------------------------------------------------------------------------------------

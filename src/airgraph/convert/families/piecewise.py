@@ -57,7 +57,10 @@ def hardtanh(self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: 
     bounds = (constant("min_val", min_val), constant("max_val", max_val))
     if self.dtype != meta_outputs.dtype or not self.dtype.is_float:
         raise NoConversion("hardtanh of integers")
-    return ge.ClipByValueV2(*promoted(self, *bounds, dtype=self.dtype))
+    x, low, high = promoted(self, *bounds, dtype=self.dtype)
+    if bounds[0] >= bounds[1]:  # all numbers become the upper one, a NaN stays
+        return ge.SelectV2(ge.IsNan(x), x, ge.Fill(ge.Shape(x), high, place=x.type.place))
+    return ge.ClipByValueV2(x, low, high)
 
 
 @converts(aten.log_sigmoid_forward.default)

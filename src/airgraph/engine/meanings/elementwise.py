@@ -60,6 +60,7 @@ ELEMENTWISE: dict[str, Meaning] = {
     "Atan2": torch.atan2,
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
+    "Div": torch.true_divide,
     "FloorDiv": torch.floor_divide,
     "FloorMod": torch.remainder,
     "Maximum": torch.maximum,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.meanings.layouts import on_dense
+from airgraph.engine.meanings.layouts import dense, on_dense
 from airgraph.engine.meanings.table import Meaning, Tensor
 
 aten = torch.ops.aten
@@ -49,6 +49,15 @@ def group_norm(x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_groups:
     return aten.native_group_norm(x, gamma, beta, *group_sizes(x), num_groups, eps)
 
 
+def group_norm_with_variance(x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_groups: int,
+                             eps: float) -> list[Tensor]:  # fmt: skip
+    """The kernel gives 1/√(variance + ε). In double the variance of that gives the same number again."""
+    y, mean, rstd = group_norm(x, gamma, beta, num_groups, eps)
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    variance = rstd.double().pow(-2) - eps
+    return [y, mean, variance.to(torch.float32 if half else x.dtype)]
+
+
 def group_norm_gradient(dy: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, gamma: Tensor | None, num_groups: int,
                         output_mask: Sequence[bool]) -> list[Tensor]:  # fmt: skip
     mean, rstd = statistics(x, gamma, mean, rstd)  # type: ignore[assignment]
@@ -75,21 +84,30 @@ def batch_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor | None, running_me
                                                     is_training, epsilon, output_mask), x)  # fmt: skip
 
 
+def batch_norm_elements_gradient(dy: Tensor, x: Tensor, *numbers: Tensor) -> Tensor:
+    """By PyTorch's kernel, which takes one number for each channel, and sums with a count where these are means."""
+    if not x.numel():
+        return torch.empty_like(x)
+    channels = [t.transpose(0, 1).flatten(1)[:, 0].contiguous() for t in numbers]
+    one = torch.ones(1, dtype=torch.int32, device=x.device)
+    return aten.batch_norm_backward_elemt(dense(dy), dense(x), *channels, one)
+
+
 NORMS: dict[str, Meaning] = {
     "LayerNormV4": lambda x, shape, gamma, beta, epsilon: aten.native_layer_norm(x, shape, gamma, beta, epsilon),
     "LayerNormGradV3": layer_norm_gradient,
     "RmsNorm": rms_norm,
+    "GroupNorm": group_norm_with_variance,
     "GroupNormV2": group_norm,
     "GroupNormGrad": group_norm_gradient,
     "BatchNormV3": batch_norm,
     "BNInfer": lambda x, scale, offset, mean, variance, epsilon: aten._native_batch_norm_legit_no_training(
         x, scale, offset, mean, variance, 0.0, epsilon
     )[0],
-    "BatchNormElemt": aten.batch_norm_elemt.default,
     "SyncBatchNormBackwardReduce": lambda dy, x, mean, invstd, weight, **wanted: or_empty(
         aten.batch_norm_backward_reduce.default(dy, x, mean, invstd, weight, **wanted), x
     ),
-    "SyncBatchNormBackwardElemt": aten.batch_norm_backward_elemt.default,
     "BatchNormGradV3": batch_norm_gradient,
 }
 NORMS = {name: on_dense(meaning) for name, meaning in NORMS.items()}
+NORMS["SyncBatchNormBackwardElemt"] = batch_norm_elements_gradient

@@ -13,7 +13,7 @@ BOOL = DataType.DT_BOOL
 
 UNARY = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor Invert Log1p Neg Reciprocal
     Relu Rsqrt Sigmoid Sign Sin Sinh Sqrt Tan Tanh Trunc"""
-BINARY = "Atan2 BitwiseAnd BitwiseOr FloorDiv FloorMod Maximum Minimum Mod Pow RealDiv"
+BINARY = "Atan2 BitwiseAnd BitwiseOr Div FloorDiv FloorMod Maximum Minimum Mod Pow RealDiv"
 COMPARE = "Equal NotEqual Less LessEqual Greater GreaterEqual"
 
 

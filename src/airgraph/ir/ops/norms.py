@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airgraph.ir.ops.joint import HALVES, each, first_given, sized, statistics
+from airgraph.ir.ops.joint import HALVES, each, first_given, sized, statistics, wide
 from airgraph.ir.ops.rules import like
 from airgraph.ir.ops.table import REQUIRED, Call, define
 from airgraph.ir.types import DataType, TensorType
@@ -26,6 +26,9 @@ define("LayerNormGradV3", "dy x rstd mean gamma? beta? normalized_shape#",
 define("RmsNorm", "x gamma", each(like(), deviations), outputs="y rstd", epsilon=1e-6)
 define("GroupNormV2", "x gamma? beta?", each(like(), statistics(), statistics()), outputs="y mean rstd",
        num_groups=REQUIRED, eps=1e-5)  # fmt: skip
+# The variance of halves is in float32: so small an ε as 1e-8 is 0 in float16.
+define("GroupNorm", "x gamma? beta?", each(like(), statistics(), wide()), outputs="y mean variance",
+       num_groups=REQUIRED, eps=1e-5)  # fmt: skip
 define("GroupNormGrad", "dy mean rstd x gamma?", each(like("x"), first_given("gamma", "x"), first_given("gamma", "x")),
        outputs="dx dgamma dbeta", num_groups=REQUIRED, output_mask=ALL)  # fmt: skip
 define("BatchNormV3", "x weight? bias? running_mean? running_var?",
@@ -34,11 +37,13 @@ define("BatchNormV3", "x weight? bias? running_mean? running_var?",
        is_training=True)  # fmt: skip
 define("BNInfer", "x scale? offset? mean variance", like(), epsilon=1e-5)
 # The parts of a batch norm over several processes. They talk to each other in between.
-define("BatchNormElemt", "x weight? bias? mean invstd", like(), eps=1e-5)
 define("SyncBatchNormBackwardReduce", "grad_output x mean invstd weight?",
        each(sized("mean"), sized("mean"), first_given("weight", "mean"), first_given("weight", "mean")),
        outputs="sum_dy sum_dy_xmu grad_weight grad_bias", input_g=True, weight_g=True, bias_g=True)  # fmt: skip
-define("SyncBatchNormBackwardElemt", "grad_output x mean invstd weight? sum_dy sum_dy_xmu count", like("x"))
+# From mean on the numbers of the channels, each as often as x has elements of the channel.
+define(
+    "SyncBatchNormBackwardElemt", "grad_output save_input mean invstd weight mean_dy mean_dy_xmu", like("save_input")
+)
 define("BatchNormGradV3", "dy x weight? running_mean? running_var? save_mean? save_rstd?",
        each(sized("x"), first_given("weight", "x"), first_given("weight", "x")), outputs="dx dweight dbias",
        is_training=True, epsilon=1e-5, output_mask=ALL)  # fmt: skip

@@ -24,6 +24,7 @@ UNARY: dict[str, tuple[str, frozenset[DataType]]] = {
 }  # fmt: skip
 BINARY: dict[str, tuple[str, frozenset[DataType]]] = {
     "Add": ("add", NUMBERS), "Sub": ("sub", NUMBERS), "Mul": ("mul", NUMBERS), "RealDiv": ("div", FLOATS),
+    "Div": ("div", FLOATS),
     "Maximum": ("max", NUMBERS), "Minimum": ("min", NUMBERS), "BitwiseAnd": ("and", INTS | {BOOL}),
     "BitwiseOr": ("or", INTS | {BOOL}), "BitwiseXor": ("xor", INTS | {BOOL}), "Atan2": ("atan2", FLOATS),
     "FloorDiv": ("floor_div", INTS), "FloorMod": ("remainder", INTS), "Mod": ("remainder", INTS),

@@ -89,7 +89,7 @@ def by_numbers(use: Use, scale: str, offset: str, mean: str, variance: str) -> T
     return reshape(y, use.shape)
 
 
-@lowers("GroupNormV2")
+@lowers("GroupNorm", "GroupNormV2")
 def group_norm(use: Use) -> list[Tensor]:
     x, groups = widened(use["x"]), use.attr("num_groups")
     n, c, *rest = x.shape
@@ -99,13 +99,15 @@ def group_norm(use: Use) -> list[Tensor]:
     rows = reshape(x, (n, groups, expand(c // groups * count(rest))))
     average = mean(rows, [2], True)
     d = f("sub", rows, average)
-    rstd = f("rsqrt", f("add", mean(f("mul", d, d), [2], True), float(use.attr("eps"))))
+    variance = mean(f("mul", d, d), [2], True)
+    rstd = f("rsqrt", f("add", variance, float(use.attr("eps"))))
     y = reshape(f("mul", d, rstd), x.shape)
     if use.has("gamma"):
         y = f("mul", y, across(use["gamma"], x))
     if use.has("beta"):
         y = f("add", y, across(use["beta"], x))
-    return [y, reshape(average, (n, groups)), reshape(rstd, (n, groups))]
+    third = variance if use.node.op == "GroupNorm" else rstd
+    return [y, reshape(average, (n, groups)), reshape(third, (n, groups))]
 
 
 @lowers("BatchNormV3")
