@@ -195,6 +195,20 @@ def test_views_are_copied(no_python):
     same(run, function, x)
 
 
+def test_views_that_do_not_say_so(no_python):
+    """_unsafe_view gives back its argument's memory, which its schema denies."""
+
+    def function(x):
+        return torch.ops.aten._unsafe_view(torch.sort(x, stable=True)[0], [6]), torch.cumsum(x, 0)
+
+    x = torch.randn(2, 3)
+    run, (executable,) = compiled(function, x, mode="reduce-overhead")
+    assert "aten::_unsafe_view" in routes(executable)
+    no_python()
+    for _ in range(5):
+        same(run, function, torch.randn(2, 3))
+
+
 # -- what stays with Python -----------------------------------------------------------------------------------------------
 @torch.library.custom_op("airgraph_tests::in_python", mutates_args=())
 def in_python(x: torch.Tensor) -> torch.Tensor:

@@ -115,9 +115,15 @@ class Writer:
         self.registers = self.words(*[0] * tape.registers)
         calls = [self.call(c) for c in tape.calls]
         results = [self.result(register, t, tape.typed) for register, t in zip(tape.results, writes)]
-        return self.words(
-            len(calls), self.table(calls), tape.registers, self.registers, len(results), self.table(results)
-        )
+        lent = [self.lent(o) for o in tape.operands() if isinstance(o, View | Fixed)]
+        tables = (self.table(t) for t in (calls, results, lent))
+        return self.words(len(calls), next(tables), tape.registers, self.registers, len(results), next(tables),
+                          len(lent), next(tables))  # fmt: skip
+
+    def lent(self, operand: View | Fixed) -> list[int]:
+        if isinstance(operand, Fixed):
+            return [self.words(operand.tensor.untyped_storage().data_ptr()), 0]
+        return self.view(operand)[:2]
 
     def call(self, call: Noted) -> list[int]:
         overload = call.op._overloadname
@@ -138,7 +144,7 @@ class Writer:
     def result(self, register: int, t: Tensor, typed: bool) -> list[int]:
         return [self.register(register), self.frame.made(t), int(t.id in self.dense), self.frame.slot_address(t),
                 DTYPES[TORCH_TYPES[t.dtype]], len(t.shape), self.numbers(t.shape),
-                self.numbers(strides_of(t.shape)), int(typed)]  # fmt: skip
+                self.numbers(strides_of(t.shape)), int(typed), TORCH_TYPES[t.dtype].itemsize]  # fmt: skip
 
     def operand(self, operand: Operand) -> int:
         match operand:

@@ -44,14 +44,16 @@ class Return:
 class Result:
     """From a register to a tensor of the plan. MADE: the address of two handles, as PyTorch made it and contiguous.
 
-    DENSE: it is read contiguous. TYPED: it becomes what DTYPE says.
+    DENSE: it is read contiguous. TYPED: it becomes what DTYPE says. ITEM: bytes of an element.
     """
 
-    REGISTER, MADE, DENSE, SLOT, DTYPE, DIM, SIZES, STRIDES, TYPED, WORDS = range(10)
+    REGISTER, MADE, DENSE, SLOT, DTYPE, DIM, SIZES, STRIDES, TYPED, ITEM, WORDS = range(11)
 
 
 class TapeWords:
-    CALLS, CALL_TABLE, REGISTERS, REGISTER_TABLE, RESULTS, RESULT_TABLE, WORDS = range(7)
+    """LENT: memory that calls are given, as (where its address is, an offset in bytes)."""
+
+    CALLS, CALL_TABLE, REGISTERS, REGISTER_TABLE, RESULTS, RESULT_TABLE, LENT, LENT_TABLE, WORDS = range(9)
 
 
 # -- the interpreter ----------------------------------------------------------------------------------------------------
@@ -75,6 +77,7 @@ TORCH = {
     "aoti_torch_get_sizes": "i32 (ptr, ptr)",
     "aoti_torch_get_strides": "i32 (ptr, ptr)",
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
+    "aoti_torch_get_storage_offset": "i32 (ptr, ptr)",
     "aoti_torch_grad_mode_is_enabled": "zeroext i1 ()",
     "aoti_torch_grad_mode_set_enabled": "void (i1 zeroext)",
 }
@@ -312,8 +315,9 @@ def results() -> str:
         ask(f, "aoti_torch_get_dtype", handle)
         other = f.test("ne", f.op("load i32, ptr %out"), dtype, "i32")
         f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, Result.TYPED), 0)}"), "i64 1")
-        kept = f.either(other, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
-        f.set(register, 0, f.choose(other, "ptr", handle, "null"), "ptr")
+        borrowed = f.op(f"or i1 {other}, {shares(f, row, handle)}")
+        kept = f.either(borrowed, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
+        f.set(register, 0, f.choose(borrowed, "ptr", handle, "null"), "ptr")
         f.set(pair, 0, kept, "ptr")
         gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept)}, true")
         dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
@@ -332,6 +336,21 @@ def results() -> str:
 
     f.loop("0", f.word("%tape", TapeWords.RESULTS), 1, one)
     return f.text("i64 0")
+
+
+def shares(f: Native, row: str, handle: str) -> str:
+    """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
+    ask(f, "aoti_torch_get_storage_offset", handle)
+    offset = f.mul(f.word("%out", 0), f.word(row, Result.ITEM))
+    ask(f, "aoti_torch_get_data_ptr", handle)
+    start, table = f.sub(f.word("%out", 0), offset), f.word("%tape", TapeWords.LENT_TABLE, "ptr")
+
+    def one(i: str, found: str) -> list[str]:
+        lent = f.row(table, i, 2)
+        memory = f.add(f.word(f.word(lent, 0, "ptr"), 0), f.word(lent, 1))
+        return [f.op(f"or i1 {found}, {f.test('eq', memory, start)}")]
+
+    return f.loop("0", f.word("%tape", TapeWords.LENT), 1, one, ("i1", "false"))[0]
 
 
 def truth(f: Native, question: str, handle: str) -> str:

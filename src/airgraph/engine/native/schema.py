@@ -28,10 +28,8 @@ from airgraph.engine.native.tape import (
     parts,
 )
 
-aten = torch.ops.aten
 FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 KERNELS = ("CPU", "CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-NEW = frozenset({aten.linear.default, aten.pad.default})  # composite, but what they give back is never an argument
 
 
 class Mismatch(Exception):
@@ -85,12 +83,9 @@ def enters_by_autograd(op: OpOverload) -> bool:
 
 
 def lends(op: OpOverload, operands: Sequence[Operand]) -> bool:
-    """Whether a result may share memory with an operand that is not the tape's own."""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    """Whether a result shares memory with an operand that is not the tape's own, as far as the schema tells."""
     pairs = zip(op._schema.arguments, operands)
-    shared = [p for a, o in pairs if a.alias_info is not None or composite for p in parts(o)]
-    if op in NEW:
-        return False
+    shared = [p for a, o in pairs if a.alias_info is not None for p in parts(o)]
     return any(isinstance(o, View | Laid | Fixed) or (isinstance(o, Register) and o.borrowed) for o in shared)
 
 
