@@ -166,6 +166,20 @@ def test_a_small_model_holds_little(monkeypatch):
     assert block[0][2] == native.frames[-1].need < 256 << 10
 
 
+def test_two_results_do_not_lie_over_one_input():
+    """Both are computed in the loop that reads the product, and read by steps of their own."""
+
+    def model(x, w):
+        y = x @ w
+        z = y.exp()
+        return z @ w, z.neg() @ w.T
+
+    args = torch.randn(24, 24), torch.randn(24, 24) / 8
+    run, (native,) = compiled(model, args)
+    assert sum(s.kind == "loop" for s in native.steps) == 1
+    torch.testing.assert_close(run(*args), model(*args))
+
+
 # -- what is let go early -----------------------------------------------------------------------------------------------
 def test_library_calls_let_go_of_arguments_and_results(monkeypatch):
     """Before each: arguments that nothing reads any more, and what earlier calls have made. (Python has to do these.)"""

@@ -362,7 +362,7 @@ class BoundFrame:
         for origin, pairs in self.shared.overwrites.items():
             first, last = own[origin]
             for t, x in pairs:
-                if t in units and x in units and self.fits_over(units[t], units[x]):
+                if t in units and x in units and units[x].slots[-1] == x and self.fits_over(units[t], units[x]):
                     dies = all(use.origin is origin or use.last < first for use in uses[x])
                     born = all(use.origin is origin or use.first > last for use in uses[t])
                     if dies and born:
