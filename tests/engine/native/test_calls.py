@@ -352,6 +352,19 @@ def test_calls_run_below_autograd_and_autocast(surrounding, no_python):
     torch.testing.assert_close(list(found), wanted)
 
 
+def test_a_shape_that_fx_has_wrong(monkeypatch):
+    """Loops would read what is not there: an error says so."""
+    shape = torch.library.custom_op("airgraph_test::grows", mutates_args=())(grows)
+    shape.register_fake(lambda x: torch.empty_like(x))
+    run = torch.compile(lambda x: shape(x) + 1, backend="airgraph")
+    with pytest.raises(EngineError, match=r"PyTorch made \[8\] where the graph says \[4\]"):
+        run(torch.randn(4))
+
+
+def grows(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x])
+
+
 def test_threads(no_python):
     x, w = torch.randn(8, 16), torch.randn(16, 16)
     run, _ = compiled(orders, x, w)

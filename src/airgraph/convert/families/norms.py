@@ -206,16 +206,16 @@ def batch_norm_elements(input: Value, weight: Value | None, bias: Value | None, 
                         meta_outputs: TensorSpec) -> Value:  # fmt: skip
     """batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor invstd, float eps) -> Tensor
 
-    invstd is 1/√(variance + ε), with the ε that is given here."""
+    invstd is all that counts, whatever ε it was made with: the variance it stands for is taken with an ε of 0."""
     batch = batch_of(input, 5 if newer() else 4)
-    one, epsilon = (to(number, invstd.dtype) for number in (1.0, constant("eps", eps)))
-    variance = ge.Sub(ge.Div(one, ge.Mul(invstd, invstd)), epsilon)
+    one, none = (to(number, invstd.dtype) for number in (1.0, 0.0))
+    variance = ge.Sub(ge.Div(one, ge.Mul(invstd, invstd)), none)
     scale, offset = (each_channel(v, number, batch, mean) for v, number in ((weight, 1.0), (bias, 0.0)))
     parameters = [batch.taken(input), scale, offset, mean, variance]
     if newer():
-        y, *_ = normalised(parameters, False, 0.1, eps, [meta_outputs, *[None] * 4])
+        y, *_ = normalised(parameters, False, 0.1, 0.0, [meta_outputs, *[None] * 4])
     else:
-        y = emitted("BNInfer", parameters, {"epsilon": eps}, meta_outputs)
+        y = emitted("BNInfer", parameters, {"epsilon": 0.0}, meta_outputs)
     return batch.back(y)
 
 

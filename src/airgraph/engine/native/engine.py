@@ -126,6 +126,7 @@ class NativeExecutable:
         self.sizes = Sizes(sorted(self.plan.symbols, key=str))
         self.collect()
         self.calls = {id(s.origin): reference.step(s.origin.node) for s in self.steps if isinstance(s.origin, CallStep)}
+        self.read_by_loops = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)}
         given = self.layout.given
         self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
         callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
@@ -419,6 +420,9 @@ class NativeExecutable:
         if isinstance(result, torch.Tensor) and result.layout == torch.strided:
             if result.untyped_storage().data_ptr() in held and result.numel():
                 result = copy_strided(result, result.stride())
+            if t.id in self.read_by_loops and list(result.shape) != (wanted := [frame.value(s) for s in t.shape]):
+                text = f"PyTorch made {list(result.shape)} where the graph says {wanted}"
+                raise EngineError(text, where={"graph": self.graph.name}, hint='engine="reference" takes what is made')
             dense = result if result.is_contiguous() else result.contiguous()
             if dense.dtype != TORCH_TYPES.get(t.dtype, dense.dtype):
                 dense = dense.to(TORCH_TYPES[t.dtype])
