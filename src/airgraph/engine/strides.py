@@ -28,10 +28,14 @@ def restride(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return x if same_layout(x, strides) else copy_strided(x, strides)
 
 
-def copy_strided(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides. A dimension of stride 0 has all its elements in one place, so one of them is enough."""
+def copy_strided(x: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """A copy with these strides, so many elements into its memory. A dimension of stride 0 has all its elements in one
+    place, so one of them is enough."""
     index = tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(strides, x.shape))
     part = x[index] if index else x
     out = torch.empty_strided(part.shape, tuple(strides), dtype=x.dtype, device=x.device)
+    if offset:
+        reach = offset + 1 + sum((n - 1) * s for n, s in zip(part.shape, strides))
+        out = torch.empty(reach, dtype=x.dtype, device=x.device).as_strided(part.shape, tuple(strides), offset)
     out.copy_(part)
-    return out.as_strided(x.shape, tuple(strides)) if part.shape != x.shape else out
+    return out.as_strided(x.shape, tuple(strides), offset) if part.shape != x.shape else out

@@ -352,6 +352,20 @@ def test_calls_run_below_autograd_and_autocast(surrounding, no_python):
     torch.testing.assert_close(list(found), wanted)
 
 
+def test_a_view_that_leaves_the_graph_has_its_offset():
+    """PyTorch takes it anew from the argument, by the offset of what it is given."""
+
+    def select(x):
+        y = x[1 % x.shape[0]]
+        x.add_(1)
+        return y
+
+    x, theirs = torch.tensor([-2.0, 5.0, 1.0]), torch.tensor([-2.0, 5.0, 1.0])
+    got, want = torch.compile(select, backend="airgraph", dynamic=True)(x), select(theirs)
+    torch.testing.assert_close((got, x), (want, theirs))
+    assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
 def test_a_shape_that_fx_has_wrong(monkeypatch):
     """Loops would read what is not there: an error says so."""
     shape = torch.library.custom_op("airgraph_test::grows", mutates_args=())(grows)

@@ -343,6 +343,9 @@ def aten_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], reference:
     target = find_target(node.attrs["target"], reference.graph)
     if not isinstance(target, OpOverload):
         raise Refusal("it is a function of Python's")
+    leaves = any(user.op == "NetOutput" for v in node.outputs for user in v.users)
+    if leaves and any(r.alias_info is not None for r in target._schema.returns):
+        raise Refusal("a view that leaves the graph has its offset, by which PyTorch may find it in an argument")
     values = list(node.values())
     layouts = node.attrs["strides"] or (None,) * len(values)
     inputs = [call_input(v, layout, recorder, env, reference) for v, layout in zip(values, layouts)]
