@@ -7,10 +7,15 @@ import pytest
 os.environ.setdefault("AIRGRAPH_VERIFY", "1")
 
 
+ALL_SLOW = ("models", "opinfo")  # nothing in there is quick, importing it least of all
+
+
 def pytest_ignore_collect(collection_path, config):
     """The emulated npu changes a process for good (and PyTorch's Python devices cannot be used by several threads), so
     its tests run by themselves: `pytest tests/compat`."""
     if collection_path.name == "compat" and not any("compat" in str(arg) for arg in config.args):
+        return True
+    if collection_path.name in ALL_SLOW and config.option.markexpr == "not slow":
         return True
     return None
 

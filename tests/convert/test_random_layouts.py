@@ -22,6 +22,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "repeated": lambda: torch.ones(6, 1).expand(6, 7),
     "half": lambda: torch.ones(7, 40, dtype=torch.float16).t(),
 }
+QUICK = ("turned", "repeated")  # the others run in `make test`
 GAPS = ("with_gaps", "turned_with_gaps", "repeated")  # some of these are left to PyTorch
 DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "rand_like": torch.rand_like,
@@ -35,8 +36,8 @@ DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 @pytest.mark.parametrize("name", DRAWN)
 def test_as_eager(name: str, layout: str, dynamic: bool) -> None:
     torch._dynamo.reset()

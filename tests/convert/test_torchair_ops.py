@@ -263,12 +263,14 @@ def test_every_overload_has_a_converter() -> None:
     assert set(LISTED) <= known and len(LISTED) == 318
 
 
+@pytest.mark.slow
 def test_the_same_ops(ours: dict[str, Ops]) -> None:
     missing = {name: " ".join(sorted(ops - ours[name] - FREE)) for name, ops in LISTED.items()}
     missing = {name: ops for name, ops in missing.items() if ops}
     assert missing == {name: ops for name, (ops, _) in DIFFERENT.items()}
 
 
+@pytest.mark.slow
 def test_samples_reach_every_converter(ours: dict[str, Ops]) -> None:
     assert [name for name in LISTED if not ours[name]] == []
 

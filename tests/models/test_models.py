@@ -23,6 +23,7 @@ from zoo import VOCAB, ZOO, Inputs, Row, tokens
 
 import airgraph
 
+pytestmark = pytest.mark.slow
 EPS = torch.finfo(torch.float32).eps
 SIZES = ((2, 8), (3, 12), (5, 16))
 Model = Callable[..., Any]
@@ -35,7 +36,6 @@ AOT_CANNOT = {
 # Models that Dynamo cuts into several graphs, with what cuts them.
 IN_PIECES = {"encodec": "branches on the padding it computes"}
 
-QUICK = ("resnet",)
 TRAINED = {
     "bert": "tokens", "albert": "tokens", "modernbert": "tokens", "gpt2": "tokens", "llama": "tokens", "qwen3": "tokens",
     "gemma2": "tokens", "mamba2": "tokens", "t5": "tokens", "bart": "tokens", "vit": "classes",
@@ -45,13 +45,12 @@ DYNAMIC = ("bert", "distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt"
 GENERATING = ("llama", "qwen3", "gemma")
 
 
-def chosen(test: str, names: Sequence[str], quick: Sequence[str] = ()) -> list[Any]:
-    """The parameters of a test: all slow but the quick ones, and what aot_eager cannot do as an expected failure."""
+def chosen(test: str, names: Sequence[str]) -> list[Any]:
+    """The parameters of a test; what aot_eager cannot do is an expected failure."""
 
     def marks(name: str) -> list[Any]:
         reason = AOT_CANNOT.get((test, name))
-        cannot = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-        return cannot if name in quick else [pytest.mark.slow, *cannot]
+        return [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
 
     return [pytest.param(name, marks=marks(name)) for name in names]
 
@@ -128,7 +127,7 @@ def largest(x: torch.Tensor) -> float:
 
 
 # -- forward --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", chosen("forward", [*ZOO], QUICK))
+@pytest.mark.parametrize("name", chosen("forward", [*ZOO]))
 def test_forward(name):
     row = ZOO[name]
     model, inputs = row.make(), made(row)

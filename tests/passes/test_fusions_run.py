@@ -91,7 +91,10 @@ def fired(name):
     return sum(n for key, n in JOURNALS[-1].counters.items() if key.startswith(f"fired {name}/"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(t, marks=pytest.mark.slow) for t in (torch.float64, torch.float16, torch.bfloat16))],
+)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_numbers_stay(function, dtype):
     given = inputs(dtype)
@@ -115,6 +118,7 @@ def test_symbolic_sizes(function):
     assert fired(FUNCTIONS[function])
 
 
+@pytest.mark.slow
 def test_symbolic_attention():
     def attend(q, k, v):
         return torch.softmax(q @ k.transpose(-2, -1) * 0.5, -1) @ v

@@ -128,13 +128,13 @@ def test_the_journal_counts_what_every_rule_did():
 
 
 def test_a_long_graph_stays_in_order():
-    """Thousands of rewrites, each with new nodes: they take their places at once."""
+    """Hundreds of rewrites, each with new nodes: they take their places at once."""
     lines = ["v0 = x_0"]
-    for i in range(2000):
+    for i in range(500):
         lines.append(f"v{i + 1} = ge.Mul(ge.Sigmoid(v{i}), v{i})")
     x = 'x_0 = ge.Data(index=0, dtype=0, shape=[2, 4], placement="NPU", node_name="x")'
-    graph, _ = run("\n".join([x, *lines, "_ = ge.NetOutput([v2000])"]))
-    assert [node.op for node in graph.nodes] == ["Data", *["Swish"] * 2000, "NetOutput"]
+    graph, _ = run("\n".join([x, *lines, "_ = ge.NetOutput([v500])"]))
+    assert [node.op for node in graph.nodes] == ["Data", *["Swish"] * 500, "NetOutput"]
 
 
 def test_a_family_can_be_switched_off():
@@ -238,7 +238,7 @@ def step(draw, x, y):
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(graphs())
 def test_random_graphs_stay_sound(graph):

@@ -46,6 +46,7 @@ def test_views_writes_and_strides_are_eagers():
     assert ours[0].sum() == 4
 
 
+@pytest.mark.slow
 def test_training():
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.GELU()), torch.randn(2, 4)

@@ -24,7 +24,7 @@ from airgraph.errors import BindError
 from airgraph.journal import TOTALS
 
 aten = torch.ops.aten
-MODES = ("max-autotune", "reduce-overhead")
+MODES = ("max-autotune", pytest.param("reduce-overhead", marks=pytest.mark.slow))
 
 
 def compiled(f: Callable[..., Any], mode: str = "max-autotune", **options: Any) -> Callable[..., Any]:
@@ -821,6 +821,7 @@ def test_mark_dynamic_and_mark_static() -> None:
     assert TOTALS["graphs"] - before == 2
 
 
+@pytest.mark.slow
 def test_automatic_dynamic_sizes_compile_as_seldom_as_can_be() -> None:
     """aot_eager adds no guard of its own, so no backend (Inductor neither) compiles less often."""
     linear = torch.nn.Linear(6, 4)
@@ -905,6 +906,7 @@ def test_scan() -> None:
     torch.testing.assert_close(compiled(f)(start, xs), f(start, xs))
 
 
+@pytest.mark.slow
 def test_flex_attention() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 

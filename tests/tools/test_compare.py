@@ -52,7 +52,7 @@ def the_line(difference):
 
 
 # -- right models ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_a_right_model(dtype):
     """Training: a forward and a backward graph."""
     found = airgraph.compare(*block(dtype))

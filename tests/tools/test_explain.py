@@ -58,6 +58,7 @@ def lines(places):
     return [(place["file"].rpartition("/")[2], place["line"]) for place in places]
 
 
+@pytest.mark.slow
 def test_the_exit_code_and_the_output_are_the_scripts_own(run):
     result, report, _ = run
     assert result.returncode == 3
@@ -65,6 +66,7 @@ def test_the_exit_code_and_the_output_are_the_scripts_own(run):
     assert result.stderr == "" and report["unread"] == 0
 
 
+@pytest.mark.slow
 def test_graph_breaks_have_their_lines(run):
     _, report, _ = run
     assert lines(b["place"] for b in report["breaks"]) == [("script.py", 18), ("script.py", 10)]
@@ -73,6 +75,7 @@ def test_graph_breaks_have_their_lines(run):
     assert branch["reason"] == "Data-dependent branching"
 
 
+@pytest.mark.slow
 def test_recompiles_have_the_guard_and_the_calling_line(run):
     _, report, _ = run
     first = report["recompiles"][0]
@@ -84,6 +87,7 @@ def test_recompiles_have_the_guard_and_the_calling_line(run):
     assert {r["caller"]["line"] for r in report["recompiles"]} == {23}
 
 
+@pytest.mark.slow
 def test_ops_are_counted_by_what_runs_them(run):
     _, report, _ = run
     by = {op["target"]: op for op in report["ops"]}
@@ -94,6 +98,7 @@ def test_ops_are_counted_by_what_runs_them(run):
     assert (added["by"], added["count"], lines(added["places"])) == ("converter", 2, [("script.py", 11)])
 
 
+@pytest.mark.slow
 def test_graphs_say_why_they_are_dynamic(run):
     _, report, _ = run
     graphs = [(g["function"], g["phase"], g["classification"]) for g in report["graphs"]]
@@ -106,6 +111,7 @@ def test_graphs_say_why_they_are_dynamic(run):
     )
 
 
+@pytest.mark.slow
 def test_the_page_for_people(run):
     result, _, _ = run
     page = result.stdout.partition("airgraph: ")[2]

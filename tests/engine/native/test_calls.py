@@ -95,7 +95,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_families(name, dynamic, no_python):
     function = SAMPLES[name]
@@ -418,6 +418,7 @@ def handles(executable):
     return [h for frame in executable.frames for h in frame.handles if h]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_memory_does_not_grow(fails):
     def function(x, i):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -67,8 +68,13 @@ CASES = {
 
 @pytest.fixture(params=CASES)
 def frame(request):
+    return frame_of(request.param)
+
+
+@cache
+def frame_of(name):
     torch.manual_seed(0)
-    module, *args = CASES[request.param]()
+    module, *args = CASES[name]()
     known = set(engine._frames)
     compiled = airgraph.compile(module, tuple(args))  # a frame lives as long as its program
     with torch.no_grad():

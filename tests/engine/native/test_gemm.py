@@ -12,7 +12,10 @@ GUARD = 256  # floats behind the scratch memory that stay as they are
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 17, 33)
 
 
-@pytest.fixture(scope="module", params=[gemm.ARM, gemm.X86], ids=["arm", "x86"])
+HOSTS = [m if m == gemm.this_machine() else pytest.param(m, marks=pytest.mark.slow) for m in (gemm.ARM, gemm.X86)]
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=["arm", "x86"])
 def call(request):
     """LLVM makes either machine's text run on this one, if not as fast."""
     code = jit.build([jit.Unit(gemm.source(request.param), gemm.EXPORTS)])

@@ -21,7 +21,6 @@ from airgraph.engine.native import engine
 from airgraph.engine.native.memory import BLOCK, Unit, arrange
 from airgraph.engine.native.runtime import Frame
 
-pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from cpu_models import MODELS
@@ -124,6 +123,7 @@ def test_no_more_memory_than_eager(name):
 
     Not counted are the scratch memory of threads here and the work space inside of PyTorch's kernels there.
     """
+    pytest.importorskip("transformers")
     model, (module, args) = MODELS[name], MODELS[name].build()
     living = Living([*module.parameters(), *module.buffers(), *args])
     with living:
