@@ -18,7 +18,7 @@ demo: $(STAMP)   ## the three graphs of one small model, printed and checked aga
 	$(BIN)/airgraph demo
 
 test: lint       ## all tests, after lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2
 	$(BIN)/python -m pytest tests/compat
 
 quick: $(STAMP)  ## the tests of every day, under a minute
