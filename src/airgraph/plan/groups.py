@@ -195,7 +195,7 @@ class Planner:
         """An output of the graph: a tensor computed straight into the memory the caller gets."""
         strides = self.layouts().get(number)
         t = self.of(value)
-        if t.id in self.calls:
+        if t.id in self.calls and self.places[t.id].source is value:
             return None  # PyTorch made it: handed out as it is
         if t.dtype not in TYPES:
             raise Refuse(f"{t.dtype.name} leaves the graph as it came")

@@ -441,3 +441,16 @@ def test_memory_does_not_grow(fails):
     before = repeat(30)
     assert repeat(200) - before < 8 << 20, "200 results of 160 kB each would be 32 MB and more"
     assert not handles(executable)
+
+
+def test_what_a_call_made_may_leave_twice():
+    """The sum over no axes is what it is given; PyTorch made that, as a sum of nothing has no formula."""
+
+    def function(x):
+        total = (x + 1).sum()
+        return total, torch.ops.aten.sum.dim_IntList(total, [])
+
+    x = torch.empty(0, 2)
+    run, (native,) = compiled(function, x)
+    assert [s.kind for s in native.steps].count("call") == 1
+    assert [t.tolist() for t in run(x)] == [0.0, 0.0]
