@@ -130,6 +130,7 @@ def test_symbolic_attention():
     assert JOURNALS[-1].classification.endswith("dynamic GE graph") and fired("attention")
 
 
+@pytest.mark.slow
 def test_gradients_come_from_the_ops_as_written():
     """What the backward graph needs is read, so nothing is fused away from it."""
     x, g, b = (t.requires_grad_() for t in inputs(torch.float32))

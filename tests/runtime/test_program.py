@@ -568,7 +568,7 @@ def test_batch_norm_keeps_its_statistics(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=pytest.mark.slow)])
 def test_training_goes_step_by_step_as_eager(optimizer: Any, mode: str) -> None:
     torch.manual_seed(0)
     eager = Net()
@@ -767,6 +767,7 @@ def check_sizes(f: Callable[..., Any], calls: list[tuple[Any, ...]], graphs: int
     assert graphs is None or TOTALS["graphs"] - before == graphs, "compiled again"
 
 
+DAILY = ("views", "numbers", "matrix", "joins", "written")
 SIZES: dict[str, Callable[..., Any]] = {
     "views": lambda x: (x.t(), x.view(-1), x[1:], x.reshape(x.shape[1], -1), (x + 1).t()),
     "numbers": lambda x: (x.shape[0], x.numel() * 2, x.shape[0] // 2 + 1, x + x.shape[1]),
@@ -782,7 +783,7 @@ SIZES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in SIZES])
 def test_changing_sizes(name: str) -> None:
     check_sizes(SIZES[name], [(torch.randn(4, 6),), (torch.randn(5, 7),), (torch.randn(6, 9),)])
 

@@ -35,7 +35,7 @@ def native(monkeypatch):
 spans = st.tuples(st.integers(0, 20), st.integers(0, 8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 500), spans)), st.lists(st.tuples(st.integers(0, 800), st.integers(0, 20))))
 def test_what_lives_at_the_same_time_does_not_overlap(inside, outputs):
     units = [Unit([i + 1], size, first, first + more) for i, (size, (first, more)) in enumerate(inside)]
