@@ -211,3 +211,13 @@ def test_views_become_reshapes_only_where_ops_are_converted(seen) -> None:
     torch._dynamo.reset()
     compiled(f, mode="reduce-overhead")(torch.ones(2, 3))
     assert "view.default" in seen.targets()
+
+
+def test_a_clone_has_the_strides_of_what_it_copies() -> None:
+    """Those of a dimension of size 1 too, which FX makes up."""
+
+    def clone(x: torch.Tensor) -> torch.Tensor:
+        return x.diagonal().clone()
+
+    x = torch.randn(3, 1)
+    assert torch.compile(clone, backend="airgraph", dynamic=False)(x).stride() == clone(x).stride() == (2,)

@@ -31,6 +31,7 @@ def run_fx_passes(
             refuse_writes(gm)
         observe(name, gm)
     complete_metadata(gm, inputs)
+    strides_of_clones(gm)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -208,3 +209,16 @@ def complete_metadata(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     )
     fake = [mode.from_tensor(i) if isinstance(i, torch.Tensor) and not isinstance(i, FakeTensor) else i for i in inputs]
     FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fake)
+
+
+def strides_of_clones(gm: torch.fx.GraphModule) -> None:
+    """A clone of dense memory has its strides in eager, those of dimensions of size 1 too; FX makes these up."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):
+        x, made = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
+        if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
+            continue
+        if isinstance(x, FakeTensor) and isinstance(made, FakeTensor) and x.layout == torch.strided \
+                and all(isinstance(n, int) for n in (*x.shape, *x.stride())) and x.stride() != made.stride() \
+                and aten.is_non_overlapping_and_dense(x):  # fmt: skip
+            with made.fake_mode:
+                node.meta["val"] = torch.empty_strided(x.shape, x.stride(), dtype=made.dtype, device=made.device)
