@@ -11,7 +11,7 @@ from typing import Any
 
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType, Dim
-from airgraph.plan.index import same, same_shape
+from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
 from airgraph.plan.lowerings.core import FLOAT, NoFormula
 from airgraph.plan.operands import Operands, lies_plain
@@ -132,8 +132,16 @@ class Call:
         for v, t in self.reads:
             if t.op in ("const", "iota") and not t.shape and (v.node.op == "Const" or v.known is not None):
                 continue  # numbers: made when called
-            reads.append((v, operands.strided(t), t))
+            reads.append((v, as_pytorch_has_it(operands.strided(t), t), t))
         return CallStep(self.node, reads, list(zip(self.node.outputs, self.outputs)))
+
+
+def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
+    """The stride of an axis with one element means nothing, but shows: a view that PyTorch takes of it keeps it."""
+    strides = (
+        plain if same(size, 1) and same(s, 0) else s for s, plain, size in zip(m.strides, strides_of(t.shape), t.shape)
+    )
+    return Matrix(m.tensor, m.offset, tuple(strides))
 
 
 Opaque = Product | Attention | Convolution | Scatter | Call

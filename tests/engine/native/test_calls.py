@@ -454,3 +454,16 @@ def test_what_a_call_made_may_leave_twice():
     run, (native,) = compiled(function, x)
     assert [s.kind for s in native.steps].count("call") == 1
     assert [t.tolist() for t in run(x)] == [0.0, 0.0]
+
+
+def test_views_of_arguments_that_pytorch_takes():
+    """AOTAutograd reads strides and offset of what comes back and takes the same view of the argument."""
+
+    def function(x):
+        y = x[1 % x.shape[0]]
+        x.add_(1)
+        return y
+
+    mine, eager = torch.arange(3.0).view(3, 1), torch.arange(3.0).view(3, 1)
+    got, wanted = torch.compile(function, backend="airgraph", dynamic=True)(mine), function(eager)
+    assert torch.equal(got, wanted) and got.stride() == wanted.stride() and torch.equal(mine, eager)

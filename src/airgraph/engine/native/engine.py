@@ -419,7 +419,9 @@ class NativeExecutable:
         """What PyTorch made stays alive for the rest of the call; native steps read it contiguous."""
         if isinstance(result, torch.Tensor) and result.layout == torch.strided:
             if result.untyped_storage().data_ptr() in held and result.numel():
-                result = copy_strided(result, result.stride(), result.storage_offset() if t.id in self.handed else 0)
+                result = copy_strided(
+                    result, result.stride(), int(result.storage_offset()) if t.id in self.handed else 0
+                )
             if t.id in self.read_by_loops and list(result.shape) != (wanted := [frame.value(s) for s in t.shape]):
                 text = f"PyTorch made {list(result.shape)} where the graph says {wanted}"
                 raise EngineError(text, where={"graph": self.graph.name}, hint='engine="reference" takes what is made')
