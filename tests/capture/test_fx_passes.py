@@ -213,11 +213,12 @@ def test_views_become_reshapes_only_where_ops_are_converted(seen) -> None:
     assert "view.default" in seen.targets()
 
 
-def test_a_clone_has_the_strides_of_what_it_copies() -> None:
+@pytest.mark.parametrize("copied", [torch.clone, lambda x: x.flip(0)], ids=["clone", "flip"])
+def test_a_copy_has_the_strides_of_what_it_copies(copied) -> None:
     """Those of a dimension of size 1 too, which FX makes up."""
 
-    def clone(x: torch.Tensor) -> torch.Tensor:
-        return x.diagonal().clone()
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        return copied(x.diagonal())
 
     x = torch.randn(3, 1)
-    assert torch.compile(clone, backend="airgraph", dynamic=False)(x).stride() == clone(x).stride() == (2,)
+    assert torch.compile(copy, backend="airgraph", dynamic=False)(x).stride() == copy(x).stride() == (2,)

@@ -31,7 +31,7 @@ def run_fx_passes(
             refuse_writes(gm)
         observe(name, gm)
     complete_metadata(gm, inputs)
-    strides_of_clones(gm)
+    strides_of_copies(gm)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -211,9 +211,10 @@ def complete_metadata(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fake)
 
 
-def strides_of_clones(gm: torch.fx.GraphModule) -> None:
-    """A clone of dense memory has its strides in eager, those of dimensions of size 1 too; FX makes these up."""
-    for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):
+def strides_of_copies(gm: torch.fx.GraphModule) -> None:
+    """A copy of dense memory has its strides in eager, those of dimensions of size 1 too; FX makes these up."""
+    targets = (aten.clone.default, aten.flip.default)
+    for node in (n for target in targets for n in gm.graph.find_nodes(op="call_function", target=target)):
         x, made = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
         if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
             continue
