@@ -155,7 +155,8 @@ def native_problem() -> str | None:
 @cache
 def find_native_problem() -> str | None:
     try:
-        from airgraph.engine.native.runtime import entry, kernels
+        from airgraph.engine.native.kernels import kernels
+        from airgraph.engine.native.runtime import entry
 
         entry(), kernels()
         return None

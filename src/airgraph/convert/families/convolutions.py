@@ -116,14 +116,18 @@ def convolution_backward(grad_output: Value, input: Value, weight: Value, bias_s
     return [dx, dw, None]
 
 
+def window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> dict[str, Any]:
+    numbers = {"ksize": kernel_size, "strides": stride, "pads": padding, "dilation": dilation}
+    return {**{name: constant(name, value) for name, value in numbers.items()}, "ceil_mode": ceil_mode}
+
+
 @converts(aten.max_pool2d_with_indices.default)
 def max_pool2d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
                ceil_mode: bool = False, *, meta_outputs: list[TensorSpec]) -> list[Value]:  # fmt: skip
     """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
     bool ceil_mode=False) -> (Tensor, Tensor)"""
-    numbers = {"ksize": kernel_size, "strides": stride, "pads": padding, "dilation": dilation}
-    attrs = {name: constant(name, value) for name, value in numbers.items()}
-    y, argmax = emitted("MaxPoolWithArgmaxV1", [self], {**attrs, "ceil_mode": ceil_mode}, meta_outputs)
+    attrs = window(kernel_size, stride, padding, dilation, ceil_mode)
+    y, argmax = emitted("MaxPoolWithArgmaxV1", [self], attrs, meta_outputs)
     return [y, ge.Identity(sized(argmax, meta_outputs[1].symsize))]
 
 
@@ -132,10 +136,9 @@ def max_pool3d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0
                ceil_mode: bool = False, *, meta_outputs: list[TensorSpec]) -> list[Value]:  # fmt: skip
     """max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1,
     bool ceil_mode=False) -> (Tensor, Tensor)"""
-    numbers = {"ksize": kernel_size, "strides": stride, "pads": padding, "dilation": dilation}
-    attrs = {name: constant(name, value) for name, value in numbers.items()}
+    attrs = window(kernel_size, stride, padding, dilation, ceil_mode)
     x = ge.Unsqueeze(self, axes=[0]) if self.rank == 4 else self
-    found = emitted("MaxPool3DWithArgmaxV2", [x], {**attrs, "ceil_mode": ceil_mode}, meta_outputs)
+    found = emitted("MaxPool3DWithArgmaxV2", [x], attrs, meta_outputs)
     if self.rank != 4:
         return found
     return [ge.Squeeze(sized(y, [1, *meta.symsize]), axis=[0]) for y, meta in zip(found, meta_outputs)]

@@ -19,7 +19,8 @@ from functools import cache
 import torch
 
 from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.runtime import Native, ask, torch_symbol
+from airgraph.engine.native.runtime import ask, torch_symbol
+from airgraph.engine.native.text import Native
 
 
 class Arg:

@@ -191,3 +191,27 @@ def declarations(lanes: int) -> str:
         lines.append(f"declare {t} @llvm.fma.{suffix(t)}({t}, {t}, {t})")
         lines.append(f"declare {t} @llvm.maximum.{suffix(t)}({t}, {t})")
     return "\n".join(lines) + "\n\n"
+
+
+class Native(Function):
+    """With words of structures by name."""
+
+    def word(self, base: str, index: int | str, kind: str = "i64") -> str:
+        return self.op(f"load {kind}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def set(self, base: str, index: int | str, value: str, kind: str = "i64") -> None:
+        self.do(f"store {kind} {value}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def row(self, table: str, index: str, words: int) -> str:
+        return self.at(table, self.mul(index, words), "i64")
+
+    def invoke(self, function: str, *arguments: tuple[str, str]) -> None:
+        self.do(f"call void {function}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
+    def give(self, condition: str, result: str) -> None:
+        """Where the condition holds, out of the function with this result."""
+        inside, after = self.name("then"), self.name("on")
+        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.label(inside)
+        self.do(f"ret {result}")
+        self.label(after)
