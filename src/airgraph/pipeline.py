@@ -155,8 +155,8 @@ def native_problem() -> str | None:
 @cache
 def find_native_problem() -> str | None:
     try:
-        from airgraph.engine.native.kernels import kernels
         from airgraph.engine.native.runtime import entry
+        from airgraph.engine.native.shared_kernels import kernels
 
         entry(), kernels()
         return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.kernels import kernels
 from airgraph.engine.native.loops import Compiled, compile_part
+from airgraph.engine.native.shared_kernels import kernels
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step

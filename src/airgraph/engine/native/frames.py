@@ -21,10 +21,10 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import conv, gemm
 from airgraph.engine.native.calls import Calls, Writer
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.kernels import Gemm, kernels
 from airgraph.engine.native.memory import BLOCK, Unit, aligned, arrange
 from airgraph.engine.native.products import ALONE, TURNED, Product, Way, rule
 from airgraph.engine.native.runtime import Entry, Frame, Step
+from airgraph.engine.native.shared_kernels import Gemm, kernels
 from airgraph.engine.native.tune import Tuner
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor

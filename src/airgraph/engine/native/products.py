@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from airgraph.engine.native import gemm
-from airgraph.engine.native.kernels import Gemm
+from airgraph.engine.native.shared_kernels import Gemm
 
 ALONE = 16384  # additions: less than this is not worth a second thread
 COLUMNS, ROWS, BATCH = range(3)  # what the threads divide, as Gemm.SPLIT has it
@@ -38,7 +38,7 @@ class Product(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int], bias: bool, still: bool, threads: int) -> Product:
-        """From the words of a step (kernels.Gemm)."""
+        """From the words of a step (shared_kernels.Gemm)."""
         names = (Gemm.FORM, Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K, Gemm.LDA, Gemm.LDB, Gemm.A_BATCH, Gemm.B_BATCH)
         form, batch, *rest = (sizes[i] for i in names)
         return cls._make((form, batch, *rest, bias, still and batch == 1 and form in TURNED, threads))

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from airgraph.engine.native import gemm
-from airgraph.engine.native.kernels import Gemm, kernels
 from airgraph.engine.native.products import TURNED, Product, Way, best, rule, ways
 from airgraph.engine.native.runtime import Frame, Step, entry
+from airgraph.engine.native.shared_kernels import Gemm, kernels
 from airgraph.journal import Journal
 
 TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
