@@ -18,6 +18,8 @@ from airgraph.errors import ConfigError
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
 EngineName = Literal["auto", "native", "reference"]
+OutputPolicy = Literal["lease", "clone", "error"]
+ErrorMode = Literal["global", "thread_local", "relaxed"]
 
 
 def option(default: Any, doc: str) -> Any:
@@ -62,6 +64,24 @@ class Config:
     fusion_result: bool | None = option(
         None, "write what the passes did to fusion_result.json in dump_path; None: where graphs are dumped"
     )
+    output_policy: OutputPolicy = option(
+        "lease", "replay: results in the program's own memory while nobody holds the last ones (lease), always a copy"
+        " (clone), or an error where a former result is still alive (error)"
+    )
+    output_slots: int = option(2, "replay: sets of results a program may have alive before it copies them out")
+    clone_input: bool = option(True, "replay: copy arguments to fixed memory; False: take the memory of the first call")
+    capture_limit: int = option(64, "replay: the most programs one graph keeps captured; the coldest goes first")
+    capture_bytes: int | None = option(None, "replay: the most bytes of memory of captured programs on one device")
+    capture_error_mode: ErrorMode = option("global", "replay on CUDA: what other threads may do while a graph is captured")
+    use_graph_pool: Any = option(None, "replay: the memory pool to capture in (torch.cuda.graph_pool_handle())")
+    reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
+    force_eager: bool = option(False, "replay: run every call without capturing anything")
+    force_recapture: bool = option(False, "replay: capture anew at every call, to tell capture faults from memory faults")
+    check: Literal["sample"] | None = option(None, "replay: compare every `check_every`-th replay with an uncaptured run")
+    check_every: int = option(100, 'replay: how often check="sample" compares')
+    buckets: Mapping[str, Any] | None = option(
+        None, 'sizes to pad to, {"batch": [1, 2, 4], "seq": "auto"}; docs/buckets.md says which dimensions these are'
+    )
     decompositions: Mapping[Any, Callable[..., Any]] | None = option(None, "ATen op → decomposition, added to our own")
     verify: bool = option(False, "check the graph after every pass (also: AIRGRAPH_VERIFY=1)")
     log: str = option("airgraph", "the name of the Python logger that is written to")
@@ -96,7 +116,7 @@ class Config:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
-    """Literal, bool, str, tuple of str, Callable and Mapping, each possibly `| None`."""
+    """Literal, bool, str, int, tuple of str, Callable and Mapping, each possibly `| None`."""
     choices = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     optional = type(None) in typing.get_args(hint)
     if optional:
@@ -112,6 +132,8 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(
             f"{name} cannot be {value!r}", where={"allowed": {bool: "True, False", str: "a string"}[hint]}
         )
+    elif hint is int and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a whole number from 1 on"})
     elif typing.get_origin(hint) is tuple and not (isinstance(value, tuple) and all(isinstance(v, str) for v in value)):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a tuple of strings"})
     elif typing.get_origin(hint) is Callable and not callable(value):
