@@ -216,11 +216,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class Decode(nn.Module):
     """Logits of the next token. The cache of `slots` tokens lies in buffers and is written in place."""
 
-    def __init__(self, count: int, width: int, heads: int, shared: int, inner: int, slots: int) -> None:
+    def __init__(
+        self, count: int, width: int, heads: int, shared: int, inner: int, slots: int, words: int = VOCAB
+    ) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCAB, width)
+        self.embed = nn.Embedding(words, width)
         self.layers = nn.ModuleList(DecodeLayer(width, heads, shared, inner) for _ in range(count))
-        self.norm, self.head = nn.RMSNorm(width, 1e-6), nn.Linear(width, VOCAB, bias=False)
+        self.norm, self.head = nn.RMSNorm(width, 1e-6), nn.Linear(width, words, bias=False)
         depth = width // heads
         self.register_buffer("frequency", 10000.0 ** (-torch.arange(0, depth, 2) / depth))
         self.register_buffer("slots", torch.arange(slots))

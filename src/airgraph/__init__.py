@@ -11,6 +11,7 @@ from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
 from airgraph.pipeline import backend, compile, get_compiler
+from airgraph.runtime.replay import graphs, mark_step_begin, release
 
 if TYPE_CHECKING:
     from airgraph.tools.compare import compare
@@ -24,8 +25,11 @@ __all__ = [
     "compile",
     "explain",
     "get_compiler",
+    "graphs",
+    "mark_step_begin",
     "register_converter",
     "register_kernel",
+    "release",
 ]
 
 

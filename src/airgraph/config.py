@@ -65,19 +65,26 @@ class Config:
         None, "write what the passes did to fusion_result.json in dump_path; None: where graphs are dumped"
     )
     output_policy: OutputPolicy = option(
-        "lease", "replay: results in the program's own memory while nobody holds the last ones (lease), always a copy"
-        " (clone), or an error where a former result is still alive (error)"
+        "lease",
+        "replay: results in the program's own memory while nobody holds the last ones (lease), always a copy"
+        " (clone), or an error where a former result is still alive (error)",
     )
     output_slots: int = option(2, "replay: sets of results a program may have alive before it copies them out")
     clone_input: bool = option(True, "replay: copy arguments to fixed memory; False: take the memory of the first call")
     capture_limit: int = option(64, "replay: the most programs one graph keeps captured; the coldest goes first")
     capture_bytes: int | None = option(None, "replay: the most bytes of memory of captured programs on one device")
-    capture_error_mode: ErrorMode = option("global", "replay on CUDA: what other threads may do while a graph is captured")
+    capture_error_mode: ErrorMode = option(
+        "global", "replay on CUDA: what other threads may do while a graph is captured"
+    )
     use_graph_pool: Any = option(None, "replay: the memory pool to capture in (torch.cuda.graph_pool_handle())")
     reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
     force_eager: bool = option(False, "replay: run every call without capturing anything")
-    force_recapture: bool = option(False, "replay: capture anew at every call, to tell capture faults from memory faults")
-    check: Literal["sample"] | None = option(None, "replay: compare every `check_every`-th replay with an uncaptured run")
+    force_recapture: bool = option(
+        False, "replay: capture anew at every call, to tell capture faults from memory faults"
+    )
+    check: Literal["sample"] | None = option(
+        None, "replay: compare every `check_every`-th replay with an uncaptured run"
+    )
     check_every: int = option(100, 'replay: how often check="sample" compares')
     buckets: Mapping[str, Any] | None = option(
         None, 'sizes to pad to, {"batch": [1, 2, 4], "seq": "auto"}; docs/buckets.md says which dimensions these are'

@@ -53,6 +53,10 @@ class BindError(AirgraphError):
     """The arguments of a call do not fit the program."""
 
 
+class ReplayError(AirgraphError):
+    """A captured program cannot be replayed as asked, or its replay was found to be wrong."""
+
+
 class DumpError(AirgraphError, OSError):
     """A dump could not be written."""
 

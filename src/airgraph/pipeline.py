@@ -22,7 +22,7 @@ import torch
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
+from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
 from airgraph.capture.export import CompiledModel, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -40,6 +40,7 @@ from airgraph.plan.index import Refuse
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
+from airgraph.runtime.replay import ReplayProgram
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper, write_model
 from airgraph.store.fusion_result import write_fusion_result
@@ -67,7 +68,7 @@ def compile_graph(
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
         executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
     classify(executable.graph, inputs, journal, time.perf_counter() - start)
-    program: Runner = make_program(name, boundary, executable, journal)
+    program: Runner = make_program(name, boundary, executable, journal, config)
     for wrap in _wraps:
         program = wrap(gm, program, config)
     return program
@@ -166,11 +167,14 @@ def find_native_problem() -> str | None:
         return problem
 
 
-def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal) -> Program:
+def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config) -> Program:
     if isinstance(executable, Planned):
         from airgraph.runtime.native_program import NativeProgram
 
         return NativeProgram(name, boundary, executable, journal)  # type: ignore[arg-type]
+    if config.mode == "reduce-overhead":
+        fixed = fixed_inputs() if journal.phase != "backward" else frozenset()
+        return ReplayProgram(name, boundary, executable, journal, config, fixed)
     return Program(name, boundary, executable, journal)
 
 
@@ -204,8 +208,6 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     log.info("  graph: %s", gm.graph)
     for remark in config.remarks:
         journal.remark(remark)
-    if config.mode == "reduce-overhead":
-        journal.remark("mode reduce-overhead: every op is PyTorch's own; graphs are not captured in this version")
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
 

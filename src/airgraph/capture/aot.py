@@ -44,6 +44,14 @@ def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
     return forward, backward
 
 
+def fixed_inputs() -> frozenset[int]:
+    """While AOTAutograd compiles a forward or inference graph: its arguments that are parameters or buffers, which stay
+    where they are from call to call."""
+    context = TracingContext.try_get()
+    meta: Any = context.fw_metadata if context else None
+    return frozenset(getattr(meta, "static_input_indices", None) or ())
+
+
 def acts(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target in torch.fx.node._side_effectful_functions
 

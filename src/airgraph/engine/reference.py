@@ -63,6 +63,7 @@ class ReferenceExecutable:
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
         self.constants = {id(n.output): self.constant(n) for n in graph.of("Const")}
+        self.cells: set[int] = set()  # numbers that calls into PyTorch get as tensors (runtime.numbers)
         self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
         self.writes = [(n.inputs[0].node.name, id(n.inputs[1])) for n in graph.of("Assign")]  # type: ignore[union-attr]
         self.outputs = [id(v) for v in graph.net_output.values()]
@@ -210,7 +211,10 @@ class ReferenceExecutable:
         expected = [(v, v.type.shape or ()) for v in node.outputs]
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            inputs = [call_input(v, layout, env, symbols) for v, layout in zip(values, layouts)]
+            inputs = [
+                env[id(v)] if id(v) in self.cells else call_input(v, layout, env, symbols)
+                for v, layout in zip(values, layouts)
+            ]
             args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
             leaves = torch.utils._pytree.tree_leaves(target(*args, **kwargs))
             if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them

@@ -28,11 +28,15 @@ def restride(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return x if same_layout(x, strides) else copy_strided(x, strides)
 
 
-def copy_strided(x: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
-    """A copy with these strides, so many elements into its memory. A dimension of stride 0 has all its elements in one
-    place, so one of them is enough."""
+def apart(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The elements of `x` that have places of their own where a dimension of stride 0 has all of its in one."""
     index = tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(strides, x.shape))
-    part = x[index] if index else x
+    return x[index] if index else x
+
+
+def copy_strided(x: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """A copy with these strides, so many elements into its memory."""
+    part = apart(x, strides)
     out = torch.empty_strided(part.shape, tuple(strides), dtype=x.dtype, device=x.device)
     if offset:
         reach = offset + 1 + sum((n - 1) * s for n, s in zip(part.shape, strides))

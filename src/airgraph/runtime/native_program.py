@@ -15,8 +15,8 @@ import torch
 from airgraph.engine.native.engine import NativeExecutable
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh
-from airgraph.journal import EVENT_LEVEL, Journal
-from airgraph.runtime.program import Program, to_host
+from airgraph.journal import Journal
+from airgraph.runtime.program import Program, quiet, to_host
 
 
 class NativeProgram(Program):
@@ -73,7 +73,3 @@ class NativeProgram(Program):
             return results
 
         return call
-
-
-def quiet(journal: Journal) -> bool:
-    return not journal.log.isEnabledFor(EVENT_LEVEL) and not torch.autograd.profiler._is_profiler_enabled

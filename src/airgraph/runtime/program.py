@@ -63,14 +63,19 @@ class Program:
     def run(self, args: list[Any]) -> list[Any]:
         start = time.perf_counter()
         symbols = self.bind(args)
-        inputs = {spec.name: to_host(arg) for spec, arg in zip(self.boundary.arguments, args)}
         bound = time.perf_counter()
-        outputs, writes = self.executable.run(inputs, symbols)
-        owned = self.own(outputs, [*inputs.values()], symbols)
-        self.write(writes, inputs)
+        owned = self.compute(args, symbols)
         results = [self.result(r, args, owned, symbols) for r in self.boundary.results]
         self.log_run(start, bound)
         return results
+
+    def compute(self, args: Sequence[Any], symbols: Symbols) -> list[Any]:
+        """The computed outputs; writes to arguments are done."""
+        inputs = {spec.name: to_host(arg) for spec, arg in zip(self.boundary.arguments, args)}
+        outputs, writes = self.executable.run(inputs, symbols)
+        owned = self.own(outputs, [*inputs.values()], symbols)
+        self.write(writes, inputs)
+        return owned
 
     def log_run(self, start: float, bound: float) -> None:
         log = self.journal.log
@@ -237,6 +242,11 @@ def summary(value: Any) -> str:
         return f"{type(value)}({value})"
     return (f"{type(value)}({value.size()}, {value.dtype}, contiguous={value.is_contiguous()}, "
             f"data_ptr={value.data_ptr()})")  # fmt: skip
+
+
+def quiet(journal: Journal) -> bool:
+    """Nobody wants to be told about this call: no log line, no profile."""
+    return not journal.log.isEnabledFor(EVENT_LEVEL) and not torch.autograd.profiler._is_profiler_enabled
 
 
 def strided(x: torch.Tensor) -> bool:
