@@ -13,6 +13,7 @@ first time, and a recording is a call like any other: its results are the caller
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -44,14 +45,25 @@ class Arena:
         self.busy = False
         self.steady: set[int] = set()  # addresses of parameters
         self._pool: Any = None
+        self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
         self._stream: Any = None
         self.last = 0  # the stream of the last replay
 
-    @property
-    def pool(self) -> Any:
-        if self._pool is None and self.device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
+    def pool(self, given: Any, shared: bool) -> Any:
+        """Where a program's intermediates are: in a pool of the user's, in the one all share, or in one of its own."""
+        if given is None and not shared:
+            return None
+        if given is None:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            given = self._pool
+        if given not in self.keepers:
+            graph = torch.cuda.CUDAGraph()
+            with warnings.catch_warnings(), torch.cuda.stream(self.stream):
+                warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+                graph.capture_begin(given, capture_error_mode="thread_local")
+                graph.capture_end()
+            self.keepers[given] = graph
+        return given
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -62,6 +74,8 @@ class Arena:
 
     def ordered(self) -> None:
         """Work of another stream that uses the arena is waited for. (Nothing to do while there is one stream.)"""
+        if self.device.type != "cuda":
+            return
         now = torch._C._cuda_getCurrentRawStream(self.device.index)
         if self.last not in (0, now) or (self.last == 0 and now != 0):
             before = torch.cuda.ExternalStream(self.last, self.device)
@@ -71,6 +85,7 @@ class Arena:
     def reset(self) -> None:
         """Give back the memory, once no program is left."""
         self._pool = None
+        self.keepers.clear()
         self.slots = Slots(self.device)
         self.steady.clear()
         if self.device.type == "cuda":

@@ -250,8 +250,7 @@ class ReplayProgram(Program):
 
     def replay(self, recording: Recording, args: Sequence[Any], symbols: Symbols) -> list[Any]:
         """The computed outputs of a replay."""
-        if self.arena.device.type == "cuda":
-            self.arena.ordered()
+        self.arena.ordered()
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         self.arena.busy = True
@@ -332,6 +331,7 @@ class ReplayProgram(Program):
         self.count(entry, known)
         recording = self.bound(entry, given, symbols, pinned, leased)
         self.arena.busy = True
+        self.arena.ordered()
         before = reserved(self.arena)
         try:
             with torch.no_grad():
@@ -444,7 +444,7 @@ class ReplayProgram(Program):
         if self.arena.device.type != "cuda":
             return Bound(work)
         config = self.config
-        pool = config.use_graph_pool or (self.arena.pool if config.reuse_graph_pool_in_same_fx else None)
+        pool = self.arena.pool(config.use_graph_pool, config.reuse_graph_pool_in_same_fx)
         return Captured(work, self.arena, pool, config.capture_error_mode)
 
     # -- a budget -------------------------------------------------------------------------------------------------------
