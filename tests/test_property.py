@@ -1,9 +1,9 @@
 """Random programs of views, writes, reductions, indexing and casts: compiled and eager must agree in everything.
 
 A program is a list of steps over a growing list of tensors, the first of which are arguments. Compared are the results, their
-strides (but for empty tensors: PyTorch traces theirs otherwise than it runs them), what was
-written to the arguments, and which results share memory with which arguments. AIRGRAPH_EXAMPLES sets the number of
-programs (200 here, 2,000 in `make night`).
+strides (where they mean something: of axes with several elements, in tensors that are not empty), what was written to the
+arguments, and which results share memory with which arguments. AIRGRAPH_EXAMPLES sets the number of programs (200 here,
+2,000 in `make night`).
 """
 
 import os
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._prims_common import check_significant_strides
 
 import airgraph
 
@@ -134,5 +135,5 @@ def test_compiled_is_eager(program, specs, dynamic):
     assert len(results) == len(expected)
     for got, wanted in zip([*results, *ours], [*expected, *theirs]):
         torch.testing.assert_close(got, wanted, equal_nan=True)
-        assert got.numel() == 0 or got.stride() == wanted.stride(), (got.stride(), wanted.stride())
+        assert check_significant_strides(got, wanted, only_cuda=False)[0], (got.stride(), wanted.stride())
     assert sharing(results, ours) == sharing(expected, theirs)

@@ -185,6 +185,18 @@ def test_as_strided_reads_the_node_that_made_the_memory(seen) -> None:
     assert node.args[0].target is aten.sin.default
 
 
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+@pytest.mark.parametrize("part", [lambda y: y, lambda y: y[1:]], ids=["whole", "part"])
+def test_as_strided_of_a_copy_counts_in_the_copy(part, mode: str) -> None:
+    """Not in the memory of the argument that was copied, which begins elsewhere."""
+
+    def f(x):
+        return part(x.clone()).as_strided((2,), (1,), 0) * 2
+
+    x = torch.arange(8.0)[3:]
+    assert compiled(f, mode=mode)(x).tolist() == f(x).tolist() == [6, 8]
+
+
 # -- symbols --------------------------------------------------------------------------------------------------------
 def test_symbolic_inputs_are_read_from_sizes(seen) -> None:
     run = compiled(lambda x: x * x.shape[0], dynamic=True)
@@ -222,3 +234,31 @@ def test_a_copy_has_the_strides_of_what_it_copies(copied) -> None:
 
     x = torch.randn(3, 1)
     assert torch.compile(copy, backend="airgraph", dynamic=False)(x).stride() == copy(x).stride() == (2,)
+
+
+# -- metadata -------------------------------------------------------------------------------------------------------
+def lies_in(results: Any) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in results}
+
+
+def test_views_of_what_reads_a_changing_number_share_its_memory() -> None:
+    """PyTorch makes a new node of the sum, and leaves the views of it the metadata they had."""
+
+    def f(x, n):
+        y = x + 0.5 * n
+        return y, y.detach(), y.view(2, 2).t(), *y.split([1, 3])
+
+    run = compiled(f, dynamic=True)
+    for n in (3, 5):
+        results, expected = run(torch.ones(4), n), f(torch.ones(4), n)
+        torch.testing.assert_close(results, expected)
+        assert len(lies_in(results)) == len(lies_in(expected)) == 1
+
+
+def test_a_view_of_a_copy_with_corrected_strides_shares_its_memory() -> None:
+    def f(x):
+        y = x.diagonal().clone()
+        return y, y.detach(), y[:, None]
+
+    results = compiled(f)(torch.randn(3, 1))
+    assert len(lies_in(results)) == 1

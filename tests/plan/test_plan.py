@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+import sympy
 
 from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
 from airgraph.ir.text import from_py
 from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Affine, Refuse, SplitVar, Var, reshape_index, strides_of
+from airgraph.plan.index import Affine, Refuse, SplitVar, Var, backwards, fits, reshape_index, strides_of
 
 
 def plan(text: str) -> str:
@@ -145,3 +146,41 @@ def test_a_reshape_that_is_no_sum_is_refused():
     a = Var(4)
     with pytest.raises(Refuse):
         reshape_index([Affine.of(a) + 1], (6,), (2, 3))
+
+
+def test_a_loop_that_would_stay_whole_is_not_split():
+    a = Var(3)
+    with pytest.raises(Refuse):
+        reshape_index([Affine.of(a) + 1], (6,), (2, 3))
+
+
+def test_a_reshape_of_what_is_read_backwards():
+    """5, 4, 3, … as a row and a column: the loop crosses rows, so it has to be two."""
+    a = Var(6)
+    with pytest.raises(SplitVar) as found:
+        reshape_index([Affine.of(a) * -1 + 5], (6,), (2, 3))
+    assert found.value.var is a and found.value.sizes == (2, 3)
+    row, column = Var(2), Var(3)
+    last_first = Affine.make(5, {row: -3, column: -1})
+    assert reshape_index([last_first], (6,), (2, 3)) == [Affine.of(row) * -1 + 1, Affine.of(column) * -1 + 2]
+
+
+def test_backwards_from_a_place_within_a_row_is_refused():
+    a = Var(3)
+    for first in (3, 4):
+        with pytest.raises(Refuse):
+            reshape_index([Affine.of(a) * -1 + first], (6,), (2, 3))
+
+
+def test_an_index_below_zero_does_not_fit():
+    size = sympy.Symbol("s", integer=True, positive=True)
+    assert fits(Affine.of(Var(size)), size)
+    assert not fits(Affine.of(Var(size)) * -1, size)
+    assert not fits(Affine.of(Var(3)) * -1 + 1, 3)
+    assert fits(Affine.of(Var(3)) * -1 + 2, 3)
+
+
+def test_a_sum_of_which_nothing_is_known_may_go_backwards():
+    a, b = (sympy.Symbol(name, integer=True, positive=True) for name in "ab")
+    assert [backwards(x) for x in (2, -2, a, -a, a * b, -2 * a * b, a + 1, -a - 1, a - b, b - a)] == [
+        False, True, False, True, False, True, False, True, True, True]  # fmt: skip

@@ -5,6 +5,7 @@ user pre-pass → as_strided from its base → no-ops → symbolic inputs → vi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
+from airgraph.convert.walk import BY_MEMORY
 from airgraph.convert.writes import stray_writes
 from airgraph.errors import ConvertError
 
@@ -25,6 +27,7 @@ def run_fx_passes(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, observe: Observe
 ) -> torch.fx.GraphModule:
     refuse_writes(gm)
+    renew_views(gm)
     for name, run in passes(config):
         run(gm, inputs)
         if name.startswith("post_grad_custom"):
@@ -127,10 +130,11 @@ COPIES = {aten.clone.default, aten._to_copy.default, aten.repeat.default, aten.c
 
 
 def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Nodes that give back their argument. One that leaves the graph stays, and a copy does if a view of it leaves: the
-    caller may count on memory of its own."""
+    """Nodes that give back their argument. One that leaves the graph stays, and a copy does if a view of it leaves (the
+    caller may count on memory of its own) or if an op counts from the start of its memory."""
     written = {n.args[0] for n in gm.graph.nodes if n.target is aten.copy_.default}
-    leaving = {storage(n) for n in gm.graph.output_node().all_input_nodes} - {None}
+    counting = [n.args[0] for n in gm.graph.nodes if n.target in BY_MEMORY]
+    needed = {storage(n) for n in (*gm.graph.output_node().all_input_nodes, *counting)} - {None}
     for node in gm.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         gm.graph.erase_node(
             node
@@ -139,7 +143,7 @@ def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         test = NOOPS.get(node.target)
         if test is None or any(user.op == "output" for user in node.users) or not test(node):
             continue
-        if node.target in COPIES and storage(node) in leaving:
+        if node.target in COPIES and storage(node) in needed:
             continue
         if node.args[0] in written and any(user.target is aten.copy_.default for user in node.users):
             continue
@@ -211,6 +215,33 @@ def complete_metadata(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fake)
 
 
+def renew_views(gm: torch.fx.GraphModule) -> None:
+    """A view lies in the memory of what it views, in its metadata too: that is how aliases among the results are told.
+
+    PyTorch leaves some that do not. A number that may change becomes a tensor, and the op that reads it a new node:
+    x + 0.5 * n   ⟶   add(x, mul(n, 0.5)), while a view of the sum still has the metadata of a view of the old one.
+    """
+    renewed: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        if source is None or node.op != "call_function":
+            continue
+        if node.target is operator.getitem and source in renewed:
+            node.meta["val"] = source.meta["val"][node.args[1]]
+        elif getattr(node.target, "is_view", False) and elsewhere(node, source):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with source.meta["val"].fake_mode:
+                node.meta["val"] = node.target(*args, **kwargs)
+            renewed.add(node)
+
+
+def elsewhere(view: torch.fx.Node, source: torch.fx.Node) -> bool:
+    """By their metadata the two lie in different memory."""
+    made: Any = view.meta.get("val")
+    first = made[0] if isinstance(made, list | tuple) and made else made
+    return isinstance(first, FakeTensor) and storage(source) not in (None, first.untyped_storage()._cdata)
+
+
 def strides_of_copies(gm: torch.fx.GraphModule) -> None:
     """A copy of dense memory has its strides in eager, those of dimensions of size 1 too; FX makes these up."""
     targets = (aten.clone.default, aten.flip.default)
@@ -222,4 +253,4 @@ def strides_of_copies(gm: torch.fx.GraphModule) -> None:
                 and all(isinstance(n, int) for n in (*x.shape, *x.stride())) and x.stride() != made.stride() \
                 and aten.is_non_overlapping_and_dense(x):  # fmt: skip
             with made.fake_mode:
-                node.meta["val"] = torch.empty_strided(x.shape, x.stride(), dtype=made.dtype, device=made.device)
+                node.meta["val"] = made.as_strided(x.shape, x.stride())  # in the memory that views of it lie in

@@ -112,6 +112,14 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
 
 
+def backwards(step: Dim) -> bool:
+    """Whether elements are read in the opposite order. Sizes are not negative, so for one number times some of them the
+    number tells; a sum of which nothing is known might be so."""
+    if isinstance(step, int):
+        return step < 0
+    return not step.is_nonnegative and (step.is_Add or step.could_extract_minus_sign())
+
+
 def strides_of(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Of a contiguous tensor, in elements."""
     strides: list[Dim] = []
@@ -218,9 +226,10 @@ def divide(e: Affine, by: Dim, sizes: Sequence[Dim]) -> tuple[Affine, Affine]:
     rest = Affine.make(const_low, low)
     if not fits(rest, by):
         for v, c in low.items():
-            inner = quotient(by, c)  # v·c crosses a multiple of `by`: v = v1·inner + v2
-            if inner is not None and quotient(v.size, inner) is not None:
-                raise SplitVar(v, (quotient(v.size, inner), inner))
+            inner = quotient(by, -c if backwards(c) else c)  # v·c crosses a multiple of `by`: v = v1·inner + v2
+            outer = quotient(v.size, inner) if inner is not None else None
+            if inner is not None and outer is not None and not same(outer, 1):
+                raise SplitVar(v, (outer, inner))
         raise Refuse(f"an index over {list(sizes)} is no sum over loops")
     return Affine.make(const_high, high), rest
 
@@ -230,8 +239,9 @@ def fits(e: Affine, below: Dim) -> bool:
     if not e.terms:
         return isinstance(e.const, int) and (not isinstance(below, int) or e.const < below) and e.const >= 0
     if all(isinstance(x, int) for x in (below, e.const, *(y for v, c in e.terms for y in (c, v.size)))):
-        return e.const + sum(c * (v.size - 1) for v, c in e.terms) < below and e.const >= 0
-    if e.const != 0:
+        ends = [c * max(v.size - 1, 0) for v, c in e.terms]
+        return e.const + sum(x for x in ends if x < 0) >= 0 and e.const + sum(x for x in ends if x > 0) < below
+    if e.const != 0 or any(backwards(c) for _, c in e.terms):
         return False
     # Symbolic: a chain, each coefficient a multiple of what the inner ones span.
     terms = list(e.terms)

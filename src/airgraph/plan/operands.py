@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, expand, same, strides_of, vars_for
+from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, backwards, expand, same, strides_of, vars_for
 from airgraph.plan.kernels import Domain, Memory, NeedsRows, Reader
 from airgraph.plan.steps import Matrix
 from airgraph.plan.tensors import Tensor
@@ -29,8 +29,7 @@ class Operands:
         if e.op != "load" or e.picks or e.at is None:
             return None
         strides = tuple(e.at.coefficient(v) for v in variables)
-        backwards = any(s < 0 if isinstance(s, int) else s.could_extract_minus_sign() for s in strides)
-        return None if backwards else Matrix(e.source, e.at.const, strides)
+        return None if any(map(backwards, strides)) else Matrix(e.source, e.at.const, strides)
 
     def copied(self, t: Tensor) -> Matrix:
         return Matrix(self.copy(t), 0, strides_of(t.shape))

@@ -173,6 +173,20 @@ def test_a_cache_is_written_in_place():
     assert kinds == ["input", "output"]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("cut", [slice(None), slice(1, None), slice(1, 4), slice(None, None, 2)], ids=str)
+def test_read_backwards_across_rows(cut, dynamic):
+    """The elements of a transposed matrix in one row, last first: no loop over them runs straight through memory."""
+    x = torch.arange(6.0).reshape(3, 2).t()
+
+    def function(x):
+        y = x.reshape(-1)
+        return y.flip(0), y.copy_(y.flip(0)), x.reshape(-1)[cut].flip(0).exp()
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(function, backend="airgraph", dynamic=dynamic)(x), function(x))
+
+
 def test_kernels_use_vector_instructions():
     x = torch.randn(64, 64)
     (program,) = programs(torch.compile(lambda x: (x * 2).exp() + 1, backend="airgraph"), x)
