@@ -95,7 +95,9 @@ def test_update_by_hand_after_the_replay() -> None:
 def test_results_are_out_of_reach_while_the_replay_waits() -> None:
     by_hand = ByHand(ones())
     by_hand.graph.replay()
-    message = r"aten.sum.dim_IntList is on <torch.npu.Stream 0 .*>, which waits for an ExternalEvent that was not recorded"
+    message = (
+        r"aten.sum.dim_IntList is on <torch.npu.Stream 0 .*>, which waits for an ExternalEvent that was not recorded"
+    )
     with pytest.raises(RuntimeError, match=message):
         by_hand.y.sum()
     with pytest.raises(RuntimeError, match=r"synchronize\(\) would wait for ever"):

@@ -329,6 +329,8 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "equal": (lambda x: x.equal(x), "hands a value to the host"),
     "cpu": (lambda x: x.cpu(), "_to_copy.default copies between host and device"),
     "to npu": (lambda x: torch.ones(2).npu(), "copies between host and device"),
+    "tensor": (lambda x: torch.tensor([1.0, 2.0], device="npu"), "lift_fresh.default finishes a tensor made of values of the"),
+    "list": (lambda x: x[[0, 1]], "finishes a tensor made of values of the host"),
     "copy_": (lambda x: x.copy_(torch.ones(3)), "copies between host and device"),
     "nonzero": (lambda x: x.nonzero(), "size depends on values"),
     "mask": (lambda x: x[x > 0], "as many results as a mask has ones"),
@@ -600,6 +602,18 @@ def test_graphed_training_is_that_of_eager() -> None:
     assert graphed is model
     assert losses(graphed, samples, model.parameters()) == losses(reference, samples, reference.parameters())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters()))
+
+
+def test_graphed_gradients_accumulate() -> None:
+    model = nn.Linear(4, 2).npu()
+    reference, samples = copy.deepcopy(model), data(4)
+    graphed = torch.npu.make_graphed_callables(model, (torch.randn(6, 4, device="npu"),))
+    for k, (x, t) in enumerate(samples):
+        for m in (graphed, reference):
+            if k == 2:
+                m.zero_grad(set_to_none=False)
+            F.mse_loss(m(x), t).backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters()))
 
 
 def test_graphed_parts_with_a_branch_between_them() -> None:

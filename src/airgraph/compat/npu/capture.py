@@ -266,6 +266,8 @@ def check_no_wait(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
 def _why_host_waits(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> str:
     if torch.Tag.data_dependent_output in func.tags:
         return "hands a value to the host"
+    if func is aten.lift_fresh.default:
+        return "finishes a tensor made of values of the host, which were copied to the device"
     if func in _COPIES:
         return "" if _copy_is_async(func, args, kwargs) else "copies between host and device and waits for it"
     if func in _INDEXING:

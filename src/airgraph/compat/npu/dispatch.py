@@ -325,6 +325,9 @@ _WHOLE = {
     "aten::convolution",
     "aten::convolution_backward",
     "aten::_convolution",
+    # Memory: PyTorch makes it with Python modes set aside (in torch.tensor), and then finds Python kernels only by name.
+    "aten::empty.memory_format",
+    "aten::empty_strided",
 }
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 

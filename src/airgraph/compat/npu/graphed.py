@@ -145,7 +145,8 @@ def _replay_function(part: _Part) -> Any:
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             _fill(part.grad_outputs, grads)
             part.backward_graph.replay()
-            return tuple(None if g is None else g.detach() for g in part.grad_inputs)
+            # Copies: a parameter keeps the gradient it is given, and the next replay must not write to that.
+            return tuple(None if g is None else g.clone() for g in part.grad_inputs)
 
     return Replay
 

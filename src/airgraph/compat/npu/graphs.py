@@ -268,7 +268,7 @@ class _OnCuda:
         self.side = torch.cuda.Stream(state.host_device())
         self.capture = work.Capture(graph, stream, error_mode, tasks=None, side=self.side)
         self.graph = torch.cuda.CUDAGraph()
-        self._pool = pool
+        self._pool: Any = pool
 
     def begin(self) -> None:
         work.begin(self.capture)
