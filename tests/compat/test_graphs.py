@@ -329,7 +329,10 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "equal": (lambda x: x.equal(x), "hands a value to the host"),
     "cpu": (lambda x: x.cpu(), "_to_copy.default copies between host and device"),
     "to npu": (lambda x: torch.ones(2).npu(), "copies between host and device"),
-    "tensor": (lambda x: torch.tensor([1.0, 2.0], device="npu"), "lift_fresh.default finishes a tensor made of values of the"),
+    "tensor": (
+        lambda x: torch.tensor([1.0, 2.0], device="npu"),
+        "lift_fresh.default finishes a tensor made of values of the",
+    ),
     "list": (lambda x: x[[0, 1]], "finishes a tensor made of values of the host"),
     "copy_": (lambda x: x.copy_(torch.ones(3)), "copies between host and device"),
     "nonzero": (lambda x: x.nonzero(), "size depends on values"),
@@ -468,6 +471,12 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "pin_memory_expandable_segments:True")
     with pytest.raises(RuntimeError, match="pin_memory_expandable_segments:True in PYTORCH_NPU_ALLOC_CONF"):
         captured(lambda: None)
+
+
+def test_an_empty_graph_is_told() -> None:
+    with pytest.warns(UserWarning, match="the captured graph is empty"):
+        g, _ = captured(lambda: torch.ones(2))
+    g.replay()
 
 
 def test_an_exception_in_the_block_ends_the_capture() -> None:

@@ -44,6 +44,7 @@ from airgraph.compat.npu import (
     storage,
     work,
 )
+from airgraph.compat.npu.capture import recording_here
 from airgraph.compat.npu.dispatch import Host
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
@@ -109,7 +110,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _to_program(tensor: torch.Tensor) -> torch.Tensor:
     """The same for a compiled program, which a capture on the CPU cannot see into."""
-    if work.capture is not None and work.capture.tasks is not None and work.capture.forbids_waiting():
+    if work.capture is not None and recording_here():
         raise CompatError(
             f"{work.NOT_PERMITTED}: a program compiled by airgraph runs below the ops a capture sees",
             hint="call the compiled function itself in the capture, where it runs as written, not its backward alone",

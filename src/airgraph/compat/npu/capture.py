@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from airgraph.compat.npu import random, work
@@ -203,6 +203,11 @@ class Recording(TorchDispatchMode):
     def undo(self) -> None:
         with _as_recorded():
             self.before.restore()
+
+
+def recording_here() -> bool:
+    """Whether ops of this thread are being written down (autograd's threads have the modes of the one that calls them)."""
+    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
 
 
 class _Before:

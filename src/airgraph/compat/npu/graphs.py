@@ -101,6 +101,8 @@ class NPUGraph:
                 f"the capture ends with work of {strays[0]} that its first stream has not waited for",
                 hint="first_stream.wait_stream(that_stream) before the capture ends; what was captured is lost",
             )
+        if body.is_empty():
+            warnings.warn("the captured graph is empty: no work was given to the stream that captures", stacklevel=2)
         self._captured = body
 
     def replay(self) -> None:
@@ -252,6 +254,9 @@ class _Emulated:
     def pool(self) -> Pool:
         return self._pool
 
+    def is_empty(self) -> bool:
+        return not self.content.tasks
+
     def describe(self) -> list[dict[str, Any]]:
         return [_describe(task) for task in self.content.tasks]
 
@@ -301,6 +306,9 @@ class _OnCuda:
 
     def pool(self) -> Pool:
         return self.graph.pool()
+
+    def is_empty(self) -> bool:
+        return False  # CUDA has its own warning
 
     def describe(self) -> list[dict[str, Any]]:
         raise CompatError("a graph captured by CUDA cannot be listed", hint='host="cpu", where ops are recorded')

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import state
+from airgraph.compat.npu import graphs, state, streams  # noqa: F401 - torch.npu.graphs and torch.npu.streams
 from airgraph.compat.npu.graphed import make_graphed_callables
 from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
