@@ -77,6 +77,14 @@ def test_there_and_back(dtype: torch.dtype) -> None:
     assert there.tolist() == x.tolist()
 
 
+def test_making_tensors_under_a_dispatch_mode() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        x = torch.tensor([1.0, 2.0, 3.0], device="npu")
+        assert x[[0, 2]].tolist() == [1, 3]
+
+
 def test_default_device() -> None:
     with torch.device("npu"):
         assert torch.ones(2).device.type == "npu"

@@ -1,8 +1,8 @@
-"""Other people's scripts, unchanged: `torchair` and the `npu` device, on any machine.
+"""Other people's scripts, unchanged: `torchair`, `torch_npu` and the `npu` device, on any machine.
 
     import airgraph.compat
     airgraph.compat.install()
-    import torchair
+    import torch_npu, torchair
 
 Nothing is changed by importing this package; `install()` does it, and `uninstall()` takes the modules away again. A real
 `torchair` or `torch_npu` is never shadowed: where one is installed, `install()` says so and stops.
@@ -18,15 +18,23 @@ import sys
 from airgraph.errors import CompatError
 
 # The names that become importable, and the packages behind them.
-MODULES = {"torchair": "airgraph.compat.torchair"}
+MODULES = {"torchair": "airgraph.compat.torchair", "torch_npu": "airgraph.compat.torch_npu"}
+# Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
+ALIASES = {
+    "torch_npu.npu": "airgraph.compat.npu.module",
+    "torch_npu.npu.graphs": "airgraph.compat.npu.graphs",
+    "torch_npu.npu.streams": "airgraph.compat.npu.streams",
+    "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
+    "torch_npu.npu._npugraph_handlers.npugraph_handler": "airgraph.compat.npu.handlers",
+}
 REAL = ("torchair", "torch_npu")
 _installed: dict[str, object] = {}
 
 
 def install(host: str = "cpu") -> None:
-    """Make `torchair` importable and the device `npu` usable; its tensors live on `host` ("cpu" or "cuda").
+    """Make `torchair` and `torch_npu` importable and the device `npu` usable; its tensors live on `host` ("cpu", "cuda").
 
-    A second call does nothing.
+    `torch.compile(backend="inductor")` compiles graphs of npu tensors by airgraph from then on. A second call does nothing.
     """
     if _installed:
         return
@@ -34,23 +42,29 @@ def install(host: str = "cpu") -> None:
         if is_real(name):
             raise CompatError(f"a real {name} is installed here, and airgraph does not shadow it",
                               hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
-    from airgraph.compat import npu
+    from airgraph.compat import inductor, npu
 
     npu.install(host=host)
     for alias, package in MODULES.items():
         for name in all_modules(package):
             _installed[alias + name.removeprefix(package)] = importlib.import_module(name)
+    for alias, name in ALIASES.items():
+        _installed[alias] = importlib.import_module(name)
     sys.modules.update(_installed)  # type: ignore[arg-type]
+    inductor.install()
+    npu.steps.install()
 
 
 def uninstall() -> None:
     """Take the modules away again. (PyTorch keeps the name `npu` for the rest of the process.)"""
-    from airgraph.compat import npu
+    from airgraph.compat import inductor, npu
 
     for name, module in _installed.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
     _installed.clear()
+    inductor.uninstall()
+    npu.steps.uninstall()
     npu.uninstall()
 
 

@@ -17,6 +17,9 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load
     module      torch.npu, with `streams` and `random`;  `interface` the same for Dynamo
+    graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
+    update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
+    steps       torch.compiler.npugraph_mark_step_begin
     state       what is installed
 """
 
@@ -28,13 +31,26 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import autocast, composites, dispatch, interface, kernels, memory, module, state, storage
+from airgraph.compat.npu import (
+    autocast,
+    composites,
+    dispatch,
+    interface,
+    kernels,
+    memory,
+    module,
+    state,
+    steps,
+    storage,
+    work,
+)
+from airgraph.compat.npu.capture import recording_here
 from airgraph.compat.npu.dispatch import Host
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.device import DeviceAdapter, register_adapter, remove_adapter
 
-__all__ = ["from_host", "install", "installed", "register_with_dynamo", "to_host", "uninstall"]
+__all__ = ["from_host", "install", "installed", "register_with_dynamo", "steps", "to_host", "uninstall"]
 
 register_with_dynamo = interface.register
 
@@ -63,7 +79,7 @@ def install(host: str | torch.device = "cpu") -> None:
     emulation.libraries += _register_kernels(emulation.host)
     storage.install()
     interface.register_if_loaded()
-    register_adapter(DeviceAdapter(DEVICE_TYPE, device, to_host, from_host))
+    register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
 
 def uninstall() -> None:
@@ -90,6 +106,16 @@ def installed() -> bool:
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of an `npu` tensor as a tensor of the host: same bytes, same strides, no gradient."""
     return memory.to_host(tensor, state.host_device())
+
+
+def _to_program(tensor: torch.Tensor) -> torch.Tensor:
+    """The same for a compiled program, which a capture on the CPU cannot see into."""
+    if work.capture is not None and recording_here():
+        raise CompatError(
+            f"{work.NOT_PERMITTED}: a program compiled by airgraph runs below the ops a capture sees",
+            hint="call the compiled function itself in the capture, where it runs as written, not its backward alone",
+        )
+    return to_host(tensor)
 
 
 def from_host(tensor: torch.Tensor, device: torch.device | str = DEVICE_TYPE) -> torch.Tensor:

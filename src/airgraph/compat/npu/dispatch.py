@@ -17,13 +17,13 @@ as well (about 400).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from airgraph.compat.npu import memory, state
+from airgraph.compat.npu import memory, state, streams, work
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 
@@ -109,6 +109,16 @@ def run_on_host(host: Host, op: torch._ops.OpOverload, *args: Any, **kwargs: Any
     signature = signature_of(op)
     if signature.is_view:
         return op.redispatch(memory.VIEW_KEYS, *args, **kwargs)
+    if work.blocked:
+        work.check_not_blocked(op, streams.current_stream())
+    if work.capture is not None and work.capture.side is not None:
+        # A capture on a CUDA host: autograd calls us in a thread of its own, whose stream is another.
+        with torch.cuda.stream(work.capture.side):
+            return _compute(host, op, signature, args, kwargs)
+    return _compute(host, op, signature, args, kwargs)
+
+
+def _compute(host: Host, op: torch._ops.OpOverload, signature: Signature, args: Any, kwargs: dict[str, Any]) -> Any:
     seen = _Seen()
     host_args = [_to_host(host, value, seen) for value in args]
     host_kwargs = {name: _to_host(host, value, seen) for name, value in kwargs.items()}
@@ -215,6 +225,10 @@ def _has_numbers(signature: Signature, args: tuple[Any, ...]) -> bool:
 
 
 def _call(host: Host, op: torch._ops.OpOverload, signature: Signature, args: Any, kwargs: dict[str, Any]) -> Any:
+    return _with_room(signature, kwargs, lambda: _redispatch(host, op, args, kwargs))
+
+
+def _redispatch(host: Host, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return op.redispatch(host.keys, *args, **kwargs)
     except NotImplementedError as error:
@@ -223,13 +237,21 @@ def _call(host: Host, op: torch._ops.OpOverload, signature: Signature, args: Any
             where={"pytorch": str(error).split(". ")[0]},
             hint="compute this op on .cpu() tensors, or register a kernel for it with torch.library",
         ) from error
+
+
+def _with_room(signature: Signature, kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+    """The call, which may find an `out=` of another size. An alias cannot grow, so it gets one that can.
+
+    Sizes are settled before anything is written, so the op may run again from the start.
+    """
+    try:
+        return call()
     except RuntimeError as error:
         if not signature.outs or "not resizable" not in str(error):
             raise
-    # An `out=` of another size. Sizes are settled before anything is written, so the op may run again from the start.
     for name in signature.outs:
         kwargs[name] = torch.empty(0, dtype=kwargs[name].dtype, device=kwargs[name].device)
-    return op.redispatch(host.keys, *args, **kwargs)
+    return call()
 
 
 def _call_with_numbers(
@@ -242,7 +264,7 @@ def _call_with_numbers(
     have chosen.
     """
     if torch._C._should_allow_numbers_as_tensors(op._schema.name.partition("::")[2]):
-        return op(*args, **kwargs)
+        return _with_room(signature, kwargs, lambda: op(*args, **kwargs))
     for place in signature.tensors:
         if place < len(args) and isinstance(args[place], _NUMBER):
             args[place] = torch.tensor(args[place], dtype=_promoted(args[place], args), device="cpu")
@@ -303,6 +325,9 @@ _WHOLE = {
     "aten::convolution",
     "aten::convolution_backward",
     "aten::_convolution",
+    # Memory: PyTorch makes it with Python modes set aside (in torch.tensor), and then finds Python kernels only by name.
+    "aten::empty.memory_format",
+    "aten::empty_strided",
 }
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 

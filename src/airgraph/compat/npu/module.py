@@ -1,7 +1,7 @@
 """`torch.npu`: what scripts and PyTorch itself ask of a device module.
 
 This module *is* `torch.npu` once `install()` has run. A family of functions has a file of its own (`streams`,
-`random`) and is named here; add new families in the same way.
+`random`, `graphs`) and is named here; add new families in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import state
+from airgraph.compat.npu import graphs, state, streams  # noqa: F401 - torch.npu.graphs and torch.npu.streams
+from airgraph.compat.npu.graphed import make_graphed_callables
+from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
+from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.compat.npu.random import (
     get_rng_state,
@@ -27,6 +30,7 @@ from airgraph.compat.npu.random import (
 )
 from airgraph.compat.npu.streams import (
     Event,
+    ExternalEvent,
     Stream,
     StreamContext,
     current_stream,
@@ -35,9 +39,18 @@ from airgraph.compat.npu.streams import (
     stream,
     synchronize,
 )
+from airgraph.compat.npu.update import (
+    graph_task_group_begin,
+    graph_task_group_end,
+    graph_task_update_begin,
+    graph_task_update_end,
+)
 
 __all__ = [
     "Event",
+    "ExternalEvent",
+    "NPUGraph",
+    "NpuGraphOpHandler",
     "Stream",
     "StreamContext",
     "current_device",
@@ -53,11 +66,19 @@ __all__ = [
     "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
+    "graph",
+    "graph_pool_handle",
+    "graph_task_group_begin",
+    "graph_task_group_end",
+    "graph_task_update_begin",
+    "graph_task_update_end",
     "init",
     "initial_seed",
     "is_available",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -65,6 +86,7 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "register_npu_graph_handler",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
@@ -77,6 +99,7 @@ __all__ = [
 ]
 
 DEVICE_NAME = "airgraph emulated NPU"
+_initialized = True  # activation checkpointing looks at this before it asks for the state of the generator
 
 
 # Is there one, and which.

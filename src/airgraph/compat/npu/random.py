@@ -3,6 +3,10 @@
 So `torch.manual_seed(0)` followed by `torch.randn(3, device="npu")` gives the numbers that the host gives, which is
 what makes a run on the emulated device comparable with one on the host. The price: on a CPU host there is one
 sequence, and `torch.npu.manual_seed` starts that of the CPU anew as well.
+
+A captured graph draws its numbers when it is replayed, from where the generator stands then. In a capture the
+generator can therefore not be given another seed; its state can be read and put back (activation checkpointing does),
+which the replay does too.
 """
 
 from __future__ import annotations
@@ -11,7 +15,13 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import state
+from airgraph.compat.npu import state, work
+from airgraph.errors import CompatError
+
+OTHER_SEED = (
+    "NPUGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+    "original seed."
+)
 
 
 def generator() -> torch.Generator:
@@ -20,7 +30,10 @@ def generator() -> torch.Generator:
 
 
 def manual_seed(seed: int) -> None:
-    generator().manual_seed(int(seed))
+    if work.capture is None:
+        generator().manual_seed(int(seed))
+    else:
+        _check_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
@@ -30,6 +43,8 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
+    if work.capture is not None:
+        raise CompatError("NPUGeneratorImpl::seed cannot be called during stream capture.", hint="seed before it")
     generator().seed()
 
 
@@ -42,11 +57,22 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    return generator().get_state()
+    found = generator().get_state()
+    if work.capture is not None and work.capture.tasks is not None:
+        from airgraph.compat.npu.capture import SaveState
+
+        work.capture.tasks.append(SaveState(found))
+    return found
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    generator().set_state(new_state)
+    if work.capture is None or work.capture.tasks is None:
+        generator().set_state(new_state)
+        return
+    from airgraph.compat.npu.capture import LoadState
+
+    _check_seed(_seed_of(new_state))
+    work.capture.tasks.append(LoadState(new_state))
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -56,3 +82,13 @@ def get_rng_state_all() -> list[torch.Tensor]:
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     for new_state in new_states:
         set_rng_state(new_state)
+
+
+def _check_seed(seed: int) -> None:
+    if seed % 2**64 != generator().initial_seed() % 2**64:
+        raise CompatError(OTHER_SEED, hint="seed before the capture; a replay goes on from where the generator stands")
+
+
+def _seed_of(state: torch.Tensor) -> int:
+    """The seed is the first number of a generator's state, on the CPU as on a GPU."""
+    return int.from_bytes(bytes(state[:8].tolist()), "little")

@@ -1,0 +1,201 @@
+"""`npu_fused_infer_attention_score` and its second version: attention whose lengths are numbers of the host.
+
+    out, lse = torch_npu.npu_fused_infer_attention_score(
+        q, k, v, num_heads=8, input_layout="BNSD", scale=0.125, actual_seq_lengths_kv=[17, 5])
+
+softmax(q·kᵀ·scale)·v for each head, computed in float32: keys past a sequence's length take no part, queries past
+theirs give zeros. The lengths change from token to token in decoding, which makes this the op that replay-time updates
+are for. What there is: layouts BSH, BSND and BNSD, grouped heads, a mask (True hides), sparse modes 0, 2 and 3, the
+logarithm of the sums. Quantised, paged and shared-prefix arguments are not there and cannot be given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FIRST = (
+    "Tensor query, Tensor key, Tensor value, Tensor? pse_shift=None, Tensor? atten_mask=None, "
+    "SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, *, int num_heads=1, float scale=1.0, "
+    "int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout='BSH', int num_key_value_heads=0, "
+    "int sparse_mode=0, int inner_precise=0, bool softmax_lse_flag=False"
+)
+_SECOND = (
+    "Tensor query, Tensor key, Tensor value, Tensor? query_rope=None, Tensor? key_rope=None, Tensor? pse_shift=None, "
+    "Tensor? atten_mask=None, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_kvlen=None, *, "
+    "int num_query_heads=1, int num_key_value_heads=0, float softmax_scale=1.0, int pre_tokens=2147483647, "
+    "int next_tokens=2147483647, str input_layout='BSH', int sparse_mode=0, int inner_precise=0, "
+    "bool return_softmax_lse=False"
+)
+_OUT = ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
+_LAYOUTS = ("BSH", "BSND", "BNSD")
+
+
+def first(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse_shift: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    actual_seq_lengths_kv: Sequence[int] | None = None,
+    *,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    pre_tokens: int = 2147483647,
+    next_tokens: int = 2147483647,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
+    softmax_lse_flag: bool = False,
+) -> tuple[Tensor, Tensor]:
+    check(pse_shift, input_layout, sparse_mode)
+    if sparse_mode == 0 and atten_mask is not None and min(pre_tokens, next_tokens) < max(atten_mask.shape[-2:]):
+        raise NotImplementedError("pre_tokens and next_tokens are not emulated: put the band into atten_mask")
+    q, k, v = (split(t, input_layout, n) for t, n in zip((query, key, value), heads(num_heads, num_key_value_heads)))
+    hidden = hidden_places(q, k, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
+    result, lse = attention(q, k, v, scale, hidden, actual_seq_lengths)
+    return joined(result, query, input_layout), lse if softmax_lse_flag else lse.new_zeros(1)
+
+
+def second(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    pse_shift: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    *,
+    num_query_heads: int = 1,
+    num_key_value_heads: int = 0,
+    softmax_scale: float = 1.0,
+    return_softmax_lse: bool = False,
+    **same: Any,
+) -> tuple[Tensor, Tensor]:
+    if query_rope is not None or key_rope is not None:
+        raise NotImplementedError("npu_fused_infer_attention_score_v2: query_rope and key_rope are not emulated")
+    return first(query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, num_heads=num_query_heads,
+                 num_key_value_heads=num_key_value_heads, scale=softmax_scale, softmax_lse_flag=return_softmax_lse,
+                 **same)  # fmt: skip
+
+
+def check(pse_shift: Tensor | None, layout: str, sparse_mode: int) -> None:
+    if pse_shift is not None:
+        raise NotImplementedError("npu_fused_infer_attention_score: pse_shift is not emulated")
+    if layout not in _LAYOUTS:
+        raise NotImplementedError(f"input_layout {layout!r} is not emulated, only {', '.join(_LAYOUTS)}")
+    if sparse_mode not in (0, 2, 3):
+        raise NotImplementedError(f"sparse_mode {sparse_mode} is not emulated, only 0, 2 and 3")
+
+
+# The arithmetic, on [batch, heads, length, size].
+
+
+def heads(query_heads: int, key_heads: int) -> tuple[int, int, int]:
+    return query_heads, key_heads or query_heads, key_heads or query_heads
+
+
+def split(x: Tensor, layout: str, count: int) -> Tensor:
+    if layout == "BSH":
+        x = x.unflatten(2, (count, -1))
+    return x if layout == "BNSD" else x.transpose(1, 2)
+
+
+def joined(x: Tensor, query: Tensor, layout: str) -> Tensor:
+    x = x.to(query.dtype)
+    if layout != "BNSD":
+        x = x.transpose(1, 2)
+    return x.reshape(query.shape) if layout == "BSH" else x.contiguous()
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, lengths: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    groups = q.shape[1] // k.shape[1]
+    k, v = (t.float().unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (k, v))
+    scores = q.float() @ k.transpose(-1, -2) * scale
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    lse = scores.logsumexp(-1, keepdim=True)
+    result = (scores - lse).exp() @ v
+    nothing = lse == -math.inf  # a query that sees no key
+    if lengths is not None:
+        nothing = nothing | (positions(q, 2) >= per_batch(lengths, q))
+    return result.masked_fill(nothing, 0.0), lse
+
+
+def hidden_places(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    query_lengths: Sequence[int] | None,
+    lengths: Sequence[int] | None,
+    sparse_mode: int,
+) -> Tensor | None:
+    """True where a key takes no part."""
+    parts: list[Tensor] = []
+    row, column = positions(q, 2), positions(k, 2).transpose(-1, -2)
+    if lengths is not None:
+        parts.append(column >= per_batch(lengths, q))
+    if sparse_mode == 0 and mask is not None:
+        parts.append(mask.bool() if mask.dim() == 4 else mask.bool().reshape(-1, 1, *mask.shape[-2:]))
+    if sparse_mode == 2:  # causal from the first query on
+        parts.append(column > row)
+    if sparse_mode == 3:  # causal up to the last query
+        last = k.shape[2] if lengths is None else per_batch(lengths, q)
+        last_query = q.shape[2] if query_lengths is None else per_batch(query_lengths, q)
+        parts.append(column > row + (last - last_query))
+    hidden = None
+    for part in parts:
+        hidden = part if hidden is None else hidden | part
+    return hidden
+
+
+def positions(x: Tensor, axis: int) -> Tensor:
+    """0, 1, … along an axis, as [1, 1, length, 1]."""
+    return torch.arange(x.shape[axis], device=x.device).view(1, 1, -1, 1)
+
+
+def per_batch(lengths: Sequence[int], q: Tensor) -> Tensor:
+    """A length for each sequence, as [batch, 1, 1, 1]; one for all may be given."""
+    if len(lengths) not in (1, q.shape[0]):
+        raise RuntimeError(f"{len(lengths)} sequence lengths for a batch of {q.shape[0]}")
+    given = [*lengths] * (q.shape[0] if len(lengths) == 1 else 1)
+    # Numbers of the host: they travel with the call, a tensor of them would be copied.
+    return torch.cat([torch.full((1, 1, 1, 1), n, device=q.device) for n in given])
+
+
+# Registration.
+
+
+def _define(name: str, arguments: str, compute: Any) -> Any:
+    torch.library.define(f"npu::{name}", f"({arguments}) -> (Tensor, Tensor)")
+    torch.library.define(f"npu::{name}.out", f"({arguments}{_OUT}")
+
+    def out_version(*args: Any, workspace: Tensor | None = None, out: Sequence[Tensor], **kwargs: Any) -> None:
+        for target, value in zip(out, compute(*args, **kwargs)):
+            target.copy_(value)
+
+    torch.library.impl(f"npu::{name}", "CompositeExplicitAutograd")(compute)
+    torch.library.impl(f"npu::{name}.out", "CompositeExplicitAutograd")(out_version)
+    return getattr(torch.ops.npu, name)
+
+
+npu_fused_infer_attention_score = _define("npu_fused_infer_attention_score", _FIRST, first)
+npu_fused_infer_attention_score_v2 = _define("npu_fused_infer_attention_score_v2", _SECOND, second)
+
+
+def _npu_fused_infer_attention_score_get_max_workspace(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The workspace of the `.out` version, which needs none here."""
+    return query.new_empty(0)
+
+
+_npu_fused_infer_attention_score_v2_get_max_workspace = _npu_fused_infer_attention_score_get_max_workspace
