@@ -124,11 +124,27 @@ def test_a_view_of_a_result_holds_it(device):
 
 def test_a_dropped_result_frees_its_slot(device):
     fast = compiled(lambda x: x * 2)
-    for i in range(10):
-        y = fast(torch.full((4,), float(i), device=device))
+    arguments = [torch.full((4,), float(i), device=device) for i in range(10)]
+    for i, x in enumerate(arguments):
+        y = fast(x)
         assert y.tolist() == [2.0 * i] * 4
         del y
     assert captures() == 1
+
+
+def test_an_argument_that_stays_is_read_where_it_is(device):
+    fast = compiled(lambda x: x * 2)
+    x = torch.zeros(4, device=device)
+    for i in range(5):
+        x.fill_(i)
+        assert fast(x).tolist() == [2.0 * i] * 4
+    ((recording,),) = [e.recordings for p in programs() for e in p.entries.values()]
+    assert recording.pinned == [0] and not recording.buffers
+    for i in range(5):  # then it moves: one more recording, which copies
+        assert fast(torch.full((4,), float(i), device=device)).tolist() == [2.0 * i] * 4
+    assert captures() == 2
+    assert fast(x).tolist() == [8.0] * 4
+    assert captures() == 2
 
 
 def test_results_may_be_written_to(device):
@@ -169,7 +185,7 @@ def test_error_policy_and_a_new_step(device, mark):
     fast(x)
     held = fast(x)
     mark()
-    assert fast(x * 3).tolist() == [4.0, 4.0]
+    assert fast(x.mul_(3)).tolist() == [4.0, 4.0]
     assert held.tolist() == [4.0, 4.0]  # given up by the mark
 
 
@@ -509,6 +525,31 @@ def test_an_unsafe_op_splits_the_graph(device):
         assert all(torch.equal(a, b) for a, b in held)
         (program,) = programs()
         assert any("airgraph_test.unsafe" in r and "cudagraph_unsafe" in r for r in program.journal.remarks)
+        torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_an_op_that_fails_while_it_is_captured():
+    """Nothing says that it waits for the GPU; capturing it shows."""
+    with torch.library._scoped_library("airgraph_test", "FRAGMENT") as lib:
+        lib.define("waiting(Tensor x) -> Tensor")
+        lib.impl("waiting", lambda x: x + x.sum().item(), "CUDA")
+        lib.impl("waiting", lambda x: torch.empty_like(x), "Meta")
+
+        def f(x):
+            y = torch.nn.functional.dropout(x * 2, 0.5)
+            return torch.nn.functional.dropout(torch.ops.airgraph_test.waiting(y), 0.5) * 3 + 1
+
+        fast = compiled(f)
+        x = torch.randn(64, device="cuda")
+        torch.manual_seed(0)
+        want = [f(x) for _ in range(6)]
+        torch.manual_seed(0)
+        got = [fast(x) for _ in range(6)]
+        assert all(torch.equal(a, b) for a, b in zip(got, want))
+        (program,) = programs()
+        assert any("not captured: airgraph_test.waiting" in r for r in program.journal.remarks)
+        assert airgraph.graphs()
         torch._dynamo.reset()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -57,13 +58,16 @@ class Arena:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             given = self._pool
         if given not in self.keepers:
-            graph = torch.cuda.CUDAGraph()
-            with warnings.catch_warnings(), torch.cuda.stream(self.stream):
-                warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-                graph.capture_begin(given, capture_error_mode="thread_local")
-                graph.capture_end()
-            self.keepers[given] = graph
+            self.keepers[given] = self.empty_graph(given)
         return given
+
+    def empty_graph(self, pool: Any) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings(), torch.cuda.stream(self.stream):
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            graph.capture_end()
+        return graph
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -146,11 +150,14 @@ class Captured:
         graph.replay()
 
     def abandon(self, graph: Any) -> None:
-        """The capture is broken by now; ending it only says so once more, and the first error is the one to report."""
-        try:
+        """Leave a capture that failed. PyTorch does not do so by itself: its memory still goes to the pool and its random
+        numbers still count as captured. Ending the capture fails with the error that is on its way already; a capture of
+        nothing ends well, and sets the random numbers right."""
+        with suppress(RuntimeError):
             graph.capture_end()
-        except RuntimeError:
-            torch.cuda.synchronize(self.arena.device)
+        with suppress(RuntimeError):  # where the capture was left in order, this has been done
+            torch._C._cuda_endAllocateToPool(self.arena.device.index, self.pool)
+        self.arena.empty_graph(torch.cuda.graph_pool_handle())
 
     def run(self, env: Env, symbols: Symbols) -> None:
         self.graph.replay()

@@ -5,8 +5,9 @@ a replay right is decided by four rules, each checked at every call by comparing
 through a history of calls:
 
     arguments   are copied into memory the recording reads, unless their address is part of the recording: parameters,
-                arguments that are written to, results of other recordings (what a backward graph gets from its forward).
-                Another address is another recording; after some of those the argument is copied (and copied back).
+                arguments that are written to, results of other recordings (what a backward graph gets from its forward),
+                and what was at the same address in the first two calls. Another address is another recording; the last
+                kind is copied in it, the others (and copied back) after some recordings more.
     results     lie in slots (slots.py) that are written again only when nobody holds them. With every slot held, another
                 recording is made on other slots; after `output_slots` of those, results are copied out.
     the rest    dies with the call, and is memory that all programs of the device share (recording.Arena).
@@ -48,7 +49,7 @@ from airgraph.runtime.recording import (
     split_text,
     written_inputs,
 )
-from airgraph.runtime.slots import Slot, reach
+from airgraph.runtime.slots import Slot, reach, references
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
 REMEMBERED = 1024  # sets of sizes that were seen once
@@ -84,6 +85,7 @@ class Recording:
         self.addresses: list[int] = [0] * len(program.boundary.arguments)
         self.expected: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
         self.cells: list[tuple[int, torch.Tensor]] = []
+        self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
         self.parts: list[Part] = []
         self.env: Env = {}
@@ -100,7 +102,11 @@ class Recording:
 
     def free(self) -> bool:
         """Whether its results may be written again."""
-        return not self.leased or all(slot.free() for slot in self.slots.values()) or self.given_up()
+        if self.leased:
+            for slot in self.slots.values():
+                if references(slot.handle) != slot.own:
+                    return self.given_up()
+        return True
 
     def given_up(self) -> bool:
         """Policy "error": the user has said that a new step begins, so what he holds of the last one may change."""
@@ -130,9 +136,8 @@ class Recording:
             self.env = dict(self.program.reference.constants)
 
     def write_back(self, args: Sequence[Any]) -> None:
-        written = [i for i in self.copied if i in self.program.written]
-        if written:
-            torch._foreach_copy_([args[i] for i in written], [self.buffers[self.copied.index(i)] for i in written])
+        if self.back:
+            torch._foreach_copy_([args[i] for i, _ in self.back], [buffer for _, buffer in self.back])
 
     def outputs(self, symbols: Symbols) -> list[Any]:
         """The computed outputs, ready to be handed out."""
@@ -164,7 +169,7 @@ class Recording:
         for index in templates:
             self.slots[index].forget()
         templates.clear()
-        self.parts, self.env, self.buffers, self.whole = [], {}, [], None
+        self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
 
     __del__ = drop
 
@@ -174,6 +179,7 @@ class Entry:
     """All recordings for one set of sizes."""
 
     layouts: dict[int, Layout]
+    seen: list[int]  # where the arguments were the last time
     recordings: list[Recording] = field(default_factory=list)
     copying: bool = False  # arguments moved too often: those that are no parameters are copied
 
@@ -309,7 +315,7 @@ class ReplayProgram(Program):
         if len(self.entries) > REMEMBERED:
             self.entries = {k: e for k, e in self.entries.items() if e.recordings}
         found = {i: Layout(tuple(o.shape), o.stride(), o.dtype) for i, o in enumerate(owned) if self.slotted(i, o)}
-        self.entries[key] = Entry(found)
+        self.entries[key] = Entry(found, [address_of(to_host(a)) for a in args])
         return owned
 
     def slotted(self, index: int, output: Any) -> bool:
@@ -324,7 +330,7 @@ class ReplayProgram(Program):
     def record(self, entry: Entry, given: Sequence[Any], symbols: Symbols) -> list[Any]:
         """A new recording, and its results: recording runs the program once."""
         pinned = self.pinned(entry, given)
-        known = [r for r in entry.recordings if r.pinned == pinned and r.fits(given)]
+        known = [r for r in entry.recordings if r.fits(given)]
         leased = self.config.output_policy != "clone" and len(known) < self.config.output_slots
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
@@ -370,7 +376,8 @@ class ReplayProgram(Program):
             steady = i in self.parameters or not self.config.clone_input
             if steady:
                 self.arena.steady.add(arg.data_ptr())
-            if steady or (not entry.copying and (i in self.written or self.lasting(arg))):
+            stays = not entry.recordings and address_of(arg) == entry.seen[i]
+            if steady or (not entry.copying and (i in self.written or stays or self.lasting(arg))):
                 found.append(i)
         return found
 
@@ -397,6 +404,8 @@ class ReplayProgram(Program):
                 recording.copied.append(i)
                 recording.buffers.append(buffer_for(arg))
                 recording.expected.append((i, arg.shape, arg.dtype, arg.device))
+                if i in self.written:
+                    recording.back.append((i, recording.buffers[-1]))
         for index, slot in recording.slots.items():
             layout = entry.layouts[index]
             recording.templates[index] = slot.template(layout.shape, layout.strides, layout.dtype)
@@ -509,7 +518,7 @@ class ReplayProgram(Program):
         set_random_state(self.arena, state)
         names = [a.name for a in self.boundary.arguments]
         self.reference.run(dict(zip(names, given)), dict(symbols), observe)
-        entry = Entry({})
+        entry = Entry({}, [])
         recording = self.bound(entry, given, symbols, [], leased=False)
         set_random_state(self.arena, state)
         self.record_parts(recording, given, symbols, keep=True)
@@ -530,6 +539,10 @@ class ReplayProgram(Program):
 # -- addresses ----------------------------------------------------------------------------------------------------------
 def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
     return all(args[i].data_ptr() == addresses[i] for i in which)
+
+
+def address_of(arg: Any) -> int:
+    return arg.data_ptr() if isinstance(arg, torch.Tensor) and strided(arg) else 0
 
 
 # PyTorch has the same in C++, in its CUDA builds.
