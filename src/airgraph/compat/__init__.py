@@ -1,4 +1,4 @@
-"""Other people's scripts, unchanged: `torchair` and the `npu` device, on any machine.
+"""Other people's scripts, unchanged: `torchair`, `npugraph_ex` and the `npu` device, on any machine.
 
     import airgraph.compat
     airgraph.compat.install()
@@ -18,13 +18,17 @@ import sys
 from airgraph.errors import CompatError
 
 # The names that become importable, and the packages behind them.
-MODULES = {"torchair": "airgraph.compat.torchair"}
-REAL = ("torchair", "torch_npu")
+MODULES = {
+    "torchair": "airgraph.compat.torchair",
+    "npugraph_ex": "airgraph.compat.npugraph_ex",
+    "torch.npu.npugraph_ex": "airgraph.compat.npugraph_ex",
+}
+REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
 
 def install(host: str = "cpu") -> None:
-    """Make `torchair` importable and the device `npu` usable; its tensors live on `host` ("cpu" or "cuda").
+    """Make `torchair` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host` ("cpu" or "cuda").
 
     A second call does nothing.
     """
@@ -41,6 +45,7 @@ def install(host: str = "cpu") -> None:
         for name in all_modules(package):
             _installed[alias + name.removeprefix(package)] = importlib.import_module(name)
     sys.modules.update(_installed)  # type: ignore[arg-type]
+    npu.module.npugraph_ex = _installed["npugraph_ex"]  # type: ignore[attr-defined]
 
 
 def uninstall() -> None:
@@ -51,6 +56,7 @@ def uninstall() -> None:
         if sys.modules.get(name) is module:
             del sys.modules[name]
     _installed.clear()
+    vars(npu.module).pop("npugraph_ex", None)
     npu.uninstall()
 
 

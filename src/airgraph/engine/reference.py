@@ -19,6 +19,7 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.in_place import NOWHERE, Wanted, find_writers
 from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import Symbols
@@ -45,8 +46,8 @@ class ReferenceEngine:
     def has_kernel(self, op: str) -> bool:
         return op in MEANINGS or op in STRUCTURAL or op in USER_KERNELS
 
-    def load(self, graph: Graph, device: torch.device) -> ReferenceExecutable:
-        return ReferenceExecutable(graph, device, self.map_device)
+    def load(self, graph: Graph, device: torch.device, in_place: Wanted = NOWHERE) -> ReferenceExecutable:
+        return ReferenceExecutable(graph, device, self.map_device, in_place)
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Step:
 
 
 class ReferenceExecutable:
-    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice) -> None:
+    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice, in_place: Wanted) -> None:
         self.graph = graph
+        self.writers = find_writers(graph, in_place)
         self.device = device
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
@@ -208,11 +210,13 @@ class ReferenceExecutable:
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)
         expected = [(v, v.type.shape or ()) for v in node.outputs]
+        writer = self.writers.get(node)
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             inputs = [call_input(v, layout, env, symbols) for v, layout in zip(values, layouts)]
             args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
-            leaves = torch.utils._pytree.tree_leaves(target(*args, **kwargs))
+            call = writer.call if writer and writer.fits(inputs) else target
+            leaves = torch.utils._pytree.tree_leaves(call(*args, **kwargs))
             if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them
                 leaves = [leaf for leaf in leaves if leaf is not None]
             for (value, shape), leaf in zip(expected, leaves):
