@@ -19,7 +19,7 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.in_place import NOWHERE, Wanted, find_writers
+from airgraph.engine.in_place import NOWHERE, Wanted, Writer, find_writers
 from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import Symbols
@@ -55,6 +55,13 @@ class Step:
     node: Node
     run: Callable[[Env, Symbols], Sequence[Any]]
     last_uses: tuple[int, ...]  # ids of the values nobody reads after this step
+    in_place: Callable[[Env, Symbols], Sequence[Any]] | None = None  # the same, writing over its first argument
+    over: int | None = None  # id of the value in_place writes over, which must die here; None for an argument
+
+    def chosen(self) -> Callable[[Env, Symbols], Sequence[Any]]:
+        """In place only while the value written over dies: whoever keeps values takes it out of `last_uses`."""
+        free = self.over is None or self.over in self.last_uses
+        return self.in_place if self.in_place is not None and free else self.run
 
 
 class ReferenceExecutable:
@@ -78,7 +85,7 @@ class ReferenceExecutable:
         for node in reversed(nodes):
             dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
             kept |= dying
-            steps.append(Step(node, self.step(node), tuple(dying)))
+            steps.append(Step(node, self.step(node), tuple(dying), *self.in_place(node)))
         return steps[::-1]
 
     def run(
@@ -97,7 +104,7 @@ class ReferenceExecutable:
     def advance(self, step: Step, env: Env, symbols: Symbols, observe: Observe | None) -> None:
         """One step. (A function of its own: its local names would keep the results alive during the next step.)"""
         try:
-            results = step.run(env, symbols)
+            results = (step.run if observe else step.chosen())(env, symbols)
         except EngineError:
             raise
         except Exception as error:
@@ -205,12 +212,18 @@ class ReferenceExecutable:
 
         return run
 
-    def aten_call(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def in_place(self, node: Node) -> tuple[Any, int | None]:
+        writer = self.writers.get(node)
+        if writer is None:
+            return None, None
+        over = next(node.values())
+        return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
+
+    def aten_call(self, node: Node, writer: Writer | None = None) -> Callable[[Env, Symbols], Sequence[Any]]:
         target = find_target(node.attrs["target"], self.graph)
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)
         expected = [(v, v.type.shape or ()) for v in node.outputs]
-        writer = self.writers.get(node)
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             inputs = [call_input(v, layout, env, symbols) for v, layout in zip(values, layouts)]
