@@ -133,7 +133,8 @@ def in_place_of(config: Config) -> Wanted:
 
 def in_place_notes(executable: Executable) -> list[str]:
     """`2 ops write over their first argument: relu_, index_put_`"""
-    names = [w.name for w in executable.writers.values() if w.name] if isinstance(executable, ReferenceExecutable) else []
+    writers = executable.writers.values() if isinstance(executable, ReferenceExecutable) else ()
+    names = [writer.name for writer in writers if writer.name]
     return [f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"] if names else []
 
 

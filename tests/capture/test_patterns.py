@@ -134,9 +134,7 @@ def test_the_same_pattern_twice() -> None:
 
 def test_views_in_a_replacement_lie_where_they_should() -> None:
     """The result is a view of an argument's part; its strides are those of the replacement."""
-    airgraph.register_replacement(
-        lambda x: torch.relu(x.t() + 1), lambda x: torch.relu(x + 1).t(), [torch.empty(2, 3)]
-    )
+    airgraph.register_replacement(lambda x: torch.relu(x.t() + 1), lambda x: torch.relu(x + 1).t(), [torch.empty(2, 3)])
     x = torch.randn(4, 5)
     result = compiled(lambda x: torch.relu(x.t() + 1), mode="reduce-overhead")(x)
     assert torch.equal(result, torch.relu(x + 1).t())

@@ -168,7 +168,7 @@ def test_unknown_options():
 def test_a_mode_of_torch_compile():
     x = torch.randn(3)
     assert torch.equal(torch.compile(torch.sin, backend="npugraph_ex", mode="reduce-overhead")(x), x.sin())
-    with pytest.raises(Exception, match="Value 'max-autotune' .* not in optional list .'npugraph_ex'."):
+    with pytest.raises(Exception, match=r"Value 'max-autotune' .* not in optional list .'npugraph_ex'."):
         torch.compile(torch.cos, backend="npugraph_ex", mode="max-autotune")(x)
 
 
@@ -178,7 +178,9 @@ def test_options_of_one_compilation_are_not_those_of_the_next():
     backend = npugraph_ex.get_npu_backend(compiler_config=config)
     seen = []
     pre = lambda gm, inputs, cfg: seen.append(cfg)  # noqa: E731
-    torch.compile(lambda x: x + 1, backend=backend, options={"capture_limit": 3, "post_grad_custom_pre_pass": pre})(torch.ones(2))
+    torch.compile(lambda x: x + 1, backend=backend, options={"capture_limit": 3, "post_grad_custom_pre_pass": pre})(
+        torch.ones(2)
+    )
     torch.compile(lambda x: x + 2, backend=backend, options={"post_grad_custom_pre_pass": pre})(torch.ones(2))
     assert config == before and [cfg.capture_limit.value for cfg in seen] == [3, 64]
     assert all(isinstance(cfg, CompilerConfig) for cfg in seen)
@@ -405,3 +407,78 @@ def test_limit_core_num():
 def test_limit_core_num_checks(arguments, error, text):
     with pytest.raises(error, match=text):
         npugraph_ex.scope.limit_core_num(*arguments)
+
+
+def side_stream(x, s, e):
+    with torch.npu.stream(s):
+        y = x + 1
+    return y * 2
+
+
+def waiting(x, s, e):
+    now = torch.npu.current_stream()
+    s.wait_stream(now)
+    with torch.npu.stream(s):
+        y = x + 1
+    now.wait_stream(s)
+    return y * 2
+
+
+def events(x, s, e):
+    y = x + 1
+    e.record()
+    with torch.npu.stream(s):
+        s.wait_event(e)
+        z = y * 2
+    s.record_event().wait()
+    return z - 1
+
+
+def made_inside(x, s, e):
+    stream, event = torch.npu.Stream(), torch.npu.Event()
+    with torch.npu.stream(stream):
+        y = x + 1
+        event.record(stream)
+    torch.npu.current_stream().wait_event(event)
+    y.record_stream(stream)
+    return y * 2
+
+
+def switched(x, s, e):
+    before = torch.npu.current_stream()
+    torch.npu.set_stream(s)
+    y = x + 1
+    torch.npu.set_stream(before)
+    return y * 2
+
+
+def synchronized(x, s, e):
+    y = x + 1
+    s.synchronize()
+    torch.npu.synchronize()
+    return y * 2
+
+
+@pytest.mark.parametrize("backend", ["npugraph_ex", "npugraphs"])
+@pytest.mark.parametrize("f", [side_stream, waiting, events, made_inside, switched, synchronized])
+def test_streams_inside_a_compiled_function(f, backend):
+    """All streams are one, so the order of the code is right; making one inside breaks the graph there."""
+    run = torch.compile(f, backend=backend)
+    s, e = torch.npu.Stream(), torch.npu.Event()
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(run(x.npu(), s, e).cpu(), f(x.npu(), s, e).cpu())
+
+
+def test_a_write_on_another_stream_is_seen():
+    def f(cache, x, s):
+        with torch.npu.stream(s):
+            cache.add_(x)
+        return cache * 2
+
+    run, s = torch.compile(f, backend="npugraph_ex"), torch.npu.Stream()
+    ours, theirs = torch.zeros(3).npu(), torch.zeros(3)
+    for _ in range(3):
+        x = torch.randn(3)
+        theirs.add_(x)
+        assert torch.equal(run(ours, x.npu(), s).cpu(), theirs * 2) and torch.equal(ours.cpu(), theirs)

@@ -74,7 +74,9 @@ def test_wrong_options(options, text):
 def test_modes():
     x = torch.randn(3)
     assert torch.equal(torch.compile(double, backend="npugraphs", mode="reduce-overhead")(x), x * 2)
-    with pytest.raises(ConfigError, match="backend=\"npugraphs\" has no mode 'max-autotune'\n  allowed: 'reduce-overhead', None"):
+    with pytest.raises(
+        ConfigError, match="backend=\"npugraphs\" has no mode 'max-autotune'\n  allowed: 'reduce-overhead', None"
+    ):
         npugraphs.to_config({}, "max-autotune")
 
 

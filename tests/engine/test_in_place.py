@@ -14,7 +14,9 @@ from airgraph.journal import JOURNALS
 
 
 def compiled(f: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    return torch.compile(f, backend=airgraph.backend(mode="reduce-overhead", **options), fullgraph=True, dynamic=dynamic)
+    return torch.compile(
+        f, backend=airgraph.backend(mode="reduce-overhead", **options), fullgraph=True, dynamic=dynamic
+    )
 
 
 def written() -> list[str]:
@@ -23,7 +25,9 @@ def written() -> list[str]:
     return notes[0].partition(": ")[2].split(", ") if notes else []
 
 
-def check(f: Callable[..., Any], *make: Callable[[], torch.Tensor], dynamic: bool = False, calls: int = 2, **options: Any) -> None:
+def check(
+    f: Callable[..., Any], *make: Callable[[], torch.Tensor], dynamic: bool = False, calls: int = 2, **options: Any
+) -> None:
     """Results, their strides and the arguments afterwards, to the bit."""
     run = compiled(f, dynamic, **options)
     torch.manual_seed(0)

@@ -28,7 +28,7 @@ _installed: dict[str, object] = {}
 
 
 def install(host: str = "cpu") -> None:
-    """Make `torchair` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host` ("cpu" or "cuda").
+    """Make `torchair` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host` ("cpu", "cuda").
 
     A second call does nothing.
     """

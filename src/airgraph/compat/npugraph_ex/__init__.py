@@ -2,8 +2,8 @@
 
     model = torch.compile(model, backend="npugraph_ex", options={"clone_output": True, "capture_limit": 16})
 
-The backend's name works without `install()`, on the tensors of any device. Every op is PyTorch's own; graphs are captured and
-replayed. docs/npugraph_ex.md says what each option does here.
+The backend's name works without `install()`, on the tensors of any device. Every op is PyTorch's own; graphs are
+captured and replayed. docs/npugraph_ex.md says what each option does here.
 """
 
 from __future__ import annotations
@@ -33,5 +33,7 @@ LATER = ("inference", "tools")
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
-        raise AttributeError(f"npugraph_ex.{name} is not available in this version of airgraph: see docs/npugraph_ex.md")
+        raise AttributeError(
+            f"npugraph_ex.{name} is not available in this version of airgraph: see docs/npugraph_ex.md"
+        )
     raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")

@@ -1,9 +1,9 @@
 """TorchAir's CompilerConfig.
 
-    config = CompilerConfig()
-    config.debug.graph_dump.type = "py"
-    config.debug.graph_dump.type.value      # "py"; True is "1" and 64 is "64", because scripts compare with these strings
-    config.to_config()                      # airgraph.config.Config(dump="py", …)
+config = CompilerConfig()
+config.debug.graph_dump.type = "py"
+config.debug.graph_dump.type.value      # "py"; True is "1" and 64 is "64", because scripts compare with these strings
+config.to_config()                      # airgraph.config.Config(dump="py", …)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CompilerConfig(OptionTree):
     fields = {"log": "torchair"}
 
     def captures(self) -> bool:
-        return not self.mode == GE
+        return bool(self.mode != GE)
 
     def more_remarks(self, fields: Mapping[str, Any]) -> list[str]:
         remarks = []

@@ -1,7 +1,7 @@
 """A table of options as an object: `config.debug.graph_dump.type = "py"`, checked when it is set.
 
-Reading an option gives a `Leaf`, whose `.value` is TorchAir's. The leaf itself compares, prints and tests as what was set, so
-that `if config.debug.run_eagerly` and `config.mode == "max-autotune"` mean what they say.
+Reading an option gives a `Leaf`, whose `.value` is TorchAir's. The leaf itself compares, prints and tests as what was
+set, so that `if config.debug.run_eagerly` and `config.mode == "max-autotune"` mean what they say.
 """
 
 from __future__ import annotations
