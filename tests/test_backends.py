@@ -18,18 +18,21 @@ def test_names_are_registered():
     assert {"airgraph", "npu", "npugraphs", "npugraph_ex"} <= set(names)
 
 
-@pytest.mark.parametrize("name", ["airgraph", "npu"])
+@pytest.mark.parametrize("name", ["airgraph", "npu", "npugraphs", "npugraph_ex"])
 def test_by_name_without_an_import(name):
     x = torch.randn(3)
     assert torch.equal(torch.compile(double, backend=name)(x), x * 2)
 
 
 @pytest.mark.parametrize("name", ["npugraphs", "npugraph_ex"])
-def test_names_of_later_say_so(name):
-    with pytest.raises(
-        Exception, match=rf'backend="{name}" captures and replays graphs, which this version .* cannot do yet'
-    ):
-        torch.compile(double, backend=name)(torch.randn(3))
+def test_names_for_capture_and_replay(name):
+    """On plain CPU tensors, forward and backward, with no emulated device."""
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(double, backend=name, options={"capture_limit": 2})(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    journals = {journal.phase: journal for journal in list(JOURNALS)[-2:]}
+    assert journals.keys() == {"forward", "backward"} and journals["forward"].log_name == name
+    assert all(use.by == "pytorch" for use in journals["forward"].ops)
 
 
 def test_options_and_mode_of_torch_compile():

@@ -8,6 +8,7 @@ from airgraph.config import KNOBS, Config, Knob, check_dump_path
 from airgraph.errors import ConfigError
 
 A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
+FROM_ONE = "a whole number from 1 on"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
     "autotune": ("yes", "True, False"),
@@ -27,6 +28,23 @@ WRONG = {
     "passes_off": (["noops"], "a tuple of strings"),
     "frozen_parameter": ("1", "True, False"),
     "fusion_result": ("1", "True, False"),
+    "data_dump_stage": ("later", "'original', 'optimized'"),
+    "pattern_fusion_pass": (1, "True, False"),
+    "inplace_pass": ("yes", "True, False"),
+    "input_inplace_pass": (None, "True, False"),
+    "trace": ("1", "True, False"),
+    "output_policy": ("keep", "'lease', 'clone', 'error'"),
+    "output_slots": (0, FROM_ONE),
+    "clone_input": (1, "True, False"),
+    "capture_limit": (True, FROM_ONE),
+    "capture_bytes": (-1, FROM_ONE),
+    "capture_error_mode": ("strict", "'global', 'thread_local', 'relaxed'"),
+    "reuse_graph_pool_in_same_fx": ("1", "True, False"),
+    "force_eager": (0, "True, False"),
+    "force_recapture": (0, "True, False"),
+    "check": ("all", "'sample', None"),
+    "check_every": ("3", FROM_ONE),
+    "buckets": ([1, 2], A_MAPPING),
     "decompositions": ([], A_MAPPING),
     "verify": (0, "True, False"),
     "log": (b"x", "a string"),
@@ -51,6 +69,23 @@ RIGHT = {
     "passes_off": ("noops",),
     "frozen_parameter": True,
     "fusion_result": True,
+    "data_dump_stage": "original",
+    "pattern_fusion_pass": False,
+    "inplace_pass": False,
+    "input_inplace_pass": False,
+    "trace": True,
+    "output_policy": "clone",
+    "output_slots": 3,
+    "clone_input": False,
+    "capture_limit": 1,
+    "capture_bytes": 1000,
+    "capture_error_mode": "relaxed",
+    "reuse_graph_pool_in_same_fx": False,
+    "force_eager": True,
+    "force_recapture": True,
+    "check": "sample",
+    "check_every": 3,
+    "buckets": {"batch": [1, 2]},
     "decompositions": {},
     "verify": True,
     "log": "mine",
@@ -72,8 +107,8 @@ def test_right_values(name):
 
 
 def test_every_field_is_tried_above():
-    assert set(Config.names()) - {"foreign"} <= WRONG.keys() & RIGHT.keys()
-    assert Config(foreign=object()).foreign
+    assert set(Config.names()) - {"foreign", "use_graph_pool"} <= WRONG.keys() & RIGHT.keys()
+    assert Config(foreign=object()).foreign and Config(use_graph_pool=(0, 1)).use_graph_pool  # anything goes
 
 
 def test_every_field_says_what_it_is_for():

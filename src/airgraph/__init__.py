@@ -7,6 +7,7 @@ Importing this package changes nothing in PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
+from airgraph.capture.patterns import register_replacement
 from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
@@ -29,6 +30,7 @@ __all__ = [
     "mark_step_begin",
     "register_converter",
     "register_kernel",
+    "register_replacement",
     "release",
 ]
 

@@ -18,6 +18,7 @@ from airgraph.errors import ConfigError
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
 EngineName = Literal["auto", "native", "reference"]
+DumpStage = Literal["original", "optimized"]
 OutputPolicy = Literal["lease", "clone", "error"]
 ErrorMode = Literal["global", "thread_local", "relaxed"]
 
@@ -49,6 +50,7 @@ class Config:
     data_dump: Literal["npy"] | None = option(
         None, "as run_eagerly, and write the tensors of every op, a file for each"
     )
+    data_dump_stage: DumpStage = option("optimized", "data_dump: the FX graph before (original) or after its passes")
     data_dump_path: str = option(".", "the folder data_dump writes to; it must exist")
     data_dump_filter: Callable[..., Any] | None = option(
         None, "called with an FX node: gives it back if its tensors are to be written, else None"
@@ -56,6 +58,15 @@ class Config:
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
     remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
+    pattern_fusion_pass: bool = option(
+        True, "apply the patterns of register_replacement, and those of the graph passes called `patterns`"
+    )
+    inplace_pass: bool = option(
+        True, "reduce-overhead: an op writes over its first argument where nobody reads that any more"
+    )
+    input_inplace_pass: bool = option(
+        True, "reduce-overhead: the op that makes the new value of an argument writes it there, without a copy"
+    )
     keep_input_mutations: bool = option(True, "leave writes to inputs in the graph of an inference call")
     passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/passes.md lists them")
     frozen_parameter: bool = option(
@@ -90,6 +101,9 @@ class Config:
         None, 'sizes to pad to, {"batch": [1, 2, 4], "seq": "auto"}; docs/buckets.md says which dimensions these are'
     )
     decompositions: Mapping[Any, Callable[..., Any]] | None = option(None, "ATen op → decomposition, added to our own")
+    trace: bool = option(
+        False, "write every stage of every graph under torch_compile_debug/, as TORCH_COMPILE_DEBUG=1 does for all"
+    )
     verify: bool = option(False, "check the graph after every pass (also: AIRGRAPH_VERIFY=1)")
     log: str = option("airgraph", "the name of the Python logger that is written to")
     remarks: tuple[str, ...] = option((), "what the journal should say about these options, one line each")

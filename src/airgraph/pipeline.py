@@ -28,8 +28,9 @@ from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert
 from airgraph.convert.metadata import SYMBOLIC
+from airgraph.engine.in_place import NOWHERE, Wanted
 from airgraph.engine.protocol import Executable, Planned
-from airgraph.engine.reference import ReferenceEngine
+from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable
 from airgraph.errors import ConfigError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
@@ -61,8 +62,11 @@ def compile_graph(
     start = time.perf_counter()
 
     dump.fx("graph", gm)
-    with journal.stage("fx_passes"):
-        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g))
+    if config.data_dump and config.data_dump_stage == "original":
+        return interpreted(gm, name, config, journal)
+    with journal.stage("fx_passes") as stage:
+        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
+                           note=stage.notes.append)  # fmt: skip
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
@@ -87,12 +91,13 @@ def build(
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
-    graph = run_passes(graph, journal, off=config.passes_off, check=check, frozen=config.frozen_parameter,
+    graph = run_passes(graph, journal, off=switched_off(config), check=check, frozen=config.frozen_parameter,
                        observe=dump.after_pass)  # fmt: skip
     dump.graph("optimized", graph)
     write_fusion_result(journal, config)
-    with journal.stage("load"):
+    with journal.stage("load") as stage:
         executable = load(graph, boundary, engine, config, computing_device(device), journal)
+        stage.notes += in_place_notes(executable)
     if isinstance(executable, Planned):
         dump.text("plan", executable.plan.text())
     return executable, boundary
@@ -119,7 +124,19 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
                 return executable
             except Refuse as reason:
                 journal.remark(f"the reference engine runs this graph, as the native one cannot: {reason}")
-    return reference.load(graph, device)
+    return reference.load(graph, device, in_place_of(config))
+
+
+def in_place_of(config: Config) -> Wanted:
+    """Only where every op is PyTorch's: the same engine is the oracle of the other mode, and obvious."""
+    return Wanted(config.inplace_pass, config.input_inplace_pass) if config.mode == "reduce-overhead" else NOWHERE
+
+
+def in_place_notes(executable: Executable) -> list[str]:
+    """`2 ops write over their first argument: relu_, index_put_`"""
+    writers = executable.writers.values() if isinstance(executable, ReferenceExecutable) else ()
+    names = [writer.name for writer in writers if writer.name]
+    return [f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"] if names else []
 
 
 def native_engine(reference: ReferenceEngine) -> Any:
@@ -185,6 +202,11 @@ def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journ
     return convert(gm, name, registry, journal, strict=config.strict, has_kernel=kernel, made=made)
 
 
+def switched_off(config: Config) -> tuple[str, ...]:
+    """The graph passes not to run."""
+    return config.passes_off if config.pattern_fusion_pass else (*config.passes_off, "patterns")
+
+
 def registry_of(config: Config) -> Registry:
     return REGISTRY if config.mode == "max-autotune" else EMPTY
 
@@ -206,10 +228,16 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
-    for remark in config.remarks:
+    for remark in (*config.remarks, *remarks_in(gm)):
         journal.remark(remark)
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
+
+
+def remarks_in(gm: torch.fx.GraphModule) -> list[str]:
+    """What the traced code itself has to say: `with torch.fx.traceback.annotate({"airgraph": text})` around some ops."""
+    custom = [node.meta.get("custom") for node in gm.graph.nodes]
+    return list(dict.fromkeys(c["airgraph"] for c in custom if isinstance(c, dict) and "airgraph" in c))
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
@@ -287,7 +315,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
         warm_up(chosen)
         model = next(_models)
-        write_model(model, gm, chosen.log)
+        write_model(model, gm, chosen)
         programs, compiler = collecting(chosen, model)
         traced = compile_by_aot(gm, example_inputs, compiler, keep_input_mutations=chosen.keep_input_mutations,
                                 decompositions=chosen.decompositions)  # fmt: skip

@@ -32,12 +32,12 @@ def seen(monkeypatch):
     record = Seen()
     original = fx_passes.run_fx_passes
 
-    def run(gm: Any, inputs: Any, config: Config, observe: Any) -> Any:
+    def run(gm: Any, inputs: Any, config: Config, observe: Any, **more: Any) -> Any:
         def both(name: str, g: torch.fx.GraphModule) -> None:
             record.passes.append(name)
             observe(name, g)
 
-        result = original(gm, inputs, config, both)
+        result = original(gm, inputs, config, both, **more)
         record.graph = result.graph
         return result
 

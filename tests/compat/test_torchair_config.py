@@ -111,6 +111,9 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
     match option.here:
         case To("dump_path"):
             assert changed == {"dump_path", "remarks"}
+        case To("use_graph_pool"):
+            assert changed == {"use_graph_pool", "reuse_graph_pool_in_same_fx"}
+            assert not made.reuse_graph_pool_in_same_fx
         case To(name):
             assert changed == {name}
         case Off(name):
@@ -122,6 +125,40 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
             assert changed == set()  # this one switches nothing
         case NoEffect(why):
             assert made.remarks == (f"config.{path}={value!r} {why}",)
+
+
+CAPTURED = [
+    ("debug__aclgraph__disable_reinplace_inplaceable_ops_pass", True, {"inplace_pass": False}),
+    ("debug__aclgraph__disable_reinplace_input_mutated_ops_pass", True, {"input_inplace_pass": False}),
+    ("debug__aclgraph__disable_mempool_reuse_in_same_fx", True, {"reuse_graph_pool_in_same_fx": False}),
+    ("debug__aclgraph__enable_output_clone", True, {"output_policy": "clone"}),
+    ("debug__aclgraph__static_capture_size_limit", 5, {"capture_limit": 5}),
+    ("debug__aclgraph__clone_input", False, {"clone_input": False}),
+    ("aclgraph_config__use_custom_pool", (0, 7), {"use_graph_pool": (0, 7), "reuse_graph_pool_in_same_fx": False}),
+    ("debug__run_eagerly", True, {"force_eager": True}),
+    ("dump_config__enable_dump", True, {"data_dump": "npy"}),
+    ("dump_config__dump_path", "/", {"data_dump_path": "/"}),
+    ("dump_config__data_dump_stage", "original", {"data_dump_stage": "original"}),
+    ("experimental_config__frozen_parameter", True, {"frozen_parameter": True}),
+    ("experimental_config__pattern_fusion_pass", False, {"pattern_fusion_pass": False}),
+]
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "npugraph_ex"])
+@pytest.mark.parametrize("path, value, fields", CAPTURED)
+def test_what_options_mean_while_graphs_are_captured(mode, path, value, fields):
+    config = with_options(mode=mode, **{path: value})
+    assert config.to_config() == Config(mode="reduce-overhead", log="torchair", foreign=config, **fields)
+
+
+def test_cats_stay_cats():
+    config = with_options(mode="reduce-overhead", debug__aclgraph__remove_cat_ops=False)
+    (remark,) = config.to_config().remarks
+    assert remark.startswith("config.debug.aclgraph.remove_cat_ops=False makes no difference: ")
+
+
+def test_eagerly_without_capture_is_the_fx_graph_itself():
+    assert with_options(debug__run_eagerly=True).to_config().run_eagerly
 
 
 def test_defaults_are_airgraphs_with_the_torchair_logger():

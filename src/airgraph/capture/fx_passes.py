@@ -1,6 +1,6 @@
 """Passes on the FX graph, before it is converted: the user's first and last, ours between.
 
-user pre-pass → as_strided from its base → no-ops → symbolic inputs → views as reshapes → user post-pass
+user pre-pass → as_strided from its base → no-ops → symbolic inputs → user patterns → views as reshapes → user post-pass
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
 from airgraph.convert.walk import BY_MEMORY
@@ -21,17 +22,22 @@ from airgraph.errors import ConvertError
 
 aten = torch.ops.aten
 Observe = Callable[[str, torch.fx.GraphModule], None]
+Note = Callable[[str], None]
+USERS = ("post_grad_custom_pre_pass", "pattern_fusion_pass", "post_grad_custom_post_pass")  # what the user wrote
 
 
 def run_fx_passes(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, observe: Observe
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, observe: Observe, note: Note = lambda text: None
 ) -> torch.fx.GraphModule:
+    """The graph after its passes. `observe` is shown it after each; `note` is told what is worth a line in the journal."""
     refuse_writes(gm)
     renew_views(gm)
     for name, run in passes(config):
-        run(gm, inputs)
-        if name.startswith("post_grad_custom"):
+        done = run(gm, inputs)
+        if name in USERS:
             refuse_writes(gm)
+        if name == "pattern_fusion_pass" and done:
+            note(done)
         observe(name, gm)
     complete_metadata(gm, inputs)
     strides_of_copies(gm)
@@ -48,6 +54,7 @@ def passes(config: Config) -> list[tuple[str, Callable[[torch.fx.GraphModule, Se
         ("as_strided_from_base", strided_from_base, True),
         ("remove_noop_ops", remove_noops, config.remove_noop_ops),
         ("optimize_sym_input", symbolic_inputs, convert),
+        ("pattern_fusion_pass", apply_replacements, config.pattern_fusion_pass and any_replacements()),
         ("view_to_reshape", views_as_reshapes, convert),
         ("post_grad_custom_post_pass", user_pass(config.post_pass, config), config.post_pass is not None),
     ]

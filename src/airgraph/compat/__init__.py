@@ -1,4 +1,4 @@
-"""Other people's scripts, unchanged: `torchair`, `torch_npu` and the `npu` device, on any machine.
+"""Other people's scripts, unchanged: `torchair`, `torch_npu`, `npugraph_ex` and the `npu` device, on any machine.
 
     import airgraph.compat
     airgraph.compat.install()
@@ -18,7 +18,12 @@ import sys
 from airgraph.errors import CompatError
 
 # The names that become importable, and the packages behind them.
-MODULES = {"torchair": "airgraph.compat.torchair", "torch_npu": "airgraph.compat.torch_npu"}
+MODULES = {
+    "torchair": "airgraph.compat.torchair",
+    "torch_npu": "airgraph.compat.torch_npu",
+    "npugraph_ex": "airgraph.compat.npugraph_ex",
+    "torch.npu.npugraph_ex": "airgraph.compat.npugraph_ex",
+}
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
     "torch_npu.npu": "airgraph.compat.npu.module",
@@ -27,12 +32,13 @@ ALIASES = {
     "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
     "torch_npu.npu._npugraph_handlers.npugraph_handler": "airgraph.compat.npu.handlers",
 }
-REAL = ("torchair", "torch_npu")
+REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
 
 def install(host: str = "cpu") -> None:
-    """Make `torchair` and `torch_npu` importable and the device `npu` usable; its tensors live on `host` ("cpu", "cuda").
+    """Make `torchair`, `torch_npu` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host`,
+    "cpu" or "cuda".
 
     `torch.compile(backend="inductor")` compiles graphs of npu tensors by airgraph from then on. A second call does nothing.
     """
@@ -53,6 +59,7 @@ def install(host: str = "cpu") -> None:
     sys.modules.update(_installed)  # type: ignore[arg-type]
     inductor.install()
     npu.steps.install()
+    npu.module.npugraph_ex = _installed["npugraph_ex"]  # type: ignore[attr-defined]
 
 
 def uninstall() -> None:
@@ -65,6 +72,7 @@ def uninstall() -> None:
     _installed.clear()
     inductor.uninstall()
     npu.steps.uninstall()
+    vars(npu.module).pop("npugraph_ex", None)
     npu.uninstall()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from airgraph.errors import ConfigError
+from airgraph import pipeline
 
 
 def npu(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -18,14 +18,16 @@ def npu(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) 
     return npu_backend(gm, example_inputs, compiler_config=CompilerConfig(), **kwargs)
 
 
-def npugraphs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    raise not_yet("npugraphs")
+def npugraphs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+              options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+    """`torch.compile(model, backend="npugraphs")`: graphs of PyTorch's own ops, captured and replayed."""
+    from airgraph.compat.npugraphs import to_config
+
+    return pipeline.backend(to_config(options, mode))(gm, example_inputs)
 
 
 def npugraph_ex(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    raise not_yet("npugraph_ex")
+    """`torch.compile(model, backend="npugraph_ex")`: the same, with npugraph_ex's options."""
+    from airgraph.compat.npugraph_ex.npu_fx_compiler import npu_backend
 
-
-def not_yet(name: str) -> ConfigError:
-    return ConfigError(f'backend="{name}" captures and replays graphs, which this version of airgraph cannot do yet',
-                       hint='backend="airgraph" or backend="npu"')  # fmt: skip
+    return npu_backend(gm, example_inputs, **kwargs)

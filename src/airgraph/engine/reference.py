@@ -19,6 +19,7 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.in_place import NOWHERE, Wanted, Writer, find_writers
 from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import Symbols
@@ -45,8 +46,8 @@ class ReferenceEngine:
     def has_kernel(self, op: str) -> bool:
         return op in MEANINGS or op in STRUCTURAL or op in USER_KERNELS
 
-    def load(self, graph: Graph, device: torch.device) -> ReferenceExecutable:
-        return ReferenceExecutable(graph, device, self.map_device)
+    def load(self, graph: Graph, device: torch.device, in_place: Wanted = NOWHERE) -> ReferenceExecutable:
+        return ReferenceExecutable(graph, device, self.map_device, in_place)
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,19 @@ class Step:
     node: Node
     run: Callable[[Env, Symbols], Sequence[Any]]
     last_uses: tuple[int, ...]  # ids of the values nobody reads after this step
+    in_place: Callable[[Env, Symbols], Sequence[Any]] | None = None  # the same, writing over its first argument
+    over: int | None = None  # id of the value in_place writes over, which must die here; None for an argument
+
+    def chosen(self) -> Callable[[Env, Symbols], Sequence[Any]]:
+        """In place only while the value written over dies: whoever keeps values takes it out of `last_uses`."""
+        free = self.over is None or self.over in self.last_uses
+        return self.in_place if self.in_place is not None and free else self.run
 
 
 class ReferenceExecutable:
-    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice) -> None:
+    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice, in_place: Wanted) -> None:
         self.graph = graph
+        self.writers = find_writers(graph, in_place)
         self.device = device
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
@@ -77,7 +86,7 @@ class ReferenceExecutable:
         for node in reversed(nodes):
             dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
             kept |= dying
-            steps.append(Step(node, self.step(node), tuple(dying)))
+            steps.append(Step(node, self.step(node), tuple(dying), *self.in_place(node)))
         return steps[::-1]
 
     def run(
@@ -96,7 +105,7 @@ class ReferenceExecutable:
     def advance(self, step: Step, env: Env, symbols: Symbols, observe: Observe | None) -> None:
         """One step. (A function of its own: its local names would keep the results alive during the next step.)"""
         try:
-            results = step.run(env, symbols)
+            results = (step.run if observe else step.chosen())(env, symbols)
         except EngineError:
             raise
         except Exception as error:
@@ -204,7 +213,14 @@ class ReferenceExecutable:
 
         return run
 
-    def aten_call(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def in_place(self, node: Node) -> tuple[Any, int | None]:
+        writer = self.writers.get(node)
+        if writer is None:
+            return None, None
+        over = next(node.values())
+        return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
+
+    def aten_call(self, node: Node, writer: Writer | None = None) -> Callable[[Env, Symbols], Sequence[Any]]:
         target = find_target(node.attrs["target"], self.graph)
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)
@@ -216,7 +232,8 @@ class ReferenceExecutable:
                 for v, layout in zip(values, layouts)
             ]
             args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
-            leaves = torch.utils._pytree.tree_leaves(target(*args, **kwargs))
+            call = writer.call if writer and writer.fits(inputs) else target
+            leaves = torch.utils._pytree.tree_leaves(call(*args, **kwargs))
             if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them
                 leaves = [leaf for leaf in leaves if leaf is not None]
             for (value, shape), leaf in zip(expected, leaves):

@@ -70,7 +70,7 @@ class Dumper:
     def __init__(self, name: str, phase: str, config: Config, model: int) -> None:
         self.config = config
         self.phase = "backward" if phase == "backward" else "forward"
-        self.folder = bundle(config.log) / f"model__{model}" / self.phase if debugging() else None
+        self.folder = bundle(config) / f"model__{model}" / self.phase if debugging(config) else None
         self.count = 0
 
     def graph(self, stage: str, graph: Graph) -> None:
@@ -110,23 +110,25 @@ class Dumper:
 
 
 # -- the debug bundle -----------------------------------------------------------------------------------------------
-def debugging() -> bool:
-    return KNOBS["TORCH_COMPILE_DEBUG"].on()
+def debugging(config: Config) -> bool:
+    return config.trace or KNOBS["TORCH_COMPILE_DEBUG"].on()
 
 
-def bundle(log: str) -> Path:
-    """The folder of this run, beside PyTorch's own debug files; everything that is logged goes into its `debug.log`."""
+def bundle(config: Config) -> Path:
+    """The folder of this run, beside PyTorch's own debug files. Under TORCH_COMPILE_DEBUG=1 everything that is logged goes
+    into its `debug.log`; the option of one backend does not touch the loggers, which all of them share."""
     from torch._dynamo.utils import get_debug_dir
 
-    folder = Path(get_debug_dir()) / log
+    folder = Path(get_debug_dir()) / config.log
     folder.mkdir(parents=True, exist_ok=True)
-    log_to_file(log, folder / "debug.log")
+    if KNOBS["TORCH_COMPILE_DEBUG"].on():
+        log_to_file(config.log, folder / "debug.log")
     return folder
 
 
-def write_model(model: int, gm: torch.fx.GraphModule, log: str) -> None:
+def write_model(model: int, gm: torch.fx.GraphModule, config: Config) -> None:
     """What Dynamo captured, before anything was done to it."""
-    if debugging():
-        folder = bundle(log) / f"model__{model}"
+    if debugging(config):
+        folder = bundle(config) / f"model__{model}"
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / "dynamo_out_graph.txt", gm.print_readable(print_output=False))

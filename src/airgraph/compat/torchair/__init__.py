@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airgraph.capture.patterns import register_replacement
 from airgraph.compat.torchair import configs, core, ge, ops
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
@@ -25,6 +26,7 @@ __all__ = [
     "logger",
     "ops",
     "register_fx_node_ge_converter",
+    "register_replacement",
 ]
 
 # Parts of TorchAir that airgraph does not have yet: asking for one says so instead of looking like a typing error.
@@ -34,7 +36,6 @@ LATER = (
     "llm_datadist",
     "npu_format_cast_via_cpu",
     "patch_for_hcom",
-    "register_replacement",
     "scope",
     "tools",
     "use_internal_format_weight",

@@ -7,6 +7,8 @@ knows it in one mode only (`only`). `here` has four cases, so that no option can
     Off("dead_code")  turns that graph pass off
     Switches("file")  turns graph passes on and off by name
     NoEffect("…")     does nothing, and the journal says so in these words when the option is not at its default
+
+An option that means something else while graphs are captured (mode reduce-overhead) has a second one for that, `captured`.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Option:
     here: To | Off | Switches | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
+    captured: To | None = None
 
     def checked(self, value: Any) -> Any:
         """`value` as it is stored. None is taken where it is the default, so that an option can be unset again."""
@@ -74,9 +77,11 @@ class Option:
 NPU = NoEffect("has no effect off an NPU")
 COMPILED = NoEffect("makes no difference: a graph is compiled whatever it contains, and its summary written beside")
 LATER = NoEffect("is not available in this version and has no effect")
+CATS = NoEffect("makes no difference: a cat along the first dimension stays one, as it costs one copy and is rare")
 GE: Literal["max-autotune"] = "max-autotune"
 ACL: Literal["reduce-overhead"] = "reduce-overhead"
 TRUE_FALSE = {True: "true", False: "false"}
+INVERTED = {True: False, False: True}
 SORTING = {"BFS": "0", "DFS": "1", "RDFS": "2", "StableRDFS": "3"}
 
 
@@ -116,17 +121,20 @@ OPTIONS: tuple[Option, ...] = (
     Option("debug.data_dump.filter", None, checks.function, To("data_dump_filter")),
     Option("debug.fx_summary.type", None, choice("csv"), To("summary"), only=GE),
     Option("debug.fx_summary.skip_compile", True, boolean, COMPILED, only=GE),
-    Option("debug.run_eagerly", False, boolean, To("run_eagerly")),
+    Option("debug.run_eagerly", False, boolean, To("run_eagerly"), captured=To("force_eager")),
     Option("debug.deadlock_check", False, boolean, LATER, _local("deadlock_check"), only=GE),
-    Option("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, LATER, only=ACL),
-    Option("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", False, boolean, LATER, only=ACL),
-    Option("debug.aclgraph.disable_mempool_reuse_in_same_fx", False, boolean, LATER, only=ACL),
-    Option("debug.aclgraph.enable_output_clone", False, boolean, LATER, only=ACL),
-    Option("debug.aclgraph.static_capture_size_limit", 64, integer(1), LATER, only=ACL),
-    Option("debug.aclgraph.clone_input", True, boolean, LATER, only=ACL),
-    Option("debug.aclgraph.remove_cat_ops", True, boolean, LATER, only=ACL),
+    Option("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, To("inplace_pass", INVERTED), only=ACL),
+    Option("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", False, boolean, To("input_inplace_pass", INVERTED),
+           only=ACL),
+    Option("debug.aclgraph.disable_mempool_reuse_in_same_fx", False, boolean, To("reuse_graph_pool_in_same_fx", INVERTED),
+           only=ACL),
+    Option("debug.aclgraph.enable_output_clone", False, boolean, To("output_policy", {True: "clone", False: "lease"}),
+           only=ACL),
+    Option("debug.aclgraph.static_capture_size_limit", 64, integer(1), To("capture_limit"), only=ACL),
+    Option("debug.aclgraph.clone_input", True, boolean, To("clone_input"), only=ACL),
+    Option("debug.aclgraph.remove_cat_ops", True, boolean, CATS, only=ACL),
 
-    Option("aclgraph_config.use_custom_pool", None, checks.pool_handle, LATER, only=ACL),
+    Option("aclgraph_config.use_custom_pool", None, checks.pool_handle, To("use_graph_pool"), only=ACL),
 
     Option("export.export_mode", False, boolean, LATER, only=GE),
     Option("export.export_path_dir", "./", checks.text, LATER, only=GE),
@@ -137,15 +145,17 @@ OPTIONS: tuple[Option, ...] = (
     Option("export.experimental.auto_atc_config_generated", False, boolean, NPU, only=GE),
     Option("export.experimental.enable_lite_export", False, boolean, NPU, only=GE),
 
-    Option("dump_config.enable_dump", False, boolean, LATER, _global("ge.exec.enableDump")),
-    Option("dump_config.dump_path", "./", checks.folder, LATER, _dump("ge.exec.dumpPath")),
+    Option("dump_config.enable_dump", False, boolean, LATER, _global("ge.exec.enableDump"),
+           captured=To("data_dump", {True: "npy", False: None})),
+    Option("dump_config.dump_path", "./", checks.folder, LATER, _dump("ge.exec.dumpPath"),
+           captured=To("data_dump_path")),
     Option("dump_config.dump_mode", "all", choice("input", "output", "all"), LATER, _dump("ge.exec.dumpMode"), GE),
     Option("dump_config.quant_dumpable", False, boolean, NPU, _dump("ge.quant_dumpable"), GE),
     Option("dump_config.dump_step", "", STEPS, LATER, _dump("ge.exec.dumpStep"), GE),
     Option("dump_config.dump_layer", "", LAYERS, LATER, _dump("ge.exec.dumpLayer"), GE),
     Option("dump_config.dump_data", "tensor", choice("tensor", "stats"), LATER, _dump("ge.exec.dumpData"), GE),
     Option("dump_config.dump_config_path", None, checks.json_file, LATER, only=GE),
-    Option("dump_config.data_dump_stage", "optimized", choice("original", "optimized"), LATER, only=ACL),
+    Option("dump_config.data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage"), only=ACL),
 
     Option("fusion_config.fusion_switch_file", None, checks.file, Switches("file"), _global("ge.fusionSwitchFile"),
            GE),
@@ -167,7 +177,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("experimental_config.remove_noop_ops", True, boolean, To("remove_noop_ops")),
     Option("experimental_config.tiling_schedule_optimize", False, boolean, NPU,
            _local("ge.tiling_schedule_optimize"), GE),
-    Option("experimental_config.pattern_fusion_pass", True, boolean, Off("patterns", when=False)),
+    Option("experimental_config.pattern_fusion_pass", True, boolean, To("pattern_fusion_pass")),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir", None, checks.text, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", None, checks.int_list, NPU,

@@ -1,0 +1,90 @@
+"""Patterns of the user's on FX graphs: what he writes as one function becomes what he writes as another.
+
+    def search(x, y): return torch.relu(x + y)
+    def replace(x, y): return torch.ops.mylib.add_relu(x, y)
+
+    register_replacement(search, replace, [torch.empty(2, 2), torch.empty(2, 2)])
+
+Both functions are traced; wherever the graph of the first is found in a model's, and nobody else reads what lies inside it,
+the graph of the second takes its place. Finding and replacing are done by Inductor's pattern matcher, which is imported
+only when there is a pattern (it takes a second). It traces with Inductor's decompositions; ours are traced without, since
+our FX graphs have the ops as the user wrote them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.errors import ConfigError
+
+NAME = "register_replacement"
+_patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern
+
+
+def register_replacement(
+    search_fn: Callable[..., Any],
+    replace_fn: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    trace_fn: Callable[..., Any] | None = None,
+    extra_check: Callable[[Any], bool] | None = None,
+    search_fn_pattern: Any = None,
+    scalar_workaround: dict[str, float | int] | None = None,
+    skip_duplicates: bool = False,
+) -> None:
+    """From now on, every graph in which `search_fn` is found is given `replace_fn` there; `remove_replacements` ends it.
+
+    `example_inputs`: arguments to trace with; only their number and types matter. `extra_check(match)` may refuse a match.
+    `scalar_workaround` gives the numbers among the arguments a value that is not met by accident. `skip_duplicates`: a
+    pattern that is there already is not an error.
+    """
+    global _patterns
+    from torch._inductor import pattern_matcher
+
+    for name, function in (("search_fn", search_fn), ("replace_fn", replace_fn)):
+        if not callable(function):
+            raise ConfigError(f"{name} of {NAME} must be a function, got {type(function).__name__}")
+    if _patterns is None:
+        _patterns = pattern_matcher.PatternMatcherPass(pass_name=NAME)
+    pattern_matcher.register_replacement(
+        search_fn,
+        replace_fn,
+        list(example_inputs),
+        undecomposed(trace_fn or pattern_matcher.fwd_only),
+        _patterns,
+        extra_check=extra_check or (lambda match: True),
+        scalar_workaround=scalar_workaround,
+        search_fn_pattern=search_fn_pattern,
+        skip_duplicates=skip_duplicates,
+    )
+
+
+def remove_replacements() -> None:
+    """Forget all patterns."""
+    global _patterns
+    _patterns = None
+
+
+def any_replacements() -> bool:
+    return _patterns is not None
+
+
+def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Says how often patterns were found."""
+    before = set(gm.graph.nodes)
+    count = _patterns.apply(gm) if _patterns is not None else 0
+    if not count:
+        return ""
+    for node in gm.graph.nodes:
+        if node not in before:  # its fake value is of another trace, whose memory has nothing to do with this graph's
+            node.meta.pop("val", None)
+    return f"{NAME}: {count} patterns replaced"
+
+
+def undecomposed(trace_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`trace_fn` without Inductor's decompositions, if it would use any."""
+    given = {"get_decomp_fn": dict} if "get_decomp_fn" in inspect.signature(trace_fn).parameters else {}
+    return lambda fn, args, **_: trace_fn(fn, args, **given)

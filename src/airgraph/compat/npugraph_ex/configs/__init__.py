@@ -1,0 +1,1 @@
+"""npugraph_ex's configuration: one flat table of options."""

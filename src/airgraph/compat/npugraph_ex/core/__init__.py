@@ -1,0 +1,5 @@
+"""npugraph_ex's `core`: the logger."""
+
+from airgraph.compat.npugraph_ex.core import utils
+
+__all__ = ["utils"]
