@@ -231,10 +231,10 @@ class Decode(nn.Module):
             self.register_buffer(f"values_{i}", torch.randn(1, shared, slots, depth))
 
     def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        angle = (position[:, None] * self.frequency).repeat(1, 2)
-        turn = (angle.cos(), angle.sin())
-        mask = (self.slots <= position)[None, None, None]
         x = self.embed(token)
+        angle = (position[:, None] * self.frequency).repeat(1, 2)
+        turn = (angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+        mask = (self.slots <= position)[None, None, None]
         for i, layer in enumerate(self.layers):
             x = layer(x, turn, position, getattr(self, f"keys_{i}"), getattr(self, f"values_{i}"), mask)
         return self.head(self.norm(x))

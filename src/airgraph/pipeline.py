@@ -230,6 +230,8 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     log.info("  graph: %s", gm.graph)
     for remark in (*config.remarks, *remarks_in(gm)):
         journal.remark(remark)
+    if config.mode == "reduce-overhead":
+        journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
 

@@ -100,10 +100,8 @@ def test_a_held_result_is_never_overwritten(device):
         return x + 1
 
     fast = compiled(f)
-    held = []
-    for i in range(12):
-        x = torch.full((3,), float(i), device=device)
-        held.append(fast(x))
+    arguments = [torch.full((3,), float(i), device=device) for i in range(12)]
+    held = [fast(x) for x in arguments]
     for i, y in enumerate(held):
         assert y.tolist() == [i + 1.0] * 3
     (program,) = programs()

@@ -12,10 +12,11 @@ first time, and a recording is a call like any other: its results are the caller
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -124,6 +125,18 @@ class Bound:
     run = record
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: what it frees (another graph, an event) cannot be freed while one captures."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @dataclass
 class Captured:
     """A CUDA graph."""
@@ -137,14 +150,14 @@ class Captured:
     def record(self, env: Env, symbols: Symbols) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.arena.device)
-        with torch.cuda.stream(self.arena.stream):
-            graph.capture_begin(self.pool, capture_error_mode=self.error_mode)
+        with torch.cuda.stream(self.arena.stream), no_collection():
             try:
+                graph.capture_begin(self.pool, capture_error_mode=self.error_mode)
                 self.work(env, symbols)
+                graph.capture_end()
             except BaseException:
                 self.abandon(graph)
                 raise
-            graph.capture_end()
         self.graph = graph
         self.work = nothing  # it holds what it was recorded with
         graph.replay()
