@@ -73,7 +73,8 @@ MAKES_NEW = frozenset({
     aten._softmax.default, aten._log_softmax.default, aten.embedding.default, aten.index.Tensor, aten.index_select.default,
     aten.gather.default, aten.cat.default, aten.clone.default, aten._to_copy.default, aten.copy.default,
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default, aten.max_pool2d_with_indices.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default, aten.max_pool2d_with_indices.default,
 })  # fmt: skip
 
 # Ops that copy their first argument and change a part of the copy: op → the view of that part.
@@ -88,6 +89,24 @@ CHANGES = frozenset({
     aten.index_fill.int_Tensor, aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_scatter.default,
 })  # fmt: skip
+
+
+class Memory:
+    """A class of values that may share memory: what must be known to let one of them be written."""
+
+    def __init__(self, value: Value, last: int) -> None:
+        self.readers = [(last, value)]  # the two of its values that are read last, the later one first
+        self.arguments = {value} if value.node.op == "Data" else set()
+        self.unknown = False  # it may be anybody's
+
+    def take(self, other: Memory) -> None:
+        self.readers = sorted([*self.readers, *other.readers], key=lambda r: -r[0])[:2]
+        self.arguments |= other.arguments
+        self.unknown = self.unknown or other.unknown
+
+    def read_after(self, place: int, written: Value) -> bool:
+        """Whether a value is read after this place, or (but for the one that is written) by the node there."""
+        return any(last > place or (last == place and value is not written) for last, value in self.readers)
 
 
 def find_writers(graph: Graph, wanted: Wanted) -> dict[Node, Writer]:
@@ -105,9 +124,8 @@ class Search:
         self.copies = [node for node in graph.of("AtenCall") if is_assignment(node)]
         self.last = last_readers(graph)
         self.future = future_of(graph, self.copies, self.writers)
-        # A value → the values it may share memory with, itself among them; and those whose memory may be anybody's.
-        self.memory: dict[Value, set[Value]] = {}
-        self.unknown: set[Value] = set()
+        self.leader: dict[Value, Value] = {}  # a value → one of its class, and so on up to the one that stands for it
+        self.classes: dict[Value, Memory] = {}
 
     def run(self) -> dict[Node, Writer]:
         found: dict[Node, Writer] = {}
@@ -121,30 +139,42 @@ class Search:
 
     def follow(self, node: Node) -> None:
         """What shares memory after an ordinary node."""
+        if not node.outputs:
+            return
         kind = memory_of(node, self.graph)
         self.join(node.outputs if kind == "new" else [*node.values(), *node.outputs])
         if kind == "unknown":
-            self.unknown.update(node.outputs)
+            self.memory(node.output).unknown = True
 
     def join(self, values: Iterable[Value]) -> None:
         """These values may share memory from now on."""
-        together: set[Value] = set()
-        for value in values:
-            together |= self.memory.get(value, {value})
-        for value in together:
-            self.memory[value] = together
+        leaders = list(dict.fromkeys(map(self.find, values)))
+        for other in leaders[1:]:
+            self.leader[other] = leaders[0]
+            self.classes[leaders[0]].take(self.classes.pop(other))
+
+    def find(self, value: Value) -> Value:
+        if value not in self.leader:
+            self.leader[value] = value
+            self.classes[value] = Memory(value, self.last.get(value, -1))
+        while self.leader[value] is not value:
+            self.leader[value] = self.leader[self.leader[value]]
+            value = self.leader[value]
+        return value
+
+    def memory(self, value: Value) -> Memory:
+        return self.classes[self.find(value)]
 
     def allowed(self, node: Node, place: int) -> bool:
-        written = first(node)
-        sharing = self.memory[written]
-        if any(self.last.get(v, -1) >= place for v in sharing - {written}) or self.last[written] > place:
+        written, *others = node.values()
+        memory = self.memory(written)
+        if memory.unknown or memory.read_after(place, written):
             return False  # somebody would see the write
-        if sharing & set(list(node.values())[1:]) or sharing & self.unknown:
+        if any(self.find(other) is self.find(written) for other in others):
             return False
-        arguments = {v for v in sharing if v.node.op == "Data"}
-        if not arguments:
+        if not memory.arguments:
             return self.wanted.values
-        return self.wanted.arguments and arguments == {self.future.get(node.output)}
+        return self.wanted.arguments and memory.arguments == {self.future.get(node.output)}
 
 
 # -- one node -------------------------------------------------------------------------------------------------------
