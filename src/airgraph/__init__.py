@@ -7,6 +7,7 @@ Importing this package changes nothing in PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
+from airgraph.capture.marks import mark_bucket
 from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
@@ -24,6 +25,7 @@ __all__ = [
     "compile",
     "explain",
     "get_compiler",
+    "mark_bucket",
     "register_converter",
     "register_kernel",
 ]
