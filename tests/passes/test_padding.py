@@ -265,3 +265,22 @@ def test_indices_that_may_count_from_the_end():
     assert refused(text, {"i": INT}, x=[S, 8], i=[4]) == said
     counted = "y = ge.IndexByTensor(x, [ge.Range(0, n, 1), i], indices_mask=[1, 1])"
     assert padding(counted, {"i": INT, "n": INT}, x=[S, 8], i=[S], n=None).outputs == ({0: S},)
+
+
+@pytest.mark.parametrize("first, safe", [(0, True), (-1, False)])
+def test_a_mask_picked_by_indices(first, safe):
+    """How transformers makes masks: mask[rows, columns] with all rows and all columns."""
+    text = f"""
+rows = ge.Unsqueeze(b, axes=[1])
+columns = typed(ge.Range({first}, n, 1), S)
+picked = ge.IndexByTensor(m, [rows, ge.Unsqueeze(columns, axes=[0])], indices_mask=[1, 1])
+y = typed(ge.FlashAttentionScore(q, k, k, ge.Reshape(picked, sizes(B, 1, 1, S)), is_causal=False)[0], B, 2, S, 8)
+"""
+    found = padding(text, {"m": BOOL, "b": INT, "n": INT}, **HEADS, m=[B, S], b=[B], n=None)
+    assert found.masks == {"m": False} if safe else isinstance(found, Refusal)
+
+
+def test_the_same_factors_in_other_groups():
+    """(s · 2 · 2) and (s · 4) are the same rows: heads that were repeated against heads that were not."""
+    text = "y = ge.Add(ge.Reshape(x, sizes(4 * S)), ge.Reshape(z, sizes(4 * S)))"
+    assert padding(text, x=[S, 2, 2], z=[S, 4]).outputs == ({0: 4 * S},)

@@ -42,19 +42,21 @@ def test_wrong_names():
 
 
 def test_auto_sizes():
-    small = [auto_bucket(n) for n in range(1, 41)]
-    assert small == [*range(1, 17), 18, 18, 20, 20, 22, 22, 24, 24, 26, 26, 28, 28, 30, 30, 32, 32,
-                     36, 36, 36, 36, 40, 40, 40, 40]  # fmt: skip
-    assert all(auto_bucket(n) % 8 == 0 for n in range(64, 5000) if n > 64)
-    assert len({auto_bucket(n) for n in range(1, 4097)}) == 16 + 8 * 8
-    assert list(auto_buckets(33)) == [36, 40, 44]
+    sizes = {bits: sorted({auto_bucket(n, bits) for n in range(1, 65)}) for bits in (3, 4)}
+    assert sizes[3] == [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert sizes[4] == [*range(1, 17), *range(18, 33, 2), *range(36, 65, 4)]
+    assert all(auto_bucket(n, 4) % 8 == 0 for n in range(65, 5000))
+    assert list(auto_buckets(33, 3)) == [40, 48, 56]
+    assert (Buckets.make({"batch": [2], "seq": "auto"}).bits, Buckets.make({"a": "auto", "b": "auto"}).bits) == (3, 4)
+    assert Buckets.make({"seq": "auto"}).choose("seq", 33) == 40
 
 
+@pytest.mark.parametrize("bits, limit", [(3, 1.1), (4, 1.05)])
 @pytest.mark.parametrize("low, high", [(1, 64), (16, 512), (100, 4096), (513, 1024), (1, 17)])
-def test_auto_wastes_little(low, high):
-    """Of lengths that are as likely one as the other; a batch and a length multiply."""
+def test_auto_wastes_little(low, high, bits, limit):
+    """Of lengths that are as likely one as the other; two sizes multiply."""
     sizes = range(low, high + 1)
-    assert sum(map(auto_bucket, sizes)) / sum(sizes) < 1.05
+    assert 1 <= sum(auto_bucket(n, bits) for n in sizes) / sum(sizes) < limit
 
 
 # -- what the graph was traced for ----------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def test_a_stream_of_requests(mode, programs):
     counts = program.counts
     assert counts.calls == 60 and counts.padded > 20 and 0 < counts.waste < 0.1
     assert sum(counts.buckets.values()) == 60
-    assert all(b == auto_bucket(b) and s == auto_bucket(s) for b, s in counts.buckets)
+    assert all(n == auto_bucket(n, 4) for bucket in counts.buckets for n in bucket)
     assert counts.true_elements == sum(b * s for b, s in sizes.tolist())
     assert program.journal.counters["padded calls"] == counts.padded
 
@@ -320,6 +322,28 @@ def test_results_of_every_kind(programs):
             found[5].fill_(3)
             assert x[0, 0] == 3, "a view of an argument is one of the user's"
     assert programs[0].counts.padded == 2, remarks()
+
+
+def test_ahead_of_time(programs):
+    model = Decoder().eval()
+    rows, length = torch.export.Dim("rows"), torch.export.Dim("length")
+    shapes = {"tokens": {0: rows, 1: length}}
+    tokens = torch.randint(0, 50, (3, 7))
+    fast = airgraph.compile(model, (tokens,), dynamic_shapes=shapes, buckets={"batch": [4, 8], "seq": "auto"})
+    for b, s in ((3, 7), (5, 19), (9, 5)):
+        same_as_eager(model, fast, torch.randint(0, 50, (b, s)))
+    assert programs[0].counts.padded == 3 and programs[0].counts.split == 1
+
+
+def test_comparing_op_by_op():
+    """The tool sees the program with its buckets, and finds it right."""
+    from airgraph.tools.compare import Comparing
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with torch.no_grad(), Comparing() as comparing:
+        compiled(model, batch=[8])(airgraph.mark_bucket(torch.randn(3, 4), 0, "batch"))
+    assert comparing.result().ok
+    assert JOURNALS[-1].counters["padded calls"] == 1
 
 
 def test_threads_share_a_program():

@@ -89,7 +89,7 @@ class Site:
     def attr(self, name: str) -> Any:
         return self.node.attrs.get(name, OPS[self.node.op].attrs.get(name))
 
-    def carries(self, factors: Factors) -> bool:
+    def carries(self, factors: Sequence[Dim]) -> bool:
         return self.walk.carries(factors)
 
     def carrying(self, fact: Fact) -> list[int]:
@@ -143,13 +143,24 @@ def aligned(site: Site, facts: Sequence[Fact]) -> tuple[Factors, ...]:
 
 
 def aligned_axis(site: Site, entries: Sequence[Factors]) -> Factors:
-    wide = list(dict.fromkeys(e for e in entries if e))
-    carrying = [e for e in wide if site.carries(e)]
-    if not carrying:
-        return wide[0] if wide else ()
+    wide = {coarse(site, e): e for e in entries if e}
+    if not any(map(site.carries, wide)):
+        return next(iter(wide.values()), ())
     if len(wide) > 1:
-        raise Mixed(f"meets {site.symbol} with {shown(wide[0])} against {shown(wide[1])}")
-    return carrying[0]
+        first, second, *_ = wide.values()
+        raise Mixed(f"meets {site.symbol} with {shown(first)} against {shown(second)}")
+    return next(iter(wide.values()))
+
+
+def coarse(site: Site, factors: Factors) -> Factors:
+    """The factors with those beside each other taken together that are not the size: (s, 2, 2) and (s, 4) are the same."""
+    found: list[Dim] = []
+    for factor in factors:
+        if found and not site.carries((factor,)) and not site.carries(found[-1:]):
+            found[-1] = found[-1] * factor
+        else:
+            found.append(factor)
+    return tuple(found)
 
 
 def shown(factors: Factors) -> str:

@@ -16,6 +16,7 @@ from airgraph.passes.padding_facts import (
     Site,
     aligned,
     aligned_axis,
+    coarse,
     numel_of,
     plain,
     rule,
@@ -195,7 +196,7 @@ def product(site: Site) -> Facts:
     k2, m = (-1, -2) if site.attr(f"{word}_x2") else (-2, -1)
     if site.carries(x1.axes[k1]) or site.carries(x2.axes[k2]):
         silent = 0 in (x1.padded(x1.rank + k1), x2.padded(x2.rank + k2))
-        if not silent or x1.axes[k1] != x2.axes[k2]:
+        if not silent or coarse(site, x1.axes[k1]) != coarse(site, x2.axes[k2]):
             raise Mixed(f"sums over {site.symbol}")
         site.keep_order()
     batch = aligned(site, [Fact(x1.axes[:-2]), Fact(x2.axes[:-2])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -291,4 +291,14 @@ def index(site: Site) -> Facts:
     picked = aligned(site, indices)
     rest = [f for i, f in enumerate(x.axes) if i not in at]
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
-    return [Fact((*rest[:first], *picked, *rest[first:]))]
+    pad = {first + to: x.pad[axis] for axis, to in followed(x, at, indices, len(picked))}
+    return [Fact((*rest[:first], *picked, *rest[first:]), pad)]
+
+
+def followed(x: Fact, at: Sequence[int], indices: Sequence[Fact], rank: int) -> Iterator[tuple[int, int]]:
+    """(axis, axis of the indices) where the added part of the indices picks the added part of x: mask[arange(s)]."""
+    for axis, fact in zip(at, indices):
+        if axis in x.pad and fact.place is not None:
+            end = numel_of(fact.axes[fact.place[0]]) + fact.place[1]
+            if sympy.sympify(end - numel_of(x.axes[axis])).is_nonnegative:
+                yield axis, fact.place[0] + rank - fact.rank

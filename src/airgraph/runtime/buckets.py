@@ -8,9 +8,10 @@ each size by itself: what may be padded in either of two sizes, whatever the oth
 
     Buckets.make({"batch": [1, 2, 4, 8], "seq": "auto"})
 
-"auto" keeps three bits behind the leading one of a size: 1 to 16 each, then 18, 20, … 32, 36, … 64, 72, … That is eight
-buckets from one power of two to the next, each at most 1/8 larger than the one before, multiples of 8 from 64 on. Of
-lengths that are as likely one as the other, 4 % is padding, so that batch and length together stay under 10 %.
+"auto" rounds a size up to a few significant bits. Three bits where one size is "auto": 1 to 8 each, then 10, 12, 14, 16, 20,
+24, 28, 32, 40, … four buckets from one power of two to the next. Of lengths that are as likely one as the other 8 % is then
+padding. Two sizes multiply, so each gets four bits where there are several: eight buckets in an octave, 4 % of padding. In
+both cases less than a tenth of what is computed is padding, with as few buckets as that takes.
 
 A bucket must be a size the graph was traced for: what PyTorch guards on (`s0 <= 512`) is asked for the bucket too.
 """
@@ -56,8 +57,13 @@ class Buckets:
     def choose(self, name: str, size: int, fits: Callable[[int], bool] = lambda bucket: True) -> int | None:
         """The smallest bucket that is large enough and that the graph allows."""
         sizes = self.sizes[name]
-        found = auto_buckets(size) if isinstance(sizes, str) else (s for s in sizes if s >= size)
+        found = auto_buckets(size, self.bits) if isinstance(sizes, str) else (s for s in sizes if s >= size)
         return next((bucket for bucket in found if fits(bucket)), None)
+
+    @property
+    def bits(self) -> int:
+        """How fine "auto" is."""
+        return 3 if list(self.sizes.values()).count(AUTO) < 2 else 4
 
     def largest(self, name: str) -> int | None:
         """None: there is no largest."""
@@ -84,18 +90,18 @@ def sizes_of(name: str, sizes: Any) -> Sizes:
     return tuple(sorted(set(sizes)))
 
 
-def auto_bucket(size: int) -> int:
-    """`size` rounded up to four significant bits."""
-    step = 1 << max((size - 1).bit_length() - 4, 0)
+def auto_bucket(size: int, bits: int) -> int:
+    """`size` rounded up to so many significant bits."""
+    step = 1 << max((size - 1).bit_length() - bits, 0)
     return -(-size // step) * step
 
 
-def auto_buckets(size: int) -> Iterable[int]:
+def auto_buckets(size: int, bits: int) -> Iterable[int]:
     """The bucket of a size and the next two: a guard may forbid the first."""
-    bucket = auto_bucket(size)
+    bucket = auto_bucket(size, bits)
     for _ in range(3):
         yield bucket
-        bucket = auto_bucket(bucket + 1)
+        bucket = auto_bucket(bucket + 1, bits)
 
 
 def symbols_by_name(boundary: Boundary, names: Iterable[str], marks: Mapping[Any, str]) -> dict[str, list[Any]]:
@@ -240,6 +246,8 @@ class BucketedProgram:
         self.name = getattr(inner, "name", journal.graph)
         self.dimensions, self.buckets, self.limits = list(dimensions), buckets, limits
         self.symbols = [d.symbol for d in dimensions]
+        one = {d.name: d.symbol for d in reversed(self.dimensions)}  # sizes of one name (tokens, mask) count once
+        self.names, self.counted = list(one)[::-1], list(one.values())[::-1]
         self.counts = Counts()
         self._lock = threading.Lock()
         self._places = {i: self.fills(i) for i in range(len(boundary.arguments)) if self.fills(i)}
@@ -249,6 +257,13 @@ class BucketedProgram:
         spec = self.boundary.arguments[i]
         return {axis: (d.symbol, d.padding.masks.get(spec.name)) for d in self.dimensions
                 for axis in d.padding.inputs.get(spec.name, ())}  # fmt: skip
+
+    @property
+    def executable(self) -> Any:
+        return self.inner.executable
+
+    def bind(self, args: Sequence[Any]) -> Any:
+        return self.inner.bind(args)
 
     def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
         given = [*args, *rest] if isinstance(args, list | tuple) else [args, *rest]
@@ -291,15 +306,15 @@ class BucketedProgram:
         return wanted
 
     def count(self, sizes: Mapping[Any, int], wanted: Mapping[Any, int]) -> None:
-        true, run = (tuple(s[symbol] for symbol in self.symbols) for s in (sizes, wanted))
-        words = " ".join(f"{d.name}={size}" for d, size in zip(self.dimensions, run))
+        true, run = (tuple(s[symbol] for symbol in self.counted) for s in (sizes, wanted))
+        words = " ".join(f"{name}={size}" for name, size in zip(self.names, run))
         with self._lock:
             counts = self.counts
-            counts.padded += true != run
+            counts.padded += sizes != wanted
             counts.true_elements += product(true)
             counts.run_elements += product(run)
             counts.buckets[run] = counts.buckets.get(run, 0) + 1
-            self.journal.counters["padded calls"] += true != run
+            self.journal.counters["padded calls"] += sizes != wanted
             self.journal.counters[f"bucket {words}"] += 1
 
     # -- arguments and results --------------------------------------------------------------------------------------
