@@ -68,6 +68,7 @@ APART = {
     "a stack": ("y = ge.Pack([x, x], N=2, axis=0)", {1: S}),
     "broadcast to it": ("y = ge.Add(x, ge.BroadcastTo(w, sizes(S, 8)))", {0: S}),
     "sorting another axis": ("y = ge.Sort(x, axis=1)[0]", {0: S}),
+    "a deviation over another axis": ("y = ge.ReduceStdWithMean(x, x, dim=[1], keepdim=True)", {0: S}),
     "inference batch norm": ("y = ge.BNInfer(x, w, w, w, w)", {0: S}),
     "a sum over it, made of zeros": ("y = ge.Add(x, ge.ReduceSum(ge.ZerosLike(x), [0], keep_dims=False))", {0: S}),
 }
@@ -256,6 +257,16 @@ seen = ge.NotEqual(ge.{op}(ones, diagonal={diagonal}), ge.Const(0.0, dtype=0))
 y = typed(ge.FlashAttentionScore(q, k, k, seen, is_causal=False)[0], B, 2, S, 8)
 """
     assert isinstance(padding(text, {"n": INT}, **HEADS, n=None), Padding if safe else Refusal)
+
+
+@pytest.mark.parametrize("diagonal, safe", [(1, True), (2, False)])
+def test_a_causal_mask_filled_in(diagonal, safe):
+    text = f"""
+hidden = ge.Cast(ge.Triu(ge.Fill(ge.Pack([n, n], N=2), ge.Const(1.0, dtype=0)), diagonal={diagonal}), dst_type=12)
+scores = ge.MaskedFill(ge.BatchMatMul(x, x, adj_x2=True), hidden, ge.Const(-inf, dtype=0))
+y = ge.BatchMatMul(ge.SoftmaxV2(scores, axes=[-1]), x)
+"""
+    assert isinstance(padding(text, {"n": INT}, x=[B, S, 8], n=None), Padding if safe else Refusal)
 
 
 # -- picking --------------------------------------------------------------------------------------------------------

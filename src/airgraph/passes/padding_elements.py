@@ -193,10 +193,13 @@ def triangle(site: Site) -> Facts:
         return [replace(fact, fill=None)]
     if {i, j} & set(site.carrying(fact)):
         site.keep_order()
-    beyond = sympy.sympify(numel_of(fact.axes[j]) - numel_of(fact.axes[i]) - diagonal)
     pad = {axis: n for axis, n in fact.pad.items() if n == 0}  # what is cut away is 0
-    if site.carries(fact.axes[j]) and beyond.is_nonnegative:  # there j > i + diagonal, whatever the true row i
-        number = 0 if site.node.op == "Tril" else fact.padded(j)
+    # In the added part of j, with i a true row, j - i is 1 + size_j - size_i at least.
+    least = 1 + numel_of(fact.axes[j]) - numel_of(fact.axes[i]) - diagonal
+    if site.carries(fact.axes[j]):
+        cut_away = site.node.op == "Tril" and sympy.sympify(least - 1).is_nonnegative  # j > i + diagonal
+        stays = site.node.op == "Triu" and sympy.sympify(least).is_nonnegative  # j >= i + diagonal
+        number = 0 if cut_away else fact.padded(j) if stays else None
         if number is not None:
             pad[j] = number
     return [Fact(fact.axes, pad)]

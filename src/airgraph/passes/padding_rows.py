@@ -52,6 +52,13 @@ def variance(site: Site) -> Facts:
     return [reduced(site, fact, whole_axes(fact, tuple(site.attr("dim"))), site.attr("keepdim"))] * 2
 
 
+@rule("ReduceStdWithMean")
+def deviation(site: Site) -> Facts:
+    """The mean comes with it, as large as x."""
+    fact = Fact(aligned(site, [site.fact("x"), site.fact("mean")]))
+    return [reduced(site, fact, whole_axes(fact, tuple(site.attr("dim"))), site.attr("keepdim"))]
+
+
 @rule("LpNormV2")
 def norm(site: Site) -> Facts:
     fact = site.fact("x")

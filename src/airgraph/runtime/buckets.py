@@ -8,10 +8,10 @@ each size by itself: what may be padded in either of two sizes, whatever the oth
 
     Buckets.make({"batch": [1, 2, 4, 8], "seq": "auto"})
 
-"auto" rounds a size up to a few significant bits. Three bits where one size is "auto": 1 to 8 each, then 10, 12, 14, 16, 20,
-24, 28, 32, 40, … four buckets from one power of two to the next. Of lengths that are as likely one as the other 8 % is then
-padding. Two sizes multiply, so each gets four bits where there are several: eight buckets in an octave, 4 % of padding. In
-both cases less than a tenth of what is computed is padding, with as few buckets as that takes.
+"auto" rounds a size up to a few significant bits. Three bits where one size is "auto": 1 to 8 each, then 10, 12, 14, 16,
+20, 24, 28, 32, 40, … four buckets from one power of two to the next. Of lengths that are as likely one as the other 8 % is
+then padding. Two sizes multiply, so each gets four bits where there are several: eight buckets in an octave, 4 % of
+padding. In both cases less than a tenth of what is computed is padding, with as few buckets as that takes.
 
 A bucket must be a size the graph was traced for: what PyTorch guards on (`s0 <= 512`) is asked for the bucket too.
 """
@@ -63,7 +63,7 @@ class Buckets:
     @property
     def bits(self) -> int:
         """How fine "auto" is."""
-        return 3 if list(self.sizes.values()).count(AUTO) < 2 else 4
+        return 3 if sum(isinstance(sizes, str) for sizes in self.sizes.values()) < 2 else 4
 
     def largest(self, name: str) -> int | None:
         """None: there is no largest."""
