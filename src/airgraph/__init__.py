@@ -7,6 +7,7 @@ Importing this package changes nothing in PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
+from airgraph.capture.marks import mark_bucket
 from airgraph.capture.patterns import register_replacement
 from airgraph.config import Config
 from airgraph.convert import register_converter
@@ -27,6 +28,7 @@ __all__ = [
     "explain",
     "get_compiler",
     "graphs",
+    "mark_bucket",
     "mark_step_begin",
     "register_converter",
     "register_kernel",

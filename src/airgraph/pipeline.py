@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
 from airgraph.capture.export import CompiledModel, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert
 from airgraph.convert.metadata import SYMBOLIC
@@ -38,6 +39,7 @@ from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
 from airgraph.plan.index import Refuse
+from airgraph.runtime.buckets import Buckets, Limits, bucketed
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
@@ -51,7 +53,12 @@ _numbers = itertools.count(1)
 
 
 def compile_graph(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str, config: Config, model: int = 0
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    phase: str,
+    config: Config,
+    model: int = 0,
+    marks: Mapping[Any, str] | None = None,
 ) -> Runner:
     """One FX graph → one program."""
     name = f"graph_{next(_numbers)}"
@@ -73,6 +80,7 @@ def compile_graph(
         executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
     classify(executable.graph, inputs, journal, time.perf_counter() - start)
     program: Runner = make_program(name, boundary, executable, journal, config)
+    program = in_buckets(program, gm, inputs, config, journal, marks or {})
     for wrap in _wraps:
         program = wrap(gm, program, config)
     return program
@@ -193,6 +201,27 @@ def make_program(name: str, boundary: Boundary, executable: Any, journal: Journa
         fixed = fixed_inputs() if journal.phase != "backward" else frozenset()
         return ReplayProgram(name, boundary, executable, journal, config, fixed)
     return Program(name, boundary, executable, journal)
+
+
+def graph_to_analyse(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config) -> tuple[Graph, Boundary]:
+    """The graph of GE ops of an FX graph, for somebody who only wants to read it."""
+    gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: None)
+    with _disable_current_modes():
+        return convert(gm, "graph", REGISTRY, Journal(), has_kernel=lambda op: True)
+
+
+def in_buckets(program: Runner, gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal,
+               marks: Mapping[Any, str]) -> Runner:  # fmt: skip
+    """The program behind the buckets that are asked for. Whether a size may be padded is found out on a graph of GE ops,
+    also where the program is one of ATen ops: there are rules for the former, and one set of rules is enough."""
+    if config.buckets is None:
+        return program
+    if journal.phase != "inference":
+        journal.remark(f"buckets: a {journal.phase} graph runs at its true sizes; only inference is padded")
+        return program
+    with _disable_current_modes(), journal.stage("buckets"):
+        graph, boundary = convert(gm, journal.graph, REGISTRY, Journal(), has_kernel=lambda op: True)
+        return bucketed(program, graph, boundary, Buckets.make(config.buckets), marks, Limits.of(inputs), journal)
 
 
 def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, engine: ReferenceEngine,
@@ -318,7 +347,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         warm_up(chosen)
         model = next(_models)
         write_model(model, gm, chosen)
-        programs, compiler = collecting(chosen, model)
+        programs, compiler = collecting(chosen, model, bucket_marks(gm, example_inputs))
         traced = compile_by_aot(gm, example_inputs, compiler, keep_input_mutations=chosen.keep_input_mutations,
                                 decompositions=chosen.decompositions)  # fmt: skip
         return shortest(programs, traced, len(example_inputs))
@@ -326,12 +355,14 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
     return compile_model
 
 
-def collecting(config: Config, model: int = 0) -> tuple[list[Any], GraphCompiler]:
+def collecting(
+    config: Config, model: int = 0, marks: Mapping[Any, str] | None = None
+) -> tuple[list[Any], GraphCompiler]:
     """A compiler, and the list its programs go into."""
     programs: list[Any] = []
 
     def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Runner:
-        programs.append(compile_graph(graph, inputs, phase, config, model))
+        programs.append(compile_graph(graph, inputs, phase, config, model, marks))
         return programs[-1]
 
     return programs, compiler
@@ -368,6 +399,7 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     config = Config.make(base, **options)
+    Buckets.make(config.buckets or {})
     known = [*PASSES, *FAMILIES]
     for name in config.passes_off:
         if name not in known:

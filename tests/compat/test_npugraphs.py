@@ -59,7 +59,7 @@ WRONG = [
     ({"enable_shape_handling": 1}, "enable_shape_handling cannot be 1\n  allowed: a bool"),
     ({"shape_handling_configs": {}}, "shape_handling_configs cannot be {}\n  allowed: a list"),
     ({"shape_handling_dict": []}, "shape_handling_dict cannot be []\n  allowed: a dict"),
-    ({"enable_shape_handling": True}, "shape handling is not there yet\n  try: "),
+    ({"enable_shape_handling": True}, "shape handling needs airgraph.compat.install\n  try: "),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, Leaf, apply_options, check_support
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import COMPILE_OPTIONS, OPTIONS, NoEffect, Off, Switches, To
+from airgraph.compat.torchair.configs.options import COMPILE_OPTIONS, OPTIONS, ByBackend, NoEffect, Off, Switches, To
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -123,6 +123,8 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
             assert changed == {"remarks"} and made.remarks == (told,)
         case Switches("file"):
             assert changed == set()  # this one switches nothing
+        case ByBackend():
+            assert changed == set()  # it is read where the arguments of a call are known
         case NoEffect(why):
             assert made.remarks == (f"config.{path}={value!r} {why}",)
 

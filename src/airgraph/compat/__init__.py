@@ -48,9 +48,10 @@ def install(host: str = "cpu") -> None:
         if is_real(name):
             raise CompatError(f"a real {name} is installed here, and airgraph does not shadow it",
                               hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
-    from airgraph.compat import inductor, npu
+    from airgraph.compat import inductor, npu, shape_handling
 
     npu.install(host=host)
+    shape_handling.install()
     for alias, package in MODULES.items():
         for name in all_modules(package):
             _installed[alias + name.removeprefix(package)] = importlib.import_module(name)
@@ -64,8 +65,9 @@ def install(host: str = "cpu") -> None:
 
 def uninstall() -> None:
     """Take the modules away again. (PyTorch keeps the name `npu` for the rest of the process.)"""
-    from airgraph.compat import inductor, npu
+    from airgraph.compat import inductor, npu, shape_handling
 
+    shape_handling.uninstall()
     for name, module in _installed.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]

@@ -64,6 +64,7 @@ def shape_handling(options: Mapping[str, Any]) -> list[str]:
         if options[name] is not None and not isinstance(options[name], wanted):
             raise ConfigError(f"{name} cannot be {options[name]!r}", where={"allowed": f"a {wanted.__name__}"})
     if options["enable_shape_handling"]:
-        raise ConfigError("shape handling is not there yet", hint="without enable_shape_handling, or dynamic=True")
+        # Once installed, it stands around what torch.compile makes, and takes these options out on the way.
+        raise ConfigError("shape handling needs airgraph.compat.install() before torch.compile", hint="airgraph run SCRIPT")
     idle = [name for name in ("shape_handling_configs", "shape_handling_dict") if options[name]]
     return [f"{' and '.join(idle)} have no effect while enable_shape_handling is False"] if idle else []

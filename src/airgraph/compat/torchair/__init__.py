@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from airgraph.capture.patterns import register_replacement
-from airgraph.compat.torchair import configs, core, ge, ops
+from airgraph.compat.torchair import configs, core, ge, inference, ops
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
 from airgraph.compat.torchair.core.utils import logger
@@ -23,6 +23,7 @@ __all__ = [
     "ge",
     "get_compiler",
     "get_npu_backend",
+    "inference",
     "logger",
     "ops",
     "register_fx_node_ge_converter",
@@ -32,7 +33,6 @@ __all__ = [
 # Parts of TorchAir that airgraph does not have yet: asking for one says so instead of looking like a typing error.
 LATER = (
     "dynamo_export",
-    "inference",
     "llm_datadist",
     "npu_format_cast_via_cpu",
     "patch_for_hcom",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from airgraph import pipeline
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
+from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -29,7 +31,11 @@ def npu_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, comp
     config = apply_options(compiler_config, options)
     if mode is not None:
         config.mode = mode
-    return pipeline.backend(to_config(config, decompositions))(gm, example_inputs)
+    chosen, gears = to_config(config, decompositions), gears_of(example_inputs)
+    if buckets := buckets_of(gears):
+        chosen = replace(chosen, buckets={**(chosen.buckets or {}), **buckets})
+    guard = guard_of(gears, config.inference_config.dynamic_gears_merge_policy.value)
+    return guard(pipeline.backend(chosen)(gm, example_inputs))
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:

@@ -45,6 +45,11 @@ class Switches:
 
 
 @dataclass(frozen=True)
+class ByBackend:
+    """The option is read by the backend itself: it depends on the arguments of a call."""
+
+
+@dataclass(frozen=True)
 class NoEffect:
     why: str
 
@@ -64,7 +69,7 @@ class Option:
     path: str
     default: Any
     check: Check
-    here: To | Off | Switches | NoEffect
+    here: To | Off | Switches | ByBackend | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
     captured: To | None = None
@@ -187,7 +192,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("experimental_config.aclgraph._super_kernel_optimize_options", None, of_type(dict), NPU, only=ACL),
     Option("experimental_config.aclgraph._super_kernel_debug_options", None, of_type(dict), NPU, only=ACL),
 
-    Option("inference_config.dynamic_gears_merge_policy", "zip", choice("zip", "product"), LATER, only=GE),
+    Option("inference_config.dynamic_gears_merge_policy", "zip", choice("zip", "product"), ByBackend(), only=GE),
 
     Option("ge_config.enable_single_stream", False, boolean, NPU, _global("ge.enableSingleStream", TRUE_FALSE), GE),
     Option("ge_config.oo_level", "O3", choice("O1", "O3"), Off("fusion", when="O1"), _global("ge.oo.level"), GE),

@@ -1,0 +1,556 @@
+"""torch_npu's shape handling: a batch is padded or split, a length padded, so that few shapes are ever compiled.
+
+    shape_handling.install()
+    torch.compile(model, backend="npugraphs", options={
+        "enable_shape_handling": True,
+        "shape_handling_configs": [{"type": "BATCHSIZE", "gears": [4, 8]}, {"type": "SEQLEN", "dimensions": 1}],
+    })
+
+It sits around the compiled callable, so it is the same for every backend, and `fullgraph=True` makes no difference.
+`install` puts it into `torch.compile` and `uninstall` takes it out again.
+
+The first call runs as it is, under a backend that does nothing but look: it makes our graph of the function with these
+sizes symbolic, asks `passes.padding` whether padding changes the results, and notes for each result which of its dimensions
+is which size. Every later call acts on that: what must not be padded runs at its own size (a warning names the op), what
+comes back is cut in each padded dimension, and only results that have a batch are put together again. A size of 0 or 1
+tells nothing about others, so the first look waits for larger ones, and such a size is never padded.
+
+Nothing of a call is kept on the object and nothing of the user's is written to: threads may share it, and an exception in
+one call does not reach the next. Padding, cutting and joining are differentiable.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from airgraph import pipeline
+from airgraph.capture.aot import compile_by_aot
+from airgraph.config import Config
+from airgraph.convert.metadata import size_of
+from airgraph.ir.symbols import evaluate
+from airgraph.passes.padding import Padding, Refusal, padding_of
+from airgraph.passes.padding_facts import has
+from airgraph.runtime.buckets import Limits
+
+BATCH, SEQUENCE = "BATCHSIZE", "SEQLEN"
+LARGEST = {BATCH: 8192, SEQUENCE: 1310720}
+MOST_GEARS = 64
+NAMES = ("enable_shape_handling", "shape_handling_configs", "shape_handling_dict")
+FUNCTIONS = ("trans_pre_fn", "trans_post_fn", "re_pre_fn", "re_post_fn")
+WEAK_MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Gears:
+    """One entry of `shape_handling_configs`, checked."""
+
+    type: str
+    gears: tuple[int, ...]
+    dimensions: tuple[int, ...]
+    indices: tuple[int, ...]  # of tensors among the flattened arguments; empty: all that have the dimension
+    value: float | None  # None: the last row once more
+
+    def choose(self, size: int) -> int | None:
+        """The smallest gear that fits; None above the largest."""
+        return next((g for g in self.gears if g >= size), None)
+
+
+def read_configs(configs: Sequence[Mapping[str, Any]] | None) -> tuple[Gears, ...]:
+    """The settings, or ValueError. None, or an empty list: batches from 1 to 1024."""
+    given = [{"type": BATCH}] if not configs else list(configs)
+    if len(given) > 2:
+        raise ValueError("NPUShapeHandling currently supports only two dimensions.")
+    found = tuple(read_config(dict(entry)) for entry in given)
+    if len({g.type for g in found}) != len(found):
+        raise ValueError(f"shape_handling_configs: two entries have the type {found[0].type!r}")
+    return found
+
+
+KEYS = ("type", "dimensions", "indices", "value", "gears", "min_size", "max_size", "policy")
+
+
+def read_config(entry: dict[str, Any]) -> Gears:
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(f"shape_handling_configs: unknown key {key!r}, known are {', '.join(KEYS)}")
+    kind = entry.get("type")
+    if kind not in LARGEST:
+        raise ValueError(f"shape_handling_configs: type must be {BATCH!r} or {SEQUENCE!r}, got {kind!r}")
+    if entry.get("policy", "TIMES") not in ("TIMES", "CUSTOM"):
+        raise ValueError(f"shape_handling_configs: policy must be 'TIMES' or 'CUSTOM', got {entry['policy']!r}")
+    dimensions = entry.get("dimensions", 0 if kind == BATCH else 1)
+    dimensions = whole_numbers("dimensions", [dimensions] if isinstance(dimensions, int) else dimensions) or (
+        0 if kind == BATCH else 1,
+    )
+    indices = whole_numbers("indices", entry.get("indices", []))
+    if len(set(indices)) != len(indices):
+        raise ValueError(f"shape_handling_configs: indices {list(indices)} has a number twice")
+    if kind == BATCH:
+        dimensions = dimensions[:1]
+    elif len(dimensions) > 1 and len(dimensions) != len(indices):
+        raise ValueError(f"shape_handling_configs: {len(dimensions)} dimensions for {len(indices)} indices")
+    value = entry.get("value")
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise ValueError(f"shape_handling_configs: value must be a number, got {value!r}")
+    return Gears(kind, read_gears(kind, entry), dimensions, indices, value)
+
+
+def whole_numbers(key: str, numbers: Any) -> tuple[int, ...]:
+    if not isinstance(numbers, list | tuple) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"shape_handling_configs: {key} must be a list of whole numbers from 0 on, got {numbers!r}")
+    return tuple(numbers)
+
+
+def read_gears(kind: str, entry: Mapping[str, Any]) -> tuple[int, ...]:
+    """Explicit gears, else those from min_size to max_size."""
+    gears = whole_numbers("gears", entry.get("gears") or [])
+    if not gears:
+        if entry.get("policy", "TIMES") != "TIMES":
+            raise ValueError("Currently, only the TIMES policy supports passing min_size and max_size parameters.")
+        gears = times_gears(entry.get("min_size", 1), entry.get("max_size", 1024))
+    gears = tuple(sorted(set(gears)))
+    if len(gears) > MOST_GEARS or gears[0] < 1 or gears[-1] > LARGEST[kind]:
+        raise ValueError(f"shape_handling_configs: {kind} takes up to {MOST_GEARS} gears from 1 to {LARGEST[kind]}, got "
+                         f"{len(gears)} from {gears[0]} to {gears[-1]}")  # fmt: skip
+    return gears
+
+
+def times_gears(smallest: Any, largest: Any) -> tuple[int, ...]:
+    """The smallest, the powers of two between, the largest.
+
+    times_gears(3, 20)  →  (3, 4, 8, 16, 20)
+    """
+    if type(smallest) is not int or type(largest) is not int or not 1 <= smallest <= largest:
+        raise ValueError(
+            f"shape_handling_configs: 1 <= min_size <= max_size must hold, got {smallest!r} and {largest!r}"
+        )
+    powers = [1 << k for k in range(largest.bit_length()) if smallest < 1 << k <= largest]
+    return tuple(sorted({smallest, *powers, largest}))
+
+
+def read_functions(functions: Mapping[str, Any] | None) -> dict[str, Callable[..., Any]]:
+    found = {name: function for name, function in (functions or {}).items() if function is not None}
+    for name, function in found.items():
+        if name not in FUNCTIONS:
+            raise ValueError(f"shape_handling_dict: unknown key {name!r}, known are {', '.join(FUNCTIONS)}")
+        if not callable(function):
+            raise ValueError(f"shape_handling_dict: {name} must be a function, got {type(function).__name__}")
+    return found
+
+
+# -- what is known of a function ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Place:
+    """A size that is handled: where it is among the tensors."""
+
+    tensor: int
+    dim: int
+    gears: Gears
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the first look told: the symbol of each place, the sizes of each result, and what stands in the way."""
+
+    symbols: Mapping[Place, Any] = field(default_factory=dict)
+    results: tuple[Any, ...] = ()  # a shape; or the number of the tensor that comes back as it is
+    fills: Mapping[Place, Any] = field(default_factory=dict)  # what a mask is padded with
+    limits: Limits | None = None
+    ordered: str | None = None  # the op that needs all rows together
+    refusal: str | None = None
+
+
+class ShapeHandling:
+    """The settings, put around a compiled function.
+
+    handled = ShapeHandling([{"type": "BATCHSIZE", "gears": [4, 8]}]).around(function, torch.compile(function))
+    """
+
+    def __init__(self, configs: Sequence[Mapping[str, Any]] | None = None,
+                 functions: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+        self.gears = read_configs(configs)
+        self.functions = read_functions(functions)
+
+    def around(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        handled = HandledFunction(self, function, compiled)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return handled(*args, **kwargs)
+
+        call.shape_handling = handled  # type: ignore[attr-defined]
+        return call
+
+    # -- from arguments to tensors and back, perhaps by the user's functions ------------------------------------------
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        own = self.functions.get("trans_pre_fn")
+        if own is not None:
+            return list(own(*args, **kwargs))
+        return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    def calls(self, groups: list[list[torch.Tensor]], args: tuple[Any, ...],
+              kwargs: dict[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:  # fmt: skip
+        own = self.functions.get("trans_post_fn")
+        if own is not None:
+            positional, named = own(groups)
+            return list(zip(map(tuple, positional), named, strict=True))
+        return [put_back(group, args, kwargs) for group in groups]
+
+    def results(self, outputs: list[Any]) -> list[list[torch.Tensor]]:
+        own = self.functions.get("re_pre_fn")
+        if own is not None:
+            return [list(tensors) for tensors in own(outputs)]
+        return [[leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)] for out in outputs]
+
+    def answer(self, tensors: list[torch.Tensor], outputs: list[Any]) -> Any:
+        own = self.functions.get("re_post_fn")
+        if own is not None:
+            return own(tensors)
+        leaves, structure = pytree.tree_flatten(outputs[0])
+        rest = iter(tensors)
+        whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(whole, structure)
+
+
+def put_back(tensors: Sequence[torch.Tensor], args: tuple[Any, ...],
+             kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The arguments with other tensors in place of theirs; all by position, if a user's function made others of them."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    if sum(isinstance(leaf, torch.Tensor) for leaf in leaves) != len(tensors):
+        return tuple(tensors), {}
+    rest = iter(tensors)
+    whole = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    positional, named = pytree.tree_unflatten(whole, structure)
+    return tuple(positional), named
+
+
+class HandledFunction:
+    """One function with its gears, and what was learned of it for each kind of arguments."""
+
+    def __init__(self, handling: ShapeHandling, function: Callable[..., Any], compiled: Callable[..., Any]) -> None:
+        self.handling, self.function, self.compiled = handling, function, compiled
+        self.learned: dict[Any, Learned] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = self.handling.tensors(args, kwargs)
+        places = self.places(tensors)
+        sizes = {p: tensors[p.tensor].shape[p.dim] for p in places}
+        if not places or any(size < 1 for size in sizes.values()):
+            return self.compiled(*args, **kwargs)
+        key = self.key(tensors, places, args, kwargs)
+        known = self.learned.get(key)
+        if known is None:
+            if any(size < 2 for size in sizes.values()):
+                return self.compiled(*args, **kwargs)
+            return self.look(key, tensors, places, args, kwargs)
+        if known.refusal is not None:
+            return self.compiled(*args, **kwargs)
+        return self.run(known, tensors, sizes, args, kwargs)
+
+    def places(self, tensors: Sequence[torch.Tensor]) -> list[Place]:
+        """Where the sizes are. Without `indices`: every tensor that has the dimension, and there the size of the first."""
+        found: list[Place] = []
+        for gears in self.handling.gears:
+            dims = gears.dimensions
+            if gears.indices:
+                at = [(i, dims[n] if len(dims) > 1 else dims[0]) for n, i in enumerate(gears.indices)]
+            else:
+                having = [i for i, t in enumerate(tensors) if t.ndim > dims[0]]
+                first = tensors[having[0]].shape[dims[0]] if having else 0
+                at = [(i, dims[0]) for i in having if tensors[i].shape[dims[0]] == first]
+            for i, dim in at:
+                if i >= len(tensors) or dim >= tensors[i].ndim:
+                    raise ValueError(f"shape handling: there is no dimension {dim} in tensor {i} of {len(tensors)}")
+                found.append(Place(i, dim, gears))
+        self.check_batch(tensors, found)
+        return found
+
+    def check_batch(self, tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+        sizes = {tensors[p.tensor].shape[p.dim] for p in places if p.gears.type == BATCH}
+        if len(sizes) > 1:
+            raise ValueError(f"shape handling: the batch is {', '.join(map(str, sorted(sizes)))} in several tensors")
+
+    def key(self, tensors: Sequence[torch.Tensor], places: Sequence[Place], args: Any, kwargs: Any) -> Any:
+        """What a look depends on: everything but the sizes that are handled."""
+        handled = {(p.tensor, p.dim) for p in places}
+        shapes = tuple((t.dtype, t.device, t.requires_grad, *(None if (i, d) in handled else n
+                                                             for d, n in enumerate(t.shape)))
+                       for i, t in enumerate(tensors))  # fmt: skip
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        plain = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+        training = getattr(getattr(self.function, "__self__", self.function), "training", None)
+        return shapes, plain, str(structure), torch.is_grad_enabled(), training
+
+    # -- the first look ---------------------------------------------------------------------------------------------
+    def look(self, key: Any, tensors: list[torch.Tensor], places: list[Place], args: Any, kwargs: Any) -> Any:
+        """One call as it is, with PyTorch's ops, of which we learn what padding would do to it."""
+        looker = Looker(tensors, places)
+        ((positional, named),) = self.handling.calls([tensors], args, kwargs)
+        with weakly_dynamic(tensors, places):
+            output = torch.compile(self.function, backend=looker)(*positional, **named)
+        (results,) = self.handling.results([output])
+        known = looker.learned(results, output)
+        with self._lock:
+            self.learned[key] = known
+        if known.refusal is not None:
+            warnings.warn(f"shape handling: sizes are not padded here: {known.refusal}", stacklevel=4)
+        return self.handling.answer(results, [output])
+
+    # -- every other call -------------------------------------------------------------------------------------------
+    def run(self, known: Learned, tensors: list[torch.Tensor], sizes: dict[Place, int], args: Any, kwargs: Any) -> Any:
+        chunks = self.chunks(known, sizes)
+        if chunks is None:
+            return self.compiled(*args, **kwargs)
+        groups = [self.group(known, tensors, sizes, at, count) for at, count in chunks]
+        outputs = [self.compiled(*a, **k) for a, k in self.handling.calls([g for g, _ in groups], args, kwargs)]
+        parts = [self.cut(known, r, tensors, s) for r, (_, s) in zip(self.handling.results(outputs), groups)]
+        whole = [self.join(known, i, [p[i] for p in parts]) for i in range(len(parts[0]))]
+        return self.handling.answer(whole, outputs)
+
+    def chunks(self, known: Learned, sizes: Mapping[Place, int]) -> list[tuple[int, int]] | None:
+        """(first row, rows) of each group; None if this call can only run as it is."""
+        if any(p.gears.type == SEQUENCE and p.gears.choose(n) is None for p, n in sizes.items()):
+            return None
+        batch = next(((p, n) for p, n in sizes.items() if p.gears.type == BATCH), None)
+        largest = batch[0].gears.gears[-1] if batch else 0
+        total = batch[1] if batch else 0
+        chunks = [(at, min(largest, total - at)) for at in range(0, total, largest)] if batch else [(0, 0)]
+        if len(chunks) > 1 and known.ordered is not None:
+            return None
+        true = {known.symbols[p]: n for p, n in sizes.items()}
+        fit = known.limits is not None and known.limits.allow(true)
+        return chunks if fit and all(self.allowed(known, sizes, count) for _, count in chunks) else None
+
+    def allowed(self, known: Learned, sizes: Mapping[Place, int], count: int) -> bool:
+        """The function must do at the gears what it did when it was looked at."""
+        wanted = {known.symbols[p]: p.gears.choose(count if p.gears.type == BATCH else n) for p, n in sizes.items()}
+        return known.limits is not None and known.limits.allow({s: n for s, n in wanted.items() if n is not None})
+
+    def group(self, known: Learned, tensors: Sequence[torch.Tensor], sizes: Mapping[Place, int], at: int,
+              count: int) -> tuple[list[torch.Tensor], dict[Any, int]]:  # fmt: skip
+        """The tensors of one group, padded, and the true sizes of it."""
+        group, true = list(tensors), {}
+        for place, size in sizes.items():
+            tensor = group[place.tensor]
+            if place.gears.type == BATCH:
+                tensor, size = tensor.narrow(place.dim, at, count), count
+            true[known.symbols[place]] = size
+            gear = place.gears.choose(size)
+            assert gear is not None
+            number = known.fills.get(place, place.gears.value)
+            group[place.tensor] = lengthened(tensor, place.dim, gear - size, number)
+        return group, true
+
+    def cut(self, known: Learned, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor],
+            true: Mapping[Any, int]) -> list[Any]:  # fmt: skip
+        """Each result at its true sizes."""
+        found = []
+        for result, shape in zip(results, known.results, strict=True):
+            if isinstance(shape, int):
+                found.append(tensors[shape])
+                continue
+            for dim, size in enumerate(evaluate(shape, true)):
+                result = result.narrow(dim, 0, size) if result.shape[dim] != size else result
+            found.append(result)
+        return found
+
+    def join(self, known: Learned, i: int, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The groups of one result; a result without a batch is the same in all of them."""
+        batch = {known.symbols[p] for p in known.symbols if p.gears.type == BATCH}
+        shape = known.results[i]
+        dims = (
+            [d for d, size in enumerate(shape) if any(has(size, s) for s in batch)] if isinstance(shape, tuple) else []
+        )
+        return torch.cat(parts, dims[0]) if len(parts) > 1 and dims else parts[0]
+
+
+def lengthened(tensor: torch.Tensor, dim: int, count: int, number: Any) -> torch.Tensor:
+    """With `count` more rows at the end, of this number or (None) like the last one. Gradients flow back."""
+    if not count:
+        return tensor
+    last = tensor.detach().narrow(dim, tensor.shape[dim] - 1, 1)
+    shape = [count if d == dim else n for d, n in enumerate(tensor.shape)]
+    more = last.expand(shape) if number is None else torch.full_like(last, number).expand(shape)
+    return torch.cat([tensor, more], dim)
+
+
+@contextmanager
+def weakly_dynamic(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> Iterator[None]:
+    """These sizes are symbols for Dynamo meanwhile, if the code allows it; the tensors then have their own marks again."""
+    before = {
+        id(tensors[p.tensor]): {k: v for k, v in vars(tensors[p.tensor]).items() if k in WEAK_MARKS} for p in places
+    }
+    with ExitStack() as stack:
+        stack.enter_context(sizes_forgotten())
+        stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))  # type: ignore[attr-defined]
+        try:
+            for p in places:
+                torch._dynamo.maybe_mark_dynamic(tensors[p.tensor], p.dim)
+            yield
+        finally:
+            for p in places:
+                tensor = tensors[p.tensor]
+                for name in WEAK_MARKS:
+                    vars(tensor).pop(name, None)
+                vars(tensor).update(before[id(tensor)])
+
+
+@contextmanager
+def sizes_forgotten() -> Iterator[None]:
+    """Dynamo keeps no sizes it sees meanwhile: what it compiles next, at a gear, is no second size to it."""
+    seen = torch._dynamo.pgo.get_code_state()
+    before = {code: dict(state.automatic_dynamic) for code, state in seen.items()}
+    try:
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):  # entries are replaced, not changed
+            yield
+    finally:
+        for code, state in seen.items():
+            state.automatic_dynamic.clear()
+            state.automatic_dynamic.update(before.get(code, {}))
+
+
+class Looker:
+    """A backend that runs the graph as PyTorch does, and finds out what padding would do to it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+        self.tensors, self.places = tensors, places
+        self.graphs = 0
+        self.symbols: dict[Place, Any] = {}
+        self.fills: dict[Place, Any] = {}
+        self.given: Sequence[Any] = ()  # what Dynamo calls the graph with
+        self.shapes: list[Any] = []
+        self.outputs: list[Any] = []
+        self.limits: Limits | None = None
+        self.ordered: str | None = None
+        self.refusal: str | None = None
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+        if self.graphs == 1:
+            self.given = example_inputs
+            self.read_sizes(gm, example_inputs)
+            with torch.no_grad():
+                compile_by_aot(gm, example_inputs, self.analyse, keep_input_mutations=True, decompositions=None)
+
+        def run(*args: Any) -> Any:
+            self.outputs = list(gm(*args))
+            return self.outputs
+
+        return run
+
+    def read_sizes(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        """The symbol of each place, and the sizes of what the graph gives back."""
+        metas: list[Any] = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
+        known = {id(tensor): meta for tensor, meta in zip(example_inputs, metas)}
+        sizes: list[Any] = [s for m in metas if isinstance(m, torch.Tensor) for s in m.shape]
+        env = next((s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)), None)
+        for place in self.places:
+            meta = known.get(id(self.tensors[place.tensor]))
+            size = size_of(meta.shape[place.dim]) if isinstance(meta, torch.Tensor) else None
+            size = env.replace(size) if env is not None and isinstance(size, sympy.Basic) else size
+            if meta is None:
+                self.symbols[place] = sympy.Symbol(f"unused_{place.tensor}_{place.dim}")
+            elif isinstance(size, sympy.Symbol):
+                self.symbols[place] = size
+            else:
+                self.refusal = f"the function fixes dimension {place.dim} of tensor {place.tensor} at {size}"
+        returned: Any = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+        for node in returned:
+            meta = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+            if isinstance(meta, torch.Tensor):
+                self.shapes.append(tuple(env.replace(sympy.sympify(size_of(s))) if env else s for s in meta.shape))
+            else:
+                self.shapes.append(None)
+
+    def analyse(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Callable[..., Any]:
+        graph, boundary = pipeline.graph_to_analyse(gm, inputs, Config())
+        self.limits = Limits.of(inputs)
+        for place, symbol in self.symbols.items():
+            found = padding_of(graph, symbol)
+            if isinstance(found, Refusal):
+                self.refusal = self.refusal or found.text()
+                continue
+            self.note(place, found, [spec.name for spec in boundary.arguments])
+        return lambda args: None
+
+    def note(self, place: Place, found: Padding, names: Sequence[str]) -> None:
+        if place.gears.type == BATCH and not found.splits:
+            self.ordered = self.ordered or found.ordered or "a result with the batch twice"
+        if found.masks and len(names) != len(self.given):
+            self.refusal = self.refusal or "arguments that share memory"
+        for name, given in zip(names, self.given):
+            if name in found.masks and given is self.tensors[place.tensor]:
+                self.fills[place] = found.masks[name]
+
+    def learned(self, results: Sequence[torch.Tensor], output: Any) -> Learned:
+        """With what came back: which result is which output of the graph, or which argument."""
+        refusal = self.refusal
+        if self.graphs != 1:
+            refusal = refusal or f"the function has {self.graphs} graphs; only one can be followed"
+        if any(type(leaf) is int for leaf in pytree.tree_leaves(output)):
+            refusal = refusal or "the function gives back a number, which may be a size"
+        shapes = {id(t): shape for t, shape in zip(self.outputs, self.shapes)}
+        arguments = {id(t): i for i, t in enumerate(self.tensors)}
+        found = [arguments.get(id(r), shapes.get(id(r))) for r in results]
+        if any(f is None for f in found):
+            refusal = refusal or "a result is not one of the graph's, so its sizes cannot be followed"
+        if refusal is not None:
+            return Learned(refusal=refusal)
+        return Learned(self.symbols, tuple(found), self.fills, self.limits, self.ordered)
+
+
+# -- in torch.compile -----------------------------------------------------------------------------------------------
+_original: list[Callable[..., Any]] = []
+
+
+def install() -> None:
+    """`torch.compile` takes the options of shape handling, for every backend. A second call does nothing."""
+    if _original:
+        return
+    original = torch.compile
+    _original.append(original)
+
+    @functools.wraps(original)
+    def compile(model: Any = None, *, options: Mapping[str, Any] | None = None, **rest: Any) -> Any:
+        mine, others = split_options(options)
+        if not mine.get("enable_shape_handling") or rest.get("disable"):
+            return original(model, options=others, **rest)
+        handling = ShapeHandling(mine.get("shape_handling_configs"), mine.get("shape_handling_dict"))
+        if model is None:
+            return lambda function: compile(function, options=options, **rest)
+        return wrapped(handling, model, original(model, options=others, **rest))
+
+    torch.compile = compile
+
+
+def uninstall() -> None:
+    if _original:
+        torch.compile = _original.pop()
+
+
+def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Ours, under either spelling, and the rest for the backend."""
+    named = {key.replace("-", "_"): key for key in options or {} if key.replace("-", "_") in NAMES}
+    mine = {name: (options or {})[key] for name, key in named.items()}
+    others = {key: value for key, value in (options or {}).items() if key not in named.values()}
+    return mine, (others or None)
+
+
+def wrapped(handling: ShapeHandling, model: Any, compiled: Any) -> Any:
+    """A compiled module stays a module: only what it calls is another."""
+    if not isinstance(compiled, torch.nn.Module):
+        return handling.around(model, compiled)
+    compiled.forward = handling.around(model, compiled.forward)
+    return compiled
