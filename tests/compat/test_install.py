@@ -58,7 +58,7 @@ def test_what_is_missing_says_so():
         torchair.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["torchair", "torch_npu"])
+@pytest.mark.parametrize("name", ["torchair", "torch_npu", "npugraph_ex"])
 def test_a_real_one_is_never_shadowed(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("real = True\n")
     result = run(f"""
