@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airgraph.compat.shape_handling import OPTIONS, check_options
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
 BACKENDS = ("default", "mlir", "dvm", "ascendc", "triton_experimental")
-SHAPES = {"enable_shape_handling": bool, "shape_handling_configs": list, "shape_handling_dict": dict}
 FIELDS = [name for name in Config.names() if name not in ("mode", "foreign")]
-KNOWN = ["triton.cudagraphs", "trace.enabled", "npu_backend", *SHAPES, *FIELDS]
+KNOWN = ["triton.cudagraphs", "trace.enabled", "npu_backend", *OPTIONS, *FIELDS]
 
 
 def to_config(options: Mapping[str, Any] | None, mode: str | None = None) -> Config:
@@ -32,7 +32,7 @@ def to_config(options: Mapping[str, Any] | None, mode: str | None = None) -> Con
     for name in given:
         if name not in KNOWN:
             raise ConfigError(f'unknown option {name!r} of backend="npugraphs"', where={"known": ", ".join(KNOWN)})
-    remarks = shape_handling({name: given.get(name) for name in SHAPES})
+    remarks = shape_handling({name: given.get(name) for name in OPTIONS})
     fields = {name: given[name] for name in FIELDS if name in given}
     if not checked(given, "triton.cudagraphs", True):
         fields["force_eager"] = True
@@ -59,12 +59,11 @@ def npu_backend(name: Any) -> list[str]:
 
 
 def shape_handling(options: Mapping[str, Any]) -> list[str]:
-    """The one place where the three options of shape handling are handed on."""
-    for name, wanted in SHAPES.items():
-        if options[name] is not None and not isinstance(options[name], wanted):
-            raise ConfigError(f"{name} cannot be {options[name]!r}", where={"allowed": f"a {wanted.__name__}"})
+    """They are for `torch.compile` itself (compat.shape_handling), which takes them out once it is installed."""
+    check_options(options)
     if options["enable_shape_handling"]:
-        # Once installed, it stands around what torch.compile makes, and takes these options out on the way.
-        raise ConfigError("shape handling needs airgraph.compat.install() before torch.compile", hint="airgraph run SCRIPT")
+        raise ConfigError(
+            "shape handling needs airgraph.compat.install() before torch.compile", hint="airgraph run SCRIPT"
+        )
     idle = [name for name in ("shape_handling_configs", "shape_handling_dict") if options[name]]
     return [f"{' and '.join(idle)} have no effect while enable_shape_handling is False"] if idle else []

@@ -37,6 +37,7 @@ from airgraph import pipeline
 from airgraph.capture.aot import compile_by_aot
 from airgraph.config import Config
 from airgraph.convert.metadata import size_of
+from airgraph.errors import ConfigError
 from airgraph.ir.symbols import evaluate
 from airgraph.passes.padding import Padding, Refusal, padding_of
 from airgraph.passes.padding_facts import has
@@ -45,7 +46,7 @@ from airgraph.runtime.buckets import Limits
 BATCH, SEQUENCE = "BATCHSIZE", "SEQLEN"
 LARGEST = {BATCH: 8192, SEQUENCE: 1310720}
 MOST_GEARS = 64
-NAMES = ("enable_shape_handling", "shape_handling_configs", "shape_handling_dict")
+OPTIONS = {"enable_shape_handling": bool, "shape_handling_configs": list, "shape_handling_dict": dict}
 FUNCTIONS = ("trans_pre_fn", "trans_post_fn", "re_pre_fn", "re_post_fn")
 WEAK_MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
@@ -542,10 +543,18 @@ def uninstall() -> None:
 
 def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Ours, under either spelling, and the rest for the backend."""
-    named = {key.replace("-", "_"): key for key in options or {} if key.replace("-", "_") in NAMES}
+    named = {key.replace("-", "_"): key for key in options or {} if key.replace("-", "_") in OPTIONS}
     mine = {name: (options or {})[key] for name, key in named.items()}
+    check_options(mine)
     others = {key: value for key, value in (options or {}).items() if key not in named.values()}
     return mine, (others or None)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    for name, wanted in OPTIONS.items():
+        value = options.get(name)
+        if value is not None and not isinstance(value, wanted):
+            raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": f"a {wanted.__name__}"})
 
 
 def wrapped(handling: ShapeHandling, model: Any, compiled: Any) -> Any:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves as leaves
 
 from airgraph.convert.aten_call import find_target
@@ -45,7 +46,7 @@ class Arena:
         self.slots = Slots(device)
         self.lock = threading.RLock()
         self.busy = False
-        self.steady: set[int] = set()  # addresses of parameters
+        self.steady: dict[int, StorageWeakRef] = {}  # addresses of parameters, and the memory they are in
         self._pool: Any = None
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
         self._stream: Any = None

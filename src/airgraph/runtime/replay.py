@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from airgraph.config import Config
 from airgraph.engine.protocol import Symbols
@@ -382,7 +383,7 @@ class ReplayProgram(Program):
                 continue
             steady = i in self.parameters or not self.config.clone_input
             if steady:
-                self.arena.steady.add(arg.data_ptr())
+                self.arena.steady[arg.data_ptr()] = StorageWeakRef(arg.untyped_storage())
             stays = not entry.recordings and address_of(arg) == entry.seen[i]
             if steady or (not entry.copying and (i in self.written or stays or self.lasting(arg))):
                 found.append(i)
@@ -391,7 +392,9 @@ class ReplayProgram(Program):
     def lasting(self, arg: torch.Tensor) -> bool:
         """Memory that will be there again: a result of another recording, or a parameter of another graph (which a
         backward graph gets among the saved tensors, where PyTorch does not say what is a parameter)."""
-        return arg.data_ptr() in self.arena.steady or self.arena.slots.holds(arg.untyped_storage().data_ptr())
+        known = self.arena.steady.get(arg.data_ptr())
+        steady = known is not None and not known.expired()
+        return steady or self.arena.slots.holds(arg.untyped_storage().data_ptr())
 
     def on_device(self, arg: Any) -> bool:
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -126,8 +127,14 @@ class Event(torch.Event):
 # Which stream is current, in each thread.
 
 
+@cache
+def _default() -> Stream:
+    """One object: Dynamo can trace a function that takes the default stream, but not one that makes a stream."""
+    return Stream(stream_id=0)
+
+
 def default_stream(device: Any = None) -> Stream:
-    return Stream(device, stream_id=0)
+    return _default()
 
 
 def current_stream(device: Any = None) -> Stream:
