@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 import airgraph
+from airgraph.runtime import replay
 
 Call = Callable[[], Any]
 
@@ -199,6 +200,7 @@ def grown(sizes: list[int]) -> int:
 
 def memory() -> dict[str, Any]:
     sizes = list(range(33, 1, -1))
+    grown(sizes)  # libraries keep the workspaces they make once
     alone, all_sizes = grown(sizes[:1]), grown(sizes)
     return {
         "MiB, largest alone": alone / 2**20,
@@ -207,7 +209,68 @@ def memory() -> dict[str, Any]:
     }
 
 
-PARTS = {"launch": launch, "decode": decode, "memory": memory}
+# -- stream -------------------------------------------------------------------------------------------------------------
+class Block(nn.Module):
+    """A causal transformer layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        parts = self.qkv(self.before(x)).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(rows, length, width))
+        return x + self.inner(self.after(x))
+
+
+def stream(requests: int = 2000) -> dict[str, Any]:
+    from airgraph.pipeline import wrapping
+    from airgraph.runtime.buckets import BucketedProgram, Buckets
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(1000, 256), Block(256, 8), Block(256, 8), nn.Linear(256, 1000)).cuda().eval()
+    sizes = {"batch": list(range(1, 9)), "seq": "auto"}
+    programs: list[Any] = []
+    how = airgraph.backend(mode="reduce-overhead", buckets=sizes, capture_limit=1024)
+    fast = torch.compile(model, dynamic=True, backend=how)
+    lengths = sorted({Buckets.make(sizes).choose("seq", n) for n in range(16, 513)})
+    with torch.no_grad(), wrapping(lambda gm, program, config: programs.append(program) or program):
+        for rows in sizes["batch"]:
+            for length in lengths:
+                for _ in range(2):
+                    fast(torch.zeros(rows, length, dtype=torch.long, device="cuda"))
+        buckets = [p for p in programs if isinstance(p, BucketedProgram)]
+        before = (len(programs), captures(), *tokens(buckets))
+        wrong = 0
+        for _ in range(requests):
+            rows, length = random.randint(1, 8), random.randint(16, 512)
+            x = torch.randint(0, 1000, (rows, length), device="cuda")
+            got = fast(x)
+            if random.random() < 0.05:
+                want = model(x)
+                wrong += not torch.allclose(got, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+        after = (len(programs), captures(), *tokens(buckets))
+    new = [b - a for a, b in zip(before, after)]
+    if wrong:
+        raise SystemExit(f"stream: {wrong} results are wrong")
+    return {"compiles after warm-up": float(new[0]), "captures after warm-up": float(new[1]),
+            "captured programs": float(len(airgraph.graphs())), "padded tokens, share": 1 - new[2] / new[3]}  # fmt: skip
+
+
+def captures() -> int:
+    return sum(p.journal.counters["captured"] for p in replay._PROGRAMS)
+
+
+def tokens(programs: list[Any]) -> tuple[int, int]:
+    return sum(p.counts.true_elements for p in programs), sum(p.counts.run_elements for p in programs)
+
+
+PARTS = {"launch": launch, "decode": decode, "memory": memory, "stream": stream}
 
 
 def main() -> None:

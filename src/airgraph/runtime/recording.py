@@ -35,6 +35,27 @@ from airgraph.runtime.slots import Slots
 Work = Callable[[Env, Symbols], None]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor was, and the memory it was in. (An address alone may be another tensor's by now.)"""
+
+    address: int
+    memory: StorageWeakRef | None
+
+    @classmethod
+    def of(cls, value: Any) -> Place:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return NOWHERE
+        return cls(value.data_ptr(), StorageWeakRef(value.untyped_storage()))
+
+    def still(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is there, and the memory has been alive all the time."""
+        return self.memory is not None and not self.memory.expired() and tensor.data_ptr() == self.address
+
+
+NOWHERE = Place(0, None)
+
+
 # -- the device ---------------------------------------------------------------------------------------------------------
 class Arena:
     """What all captured programs of one device share: the memory of their intermediates, the slots of their results, and
@@ -46,7 +67,7 @@ class Arena:
         self.slots = Slots(device)
         self.lock = threading.RLock()
         self.busy = False
-        self.steady: dict[int, StorageWeakRef] = {}  # addresses of parameters, and the memory they are in
+        self.steady: dict[int, Place] = {}  # where parameters are, by address
         self._pool: Any = None
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
         self._stream: Any = None

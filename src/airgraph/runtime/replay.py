@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from airgraph.config import Config
 from airgraph.engine.protocol import Symbols
@@ -40,10 +39,12 @@ from airgraph.journal import Journal
 from airgraph.runtime.numbers import free_numbers
 from airgraph.runtime.program import Program, quiet, strided, to_host
 from airgraph.runtime.recording import (
+    NOWHERE,
     Arena,
     Bound,
     Captured,
     Part,
+    Place,
     Recorder,
     Work,
     arena_of,
@@ -186,7 +187,7 @@ class Entry:
     """All recordings for one set of sizes."""
 
     layouts: dict[int, Layout]
-    seen: list[int]  # where the arguments were the last time
+    seen: list[Place]  # where the arguments were the first time
     recordings: list[Recording] = field(default_factory=list)
     copying: bool = False  # arguments moved too often: those that are no parameters are copied
 
@@ -322,7 +323,7 @@ class ReplayProgram(Program):
         if len(self.entries) > REMEMBERED:
             self.entries = {k: e for k, e in self.entries.items() if e.recordings}
         found = {i: Layout(tuple(o.shape), o.stride(), o.dtype) for i, o in enumerate(owned) if self.slotted(i, o)}
-        self.entries[key] = Entry(found, [address_of(to_host(a)) for a in args])
+        self.entries[key] = Entry(found, [Place.of(to_host(a)) for a in args])
         return owned
 
     def slotted(self, index: int, output: Any) -> bool:
@@ -383,8 +384,8 @@ class ReplayProgram(Program):
                 continue
             steady = i in self.parameters or not self.config.clone_input
             if steady:
-                self.arena.steady[arg.data_ptr()] = StorageWeakRef(arg.untyped_storage())
-            stays = not entry.recordings and address_of(arg) == entry.seen[i]
+                self.arena.steady[arg.data_ptr()] = Place.of(arg)
+            stays = not entry.recordings and entry.seen[i].still(arg)
             if steady or (not entry.copying and (i in self.written or stays or self.lasting(arg))):
                 found.append(i)
         return found
@@ -392,9 +393,8 @@ class ReplayProgram(Program):
     def lasting(self, arg: torch.Tensor) -> bool:
         """Memory that will be there again: a result of another recording, or a parameter of another graph (which a
         backward graph gets among the saved tensors, where PyTorch does not say what is a parameter)."""
-        known = self.arena.steady.get(arg.data_ptr())
-        steady = known is not None and not known.expired()
-        return steady or self.arena.slots.holds(arg.untyped_storage().data_ptr())
+        known = self.arena.steady.get(arg.data_ptr(), NOWHERE)
+        return known.still(arg) or self.arena.slots.holds(arg.untyped_storage().data_ptr())
 
     def on_device(self, arg: Any) -> bool:
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)
@@ -551,10 +551,6 @@ class ReplayProgram(Program):
 # -- addresses ----------------------------------------------------------------------------------------------------------
 def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
     return all(args[i].data_ptr() == addresses[i] for i in which)
-
-
-def address_of(arg: Any) -> int:
-    return arg.data_ptr() if isinstance(arg, torch.Tensor) and strided(arg) else 0
 
 
 # PyTorch has the same in C++, in its CUDA builds.
