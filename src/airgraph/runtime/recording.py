@@ -70,6 +70,7 @@ class Arena:
         self.steady: dict[int, Place] = {}  # where parameters are, by address
         self._pool: Any = None
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
+        self.spoiled: set[Any] = set()
         self._stream: Any = None
         self.last = 0  # the stream of the last replay
 
@@ -77,12 +78,17 @@ class Arena:
         """Where a program's intermediates are: in a pool of the user's, in the one all share, or in one of its own."""
         if given is None and not shared:
             return None
-        if given is None:
+        if given is None or given in self.spoiled:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             given = self._pool
         if given not in self.keepers:
             self.keepers[given] = self.empty_graph(given)
         return given
+
+    def spoil(self, pool: Any) -> None:
+        """PyTorch cannot capture in this pool any more; what was captured in it stays good."""
+        self.spoiled.add(pool)
+        self._pool = None if pool == self._pool else self._pool
 
     def empty_graph(self, pool: Any) -> Any:
         graph = torch.cuda.CUDAGraph()
@@ -113,6 +119,7 @@ class Arena:
         """Give back the memory, once no program is left."""
         self._pool = None
         self.keepers.clear()
+        self.spoiled.clear()
         self.slots = Slots(self.device)
         self.steady.clear()
         if self.device.type == "cuda":
@@ -185,13 +192,14 @@ class Captured:
         graph.replay()
 
     def abandon(self, graph: Any) -> None:
-        """Leave a capture that failed. PyTorch does not do so by itself: its memory still goes to the pool and its random
-        numbers still count as captured. Ending the capture fails with the error that is on its way already; a capture of
-        nothing ends well, and sets the random numbers right."""
+        """Leave a capture that failed. PyTorch does not do so by itself: memory still goes to its pool and random numbers
+        still count as captured. Ending the capture fails with the error that is on its way already; a capture of
+        nothing, in another pool, ends well and sets the random numbers right."""
         with suppress(RuntimeError):
             graph.capture_end()
         with suppress(RuntimeError):  # where the capture was left in order, this has been done
             torch._C._cuda_endAllocateToPool(self.arena.device.index, self.pool)
+        self.arena.spoil(self.pool)
         self.arena.empty_graph(torch.cuda.graph_pool_handle())
 
     def run(self, env: Env, symbols: Symbols) -> None:
