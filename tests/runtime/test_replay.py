@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import traceback
 import warnings
 import weakref
 
@@ -42,7 +43,7 @@ def nothing_stays_behind():
     airgraph.release()
     gc.collect()
     assert airgraph.graphs() == []
-    assert all(not arena.slots.slots and not arena.busy for arena in recording._ARENAS.values())
+    assert all(not arena.slots.slots and not arena.busy for arena in recording.arenas())
 
 
 def compiled(fn, **options):
@@ -434,13 +435,18 @@ def test_threads(device):
             held.append((fast(x), (x * 2).sin() + 1))
             if len(held) > 3:
                 held.pop(0)
-            if not all(torch.equal(a, b) for a, b in held):
-                problems.append(seed)
+            assert all(torch.equal(a, b) for a, b in held)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    def guarded(seed):
+        try:
+            work(seed)
+        except BaseException:
+            problems.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(4)]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    assert not problems
+    assert not problems, "\n".join(problems)
 
 
 # -- shapes and numbers -----------------------------------------------------------------------------------------------

@@ -138,6 +138,6 @@ def test_memory_is_back_after_release(functions):
     airgraph.release()
     gc.collect()
     assert airgraph.graphs() == []
-    assert all(not arena.slots.slots for arena in recording._ARENAS.values())
+    assert all(not arena.slots.slots for arena in recording.arenas())
     if device == "cuda":
         assert torch.cuda.memory_allocated() <= before

@@ -129,6 +129,10 @@ class Arena:
 _ARENAS: dict[torch.device, Arena] = {}
 
 
+def arenas() -> list[Arena]:
+    return list(_ARENAS.values())
+
+
 def arena_of(device: torch.device) -> Arena:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

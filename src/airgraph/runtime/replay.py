@@ -48,6 +48,7 @@ from airgraph.runtime.recording import (
     Recorder,
     Work,
     arena_of,
+    arenas,
     split_text,
     written_inputs,
 )
@@ -658,6 +659,7 @@ def release() -> int:
             program.forget(gone)
             program.entries.clear()
             count += len(gone)
-    for arena in {id(p.arena): p.arena for p in list(_PROGRAMS)}.values():
-        arena.reset()
+    for arena in arenas():
+        with arena.lock:
+            arena.reset()
     return count
