@@ -85,7 +85,7 @@ class Config:
     capture_limit: int = option(64, "replay: the most programs one graph keeps captured; the coldest goes first")
     capture_bytes: int | None = option(None, "replay: the most bytes of memory of captured programs on one device")
     capture_error_mode: ErrorMode = option(
-        "global", "replay on CUDA: what other threads may do while a graph is captured"
+        "thread_local", "replay on CUDA: what may go on while a graph is captured; global: nothing unsafe in any thread"
     )
     use_graph_pool: Any = option(None, "replay: the memory pool to capture in (torch.cuda.graph_pool_handle())")
     reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
