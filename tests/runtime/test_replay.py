@@ -475,6 +475,58 @@ def test_a_number_that_is_a_size_is_part_of_the_key(device):
         assert torch.equal(fast(x, k), x.repeat(k) * 1.5)
 
 
+def test_a_number_that_keeps_changing_is_left_to_its_ops(device):
+    def f(x, k):
+        return (x * 2).clamp(max=k) + 1
+
+    fast = compiled(f, dynamic=True)
+    x = torch.randn(4, device=device) * 20
+    counts = []
+    for k in range(2, 40):
+        assert torch.equal(fast(x, k), f(x, k))
+        assert torch.equal(fast(x, k), f(x, k))
+        counts.append(captures())
+    assert counts[-1] == counts[20] <= replay.CHANGES + 3
+    assert any("keeps changing" in r and "clamp" in r for p in programs() for r in p.journal.remarks)
+
+
+def test_nested_calls(device):
+    """An op that calls another compiled function: that one runs op by op, for the memory both share is in use."""
+    inner = compiled(lambda x: x.sin() + 1)
+    with torch.library._scoped_library("airgraph_test", "FRAGMENT") as lib:
+        lib.define("calling(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+        for key in ("CPU", "CUDA"):
+            lib.impl("calling", lambda x: inner(x).clone(), key)
+        lib.impl("calling", lambda x: torch.empty_like(x), "Meta")
+
+        def f(x):
+            y = x * 2
+            return torch.ops.airgraph_test.calling(y) + y
+
+        fast = compiled(f)
+        for _ in range(5):
+            x = torch.randn(8, device=device)
+            assert torch.equal(fast(x), (x * 2).sin() + 1 + x * 2)
+            assert torch.equal(inner(x), x.sin() + 1)
+        torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_streams():
+    """Two streams take turns: each waits for the other's work in the memory they share."""
+    fast = compiled(lambda x: (x @ x).softmax(-1) @ x)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    arguments = [torch.randn(512, 512, device="cuda") for _ in range(12)]
+    torch.cuda.synchronize()
+    results = []
+    for i, x in enumerate(arguments):
+        with torch.cuda.stream(streams[i % 2]):
+            results.append(fast(x).clone())
+    torch.cuda.synchronize()
+    for x, got in zip(arguments, results):
+        torch.testing.assert_close(got, (x @ x).softmax(-1) @ x)
+
+
 def test_capture_limit_drops_the_coldest(device):
     fast = compiled(lambda x: x * 2, dynamic=True, capture_limit=2)
     for n in (3, 4, 5, 3, 4, 5):

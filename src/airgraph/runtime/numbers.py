@@ -1,12 +1,14 @@
-"""Numbers among the arguments that a captured program reads from memory instead of having them built in.
+"""Numbers among the arguments of a captured program that change from call to call.
 
-    y = x * scale        scale: an int that changes from call to call
+    y = x * scale            read from memory
+    y = x.clamp(max=scale)   handed over by a call that is not captured, once the number has changed often enough
 
 A CUDA graph keeps the numbers its kernels were launched with, so each value of `scale` would be another capture. Where a
 number only meets tensors as an operand, it is handed to PyTorch as a tensor without dimensions on the device, and a
-replay writes the new value there first. Types do not change by that: such a tensor has no say in them against one with
-dimensions of the same kind of type, as a number has none. Half precision is left out: there PyTorch computes with a number
-in float32, but would round a tensor to half first.
+replay writes the new value there first (`free_numbers`). Types do not change by that: such a tensor has no say in them
+against one with dimensions of the same kind of type, as a number has none. Half precision is left out: there PyTorch
+computes with a number in float32, but would round a tensor to half first. Other numbers that are no sizes are part of the
+key at first; one that keeps changing is left to the ops that read it, which then run by themselves (`other_numbers`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def free_numbers(boundary: Boundary, executable: ReferenceExecutable) -> frozens
             continue
         value = values[spec.name]
         operand = bool(value.users) and all(is_operand(node, value) for node in value.users)
-        if operand and not shapes(spec.expr, value, executable) and not tells_results(boundary, spec.expr):
+        fixed = is_size(spec.expr, executable) or is_derived(spec.expr, value, executable)
+        if operand and not fixed and not tells_results(boundary, spec.expr):
             found[i] = id(value)
     executable.cells |= set(found.values())
     return frozenset(found)
@@ -50,19 +53,33 @@ def is_operand(node: Node, value: Value) -> bool:
     return tensor.dtype in EXACT and len(tensor.type.shape or ()) > 0
 
 
-def shapes(expr: Any, value: Value, executable: ReferenceExecutable) -> bool:
-    """Whether the number has a say in a size, a stride or another number of the graph."""
-    if expr is None:
-        return False
+def other_numbers(boundary: Boundary, executable: ReferenceExecutable) -> dict[int, list[Node]]:
+    """The arguments that are numbers, but no sizes, and the nodes that read them or what is computed from them."""
+    found = {}
+    for i, spec in enumerate(boundary.arguments):
+        if isinstance(spec, NumberIn) and getattr(spec.expr, "is_Symbol", False):
+            readers = [n for n in executable.graph.nodes if any(tells(v.known, spec.expr) for v in n.values())]
+            if readers and not is_size(spec.expr, executable) and not tells_results(boundary, spec.expr):
+                found[i] = readers
+    return found
+
+
+def tells(known: Any, expr: Any) -> bool:
+    return any(expr in getattr(part, "free_symbols", ()) for part in flat([known]))
+
+
+def is_size(expr: Any, executable: ReferenceExecutable) -> bool:
+    """Whether a size or a stride is computed from the number."""
     for node in executable.graph.nodes:
-        for output in node.outputs:
-            sizes = [s for s in output.type.shape or () if not isinstance(s, int)]
-            known = [] if output is value or output.known is None else [output.known]
-            if any(expr in getattr(e, "free_symbols", ()) for e in (*sizes, *flat(known))):
-                return True
-        if any(expr in getattr(e, "free_symbols", ()) for e in flat(node.attrs.get("strides") or ())):
+        sizes = [output.type.shape or () for output in node.outputs]
+        if tells([*sizes, node.attrs.get("strides") or ()], expr):
             return True
     return False
+
+
+def is_derived(expr: Any, value: Value, executable: ReferenceExecutable) -> bool:
+    """Whether another number is computed from it."""
+    return any(tells(o.known, expr) for node in executable.graph.nodes for o in node.outputs if o is not value)
 
 
 def flat(things: Any) -> list[Any]:
@@ -78,6 +95,6 @@ def tells_results(boundary: Boundary, expr: Any) -> bool:
         layout = getattr(result, "layout", None)
         if layout is not None:
             parts += [*layout.shape, *layout.strides, layout.offset]
-        if any(expr in getattr(p, "free_symbols", ()) for p in parts):
+        if tells(parts, expr):
             return True
     return False

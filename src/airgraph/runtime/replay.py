@@ -36,7 +36,7 @@ from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
 from airgraph.ir.verify import place
 from airgraph.journal import Journal
-from airgraph.runtime.numbers import free_numbers
+from airgraph.runtime.numbers import free_numbers, other_numbers
 from airgraph.runtime.program import Program, quiet, strided, to_host
 from airgraph.runtime.recording import (
     NOWHERE,
@@ -55,6 +55,7 @@ from airgraph.runtime.recording import (
 from airgraph.runtime.slots import Slot, reach, references
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
+CHANGES = 8  # values of a number, before the ops that read it are left out of the capture
 REMEMBERED = 1024  # sets of sizes that were seen once
 _clock = itertools.count(1)
 Key = tuple[Any, ...]
@@ -205,10 +206,14 @@ class ReplayProgram(Program):
         names = written_inputs(executable)
         self.written = {i for i, a in enumerate(boundary.arguments) if a.name in names}
         self.numbers = free_numbers(boundary, executable)  # arguments whose value is read from memory
+        self.changing = {i: n for i, n in other_numbers(boundary, executable).items() if i not in self.numbers}
+        self.left: set[int] = set()  # those of them that are left to the ops that read them
+        self.values: dict[int, set[Any]] = {i: set() for i in self.changing}  # seen
         self.tellers = [*self.find_tellers()]
         self.sizes: set[Any] = set()
         self.entries: dict[Key, Entry] = {}
-        self.refused: dict[Any, str] = {}
+        self.refused: dict[Any, str] = {}  # nodes that are not captured, and why
+        self.told: set[Any] = set()  # those the journal knows of
         self.direct = all(torch.device(a.device) == executable.device or torch.device(a.device).type == "cpu"
                           for a in boundary.arguments if isinstance(a, TensorIn))  # fmt: skip
         self.careful = config.force_eager or config.force_recapture or config.check is not None or not self.direct
@@ -221,7 +226,7 @@ class ReplayProgram(Program):
         found: list[tuple[int, int | None]] = []
         seen: set[Any] = set()
         for i, spec in enumerate(self.boundary.arguments):
-            if isinstance(spec, NumberIn) and i not in self.numbers:
+            if isinstance(spec, NumberIn) and i not in self.numbers and i not in self.left:
                 found.append((i, None))
                 seen.add(spec.expr)
         for i, spec in enumerate(self.boundary.arguments):
@@ -307,7 +312,8 @@ class ReplayProgram(Program):
         key = self.key(given)
         entry = self.entries.get(key)
         if entry is None:
-            return self.warm_up(args, symbols, key)
+            self.leave_changing(given)
+            return self.warm_up(args, symbols, self.key(given))
         if self.config.force_recapture:
             self.forget(entry.recordings)
         recording = self.find(entry, given)
@@ -316,6 +322,19 @@ class ReplayProgram(Program):
         if self.config.check and recording.hits % self.config.check_every == 0:
             return self.checked(recording, given, symbols)
         return self.replay(recording, given, symbols)
+
+    def leave_changing(self, given: Sequence[Any]) -> None:
+        """A number with yet another value is taken out of the key: the ops that read it run by themselves from now on."""
+        for i, nodes in self.changing.items():
+            self.values[i].add(given[i])
+            if i not in self.left and len(self.values[i]) > CHANGES:
+                self.left.add(i)
+                self.refused.update(
+                    dict.fromkeys(nodes, f"its number {self.boundary.arguments[i].name} keeps changing")
+                )
+                self.forget([r for e in self.entries.values() for r in e.recordings])
+                self.entries.clear()
+                self.tellers, self.careful = [*self.find_tellers()], True
 
     def warm_up(self, args: Sequence[Any], symbols: Symbols, key: Key) -> list[Any]:
         """Run op by op. Libraries make their workspaces now, which they cannot while a graph is captured; and what the
@@ -431,10 +450,11 @@ class ReplayProgram(Program):
         env.update(self.reference.constants)
         self.fill(env, given, recording)
         recorder = Recorder(self.reference, self.sizes, self.refused)
-        said = len(self.refused) if self.journal.counters["captured"] > 1 else 0
         recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
-        for node, reason in [*self.refused.items()][said:]:
-            self.journal.remark(split_text(self.reference.graph, node, reason))
+        for node, reason in self.refused.items():
+            if node not in self.told:
+                self.told.add(node)
+                self.journal.remark(split_text(self.reference.graph, node, reason))
         (only, *others) = recording.parts
         if not others and isinstance(only, Captured):
             recording.whole = only.graph.replay

@@ -6,7 +6,8 @@
     x.copy_(new_data)           # the graph reads the memory x had in the capture
     g.replay()                  # and writes the memory of y
 
-On a CPU host `capture` records and replays the ops; on a CUDA host it is CUDA's own graph of the same memory.
+On a CPU host `capture` records and replays the ops; on a CUDA host it is CUDA's own graph of the same memory, unless it
+shall be updatable (`auto_dispatch_capture`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class NPUGraph:
                 "on the default stream.)",
                 hint="with torch.npu.stream(torch.npu.Stream()):, or with torch.npu.graph(g):",
             )
-        kind = _OnCuda if state.host_device().type == "cuda" else _Emulated
+        # A CUDA graph has no arguments to update: where that is asked for, ops are recorded on a GPU as well.
+        by_cuda = state.host_device().type == "cuda" and not self.auto_dispatch_capture
+        kind = _OnCuda if by_cuda else _Emulated
         body = kind(self, _checked_pool(pool), stream, capture_error_mode)
         self.graph_dispatch_mode.records.clear()
         body.begin()
@@ -223,7 +226,7 @@ class graph:
 
 
 class _Emulated:
-    """On the CPU: a list of ops."""
+    """A list of ops."""
 
     def __init__(self, graph: NPUGraph, pool: Pool | None, stream: torch.Stream, error_mode: str) -> None:
         self.content = TaskList()
@@ -265,11 +268,6 @@ class _OnCuda:
     """On a GPU: CUDA's own graph. The capture needs a stream of CUDA's that is not the default one."""
 
     def __init__(self, graph: NPUGraph, pool: Pool | None, stream: torch.Stream, error_mode: str) -> None:
-        if graph.auto_dispatch_capture:
-            raise CompatError(
-                "auto_dispatch_capture=True needs a CPU host: a CUDA graph has no arguments to update",
-                hint='host="cpu", where captured work is emulated',
-            )
         self.side = torch.cuda.Stream(state.host_device())
         self.capture = work.Capture(graph, stream, error_mode, tasks=None, side=self.side)
         self.graph = torch.cuda.CUDAGraph()

@@ -57,7 +57,8 @@ def _capture_on(stream: torch.Stream, name: str) -> work.Capture:
         raise CompatError(f"{name}: {stream} is not capturing", hint="task groups are part of a capture")
     if capture.tasks is None:
         raise CompatError(
-            f"{name}: a CUDA graph has no arguments to update", hint='host="cpu", where captured work is emulated'
+            f"{name}: a CUDA graph has no arguments to update",
+            hint='auto_dispatch_capture=True, or host="cpu": then ops are recorded one by one',
         )
     return capture
 
