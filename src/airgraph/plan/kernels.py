@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airgraph.ir.types import DataType, Dim
+from airgraph.ir.types import Dim
 from airgraph.plan.index import (
     ZERO,
     Affine,
@@ -34,7 +34,6 @@ from airgraph.plan.index import (
 )
 from airgraph.plan.tensors import Expr, Pool, Shape, Tensor
 
-INT64 = DataType.DT_INT64
 TRIES = 80  # splits and cuts of loops before a kernel is given up
 LARGEST = 400  # formulas in one kernel
 PIECES = 65  # of a kernel whose loops are cut
@@ -289,8 +288,6 @@ class Reader:
                 return make("iota", (), t.dtype, None, at)
             case "point":
                 args = [self.read(x, aligned(index, x.shape)) for x in t.inputs]
-                if t.attrs == "cast" and args[0].op == "iota" and t.dtype == INT64:
-                    return args[0]
                 return make(t.attrs, args, t.dtype)
             case "reduce":
                 return self.reduction(t, index)

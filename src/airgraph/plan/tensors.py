@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airgraph.ir.types import DataType, Dim
-from airgraph.plan.index import Affine, expand, same
+from airgraph.plan.index import Affine, Refuse, expand, same
 
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
@@ -80,7 +80,16 @@ def broadcast(inputs: Sequence[Tensor]) -> Shape:
         for axis, size in enumerate(t.shape, rank - len(t.shape)):
             if not same(size, 1):
                 shape[axis] = size
+    for t in inputs:
+        check_spread(t.shape, shape)
     return tuple(shape)
+
+
+def check_spread(old: Sequence[Dim], new: Sequence[Dim]) -> None:
+    """A size is spread or it is not: where only running can tell, no loop can be written."""
+    for a, b in zip(reversed(old), reversed(new)):
+        if not same(a, b) and not same(a, 1):
+            raise Refuse(f"sizes {a} and {b} of which only running tells whether they are equal")
 
 
 def cast(x: Tensor, dtype: DataType) -> Tensor:
@@ -106,6 +115,7 @@ def permute(x: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def expand_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    check_spread(x.shape, shape)
     return tensor("expand", (x,), shape, x.dtype)
 
 

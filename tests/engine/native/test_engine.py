@@ -187,6 +187,35 @@ def test_read_backwards_across_rows(cut, dynamic):
     torch.testing.assert_close(torch.compile(function, backend="airgraph", dynamic=dynamic)(x), function(x))
 
 
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
+def test_a_changing_number_in_a_narrow_type(dtype, shape):
+    """What is cast from a number to a narrow type and then to a wide one has been in the narrow one."""
+
+    def function(x, n):
+        narrow = torch.full_like(x, n)
+        return narrow, narrow.sum(), narrow.long() + 1
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="airgraph", dynamic=True)
+    for n in (3, -3):
+        x = torch.zeros(shape, dtype=dtype)
+        torch.testing.assert_close(run(x, n), function(x, n))
+
+
+def test_a_size_of_which_only_running_tells_whether_it_is_one():
+    """PyTorch compiles for the broadcast it met, but the size stays a formula: 2 - n % 2 rows beside 2."""
+
+    def function(x, n):
+        return x + x[n % 2 :]
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="airgraph", dynamic=True)
+    for n in (1, 3, 4):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(run(x, n), function(x, n))
+
+
 def test_kernels_use_vector_instructions():
     x = torch.randn(64, 64)
     (program,) = programs(torch.compile(lambda x: (x * 2).exp() + 1, backend="airgraph"), x)
