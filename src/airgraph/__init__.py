@@ -13,7 +13,8 @@ from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
 from airgraph.pipeline import backend, compile, get_compiler
-from airgraph.runtime.replay import graphs, mark_step_begin, release
+from airgraph.runtime.recording import mark_step_begin
+from airgraph.runtime.replay import graphs, release
 
 if TYPE_CHECKING:
     from airgraph.tools.compare import compare

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from airgraph import compat
 from airgraph.compat import inductor
 from airgraph.journal import JOURNALS
-from airgraph.runtime.replay import step_now
+from airgraph.runtime.recording import step_now
 
 
 def test_names() -> None:

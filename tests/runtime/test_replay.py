@@ -19,7 +19,8 @@ from torch import nn
 import airgraph
 from airgraph.compat.backends import npugraphs
 from airgraph.errors import ReplayError
-from airgraph.runtime import recording, replay
+from airgraph.runtime import replay
+from airgraph.runtime.arena import arenas
 
 _earlier = weakref.WeakSet()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -43,7 +44,7 @@ def nothing_stays_behind():
     airgraph.release()
     gc.collect()
     assert airgraph.graphs() == []
-    assert all(not arena.slots.slots and not arena.busy for arena in recording.arenas())
+    assert all(not arena.slots.slots and not arena.busy for arena in arenas())
 
 
 def compiled(fn, **options):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import airgraph
-from airgraph.runtime import recording
+from airgraph.runtime.arena import arenas
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -138,6 +138,6 @@ def test_memory_is_back_after_release(functions):
     airgraph.release()
     gc.collect()
     assert airgraph.graphs() == []
-    assert all(not arena.slots.slots for arena in recording.arenas())
+    assert all(not arena.slots.slots for arena in arenas())
     if device == "cuda":
         assert torch.cuda.memory_allocated() <= before

@@ -7,7 +7,6 @@ results that are views or numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,15 +28,10 @@ class NativeProgram(Program):
         self.plain = self.plain and len(boundary.results) == len(executable.plan.outputs)
         self.plain = self.plain and all(t is not None for t in executable.plan.outputs) and not executable.plan.loose
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
-        self.direct = self.plain and self.host
-
-    def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
-        results = self.attempt(args) if not rest and type(args) is list else None
-        return super().__call__(args, *rest) if results is None else results
+        self.short = self.plain and self.host
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
-        """The results, if the native call is all there is to do; None if not, and then nothing has been done."""
-        if self.direct and not self.native.by_python and quiet(self.journal):
+        if not self.native.by_python and quiet(self.journal):
             results = self.native.native(args)
             if type(results) is list:
                 self.calls += 1
@@ -48,7 +42,7 @@ class NativeProgram(Program):
     def run(self, args: list[Any]) -> list[Any]:
         start = time.perf_counter()
         given = args if self.host else [to_host(a) for a in args]
-        plain = self.plain and self.host
+        plain = self.short
         known = {} if plain else self.bind(args)  # before the call, which may let go of arguments
         bound = time.perf_counter()
         outputs, _ = self.native.call(given, lambda _: self.bind(args) if plain else known)
@@ -58,18 +52,3 @@ class NativeProgram(Program):
         symbols: Symbols = {**known, **self.native.learned()}
         owned = self.own(outputs, given, symbols)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]
-
-    def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        if not self.direct:
-            return around
-        attempt, count = self.attempt, torch.autograd.graph.increment_version
-
-        def call(*args: Any) -> Any:
-            results = attempt(list(args))
-            if results is None:
-                return around(*args)
-            if written:
-                count([args[i] for i in written])
-            return results
-
-        return call

@@ -1,389 +1,173 @@
 """One run of a graph with every address fixed, so that one call does it again.
 
-    parts    captured ─ open ─ captured …     steps in their order; what cannot be captured runs op by op in between
-    replay   copy arguments in ─ parts ─ hand out results
-
-On CUDA a captured part is a CUDA graph. On a CPU it is the list of its steps on the same fixed memory: nothing is saved
-there, but arguments, results, writes and splits go the very same way, which is how all of it is tested without a GPU.
-
-A captured part is replayed as soon as it is recorded. So the values an open step reads are there when it runs for the
-first time, and a recording is a call like any other: its results are the caller's.
+replay   copy arguments in ─ parts ─ hand out results
 """
 
 from __future__ import annotations
 
-import gc
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves as leaves
 
-from airgraph.convert.aten_call import find_target
 from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import Env, ReferenceExecutable, Step
-from airgraph.errors import EngineError
-from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.verify import place as whereabouts
-from airgraph.runtime.slots import Slots
+from airgraph.engine.reference import Env
+from airgraph.engine.strides import copy_strided
+from airgraph.runtime.parts import Part
+from airgraph.runtime.program import Program
+from airgraph.runtime.slots import Slot, reach, references
 
-Work = Callable[[Env, Symbols], None]
+_clock = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor was, and the memory it was in. (An address alone may be another tensor's by now.)"""
+class Layout:
+    """What a result looks like."""
 
-    address: int
-    memory: StorageWeakRef | None
-
-    @classmethod
-    def of(cls, value: Any) -> Place:
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            return NOWHERE
-        return cls(value.data_ptr(), StorageWeakRef(value.untyped_storage()))
-
-    def still(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is there, and the memory has been alive all the time."""
-        return self.memory is not None and not self.memory.expired() and tensor.data_ptr() == self.address
-
-
-NOWHERE = Place(0, None)
-
-
-# -- the device ---------------------------------------------------------------------------------------------------------
-class Arena:
-    """What all captured programs of one device share: the memory of their intermediates, the slots of their results, and
-    one order. Intermediates die with the run, so the programs may overwrite each other's; that is safe as long as they
-    run one after the other, which the lock sees to on the host and `ordered` on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.slots = Slots(device)
-        self.lock = threading.RLock()
-        self.busy = False
-        self.steady: dict[int, Place] = {}  # where parameters are, by address
-        self._pool: Any = None
-        self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
-        self.spoiled: set[Any] = set()
-        self._stream: Any = None
-        self.last = 0  # the stream of the last replay
-
-    def pool(self, given: Any, shared: bool) -> Any:
-        """Where a program's intermediates are: in a pool of the user's, in the one all share, or in one of its own."""
-        if given is None and not shared:
-            return None
-        if given is None or given in self.spoiled:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            given = self._pool
-        if given not in self.keepers:
-            self.keepers[given] = self.empty_graph(given)
-        return given
-
-    def spoil(self, pool: Any) -> None:
-        """PyTorch cannot capture in this pool any more; what was captured in it stays good."""
-        self.spoiled.add(pool)
-        self._pool = None if pool == self._pool else self._pool
-
-    def empty_graph(self, pool: Any) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        with warnings.catch_warnings(), torch.cuda.stream(self.stream):
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-            graph.capture_begin(pool, capture_error_mode="thread_local")
-            graph.capture_end()
-        return graph
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
     @property
-    def stream(self) -> torch.cuda.Stream:
-        """Where graphs are captured: the default stream cannot be."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
-
-    def ordered(self) -> None:
-        """Work of another stream that uses the arena is waited for. (Nothing to do while there is one stream.)"""
-        if self.device.type != "cuda":
-            return
-        now = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if self.last not in (0, now) or (self.last == 0 and now != 0):
-            before = torch.cuda.ExternalStream(self.last, self.device)
-            torch.cuda.current_stream(self.device).wait_stream(before)
-        self.last = now
-
-    def reset(self) -> None:
-        """Give back the memory, once no program is left."""
-        self._pool = None
-        self.keepers.clear()
-        self.spoiled.clear()
-        self.slots = Slots(self.device)
-        self.steady.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def nbytes(self) -> int:
+        return reach(self.shape, self.strides) * self.dtype.itemsize
 
 
-_ARENAS: dict[torch.device, Arena] = {}
+class Recording:
+    """One run with every address fixed. `pinned` arguments are read where they are, `copied` ones from `buffers`."""
 
+    def __init__(self, program: Program, symbols: Symbols, slots: dict[int, Slot], leased: bool) -> None:
+        self.program: Any = weakref.proxy(program)  # else neither would be freed before the next collection
+        self.symbols = symbols
+        self.slots = slots
+        self.leased = leased
+        self.hits, self.used, self.step = 0, next(_clock), step_now()
+        self.copied: list[int] = []
+        self.buffers: list[torch.Tensor] = []
+        self.pinned: list[int] = []
+        self.addresses: list[int] = [0] * len(program.boundary.arguments)
+        self.expected: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
+        self.cells: list[tuple[int, torch.Tensor]] = []
+        self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
+        self.templates: dict[int, torch.Tensor] = {}
+        self.parts: list[Part] = []
+        self.env: Env = {}
+        self.whole: Callable[[], None] | None = None  # the one CUDA graph this is, if it is one
+        self.handed: list[torch.Tensor] = []  # the templates, if they are all there is to hand out
+        self.grown = 0  # bytes by which the arena grew for it
 
-def arenas() -> list[Arena]:
-    return list(_ARENAS.values())
+    # -- a call ---------------------------------------------------------------------------------------------------------
+    def fits(self, args: Sequence[Any]) -> bool:
+        for i, shape, dtype, device in self.expected:
+            arg = args[i]
+            if arg.shape != shape or arg.dtype is not dtype or arg.device != device:
+                return False
+        return same_addresses(args, self.addresses, self.pinned)
 
+    def free(self) -> bool:
+        """Whether its results may be written again."""
+        if self.leased:
+            for slot in self.slots.values():
+                if references(slot.handle) != slot.own:
+                    return self.given_up()
+        return True
 
-def arena_of(device: torch.device) -> Arena:
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _ARENAS.setdefault(device, Arena(device))
+    def given_up(self) -> bool:
+        """Policy "error": the user has said that a new step begins, so what he holds of the last one may change."""
+        return self.program.config.output_policy == "error" and self.step != step_now()
 
+    def replay(self, args: Sequence[Any], symbols: Symbols) -> None:
+        """`args`: tensors of the device that computes. Sizes that only running can tell are added to `symbols`."""
+        if len(self.buffers) == 1:
+            self.buffers[0].copy_(args[self.copied[0]], non_blocking=True)
+        elif self.buffers:
+            torch._foreach_copy_(self.buffers, [args[i] for i in self.copied], non_blocking=True)
+        for i, cell in self.cells:
+            cell.fill_(args[i])
+        if self.whole is not None:
+            self.whole()
+        else:
+            self.program.fill(self.env, args, self)
+            for part in self.parts:
+                part.run(self.env, symbols)
+        if self.back:
+            self.write_back(args)
+        self.hits += 1
+        self.used = next(_clock)
+        if self.program.config.output_policy == "error":
+            self.step = step_now()
 
-# -- parts --------------------------------------------------------------------------------------------------------------
-class Part(Protocol):
-    def record(self, env: Env, symbols: Symbols) -> None: ...
+    def settle(self) -> None:
+        """After a call. On a CPU nothing inside has a fixed address, so nothing needs to be kept."""
+        if self.whole is None and self.program.arena.device.type == "cpu":
+            self.env = dict(self.program.reference.constants)
 
-    def run(self, env: Env, symbols: Symbols) -> None: ...
+    def write_back(self, args: Sequence[Any]) -> None:
+        torch._foreach_copy_([args[i] for i, _ in self.back], [buffer for _, buffer in self.back])
 
-
-@dataclass
-class Bound:
-    """Steps on fixed memory, op by op."""
-
-    work: Work
-
-    def record(self, env: Env, symbols: Symbols) -> None:
-        self.work(env, symbols)
-
-    run = record
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees (another graph, an event) cannot be freed while one captures."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@dataclass
-class Captured:
-    """A CUDA graph."""
-
-    work: Work
-    arena: Arena
-    pool: Any
-    error_mode: str
-    graph: Any = None
-
-    def record(self, env: Env, symbols: Symbols) -> None:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.arena.device)
-        with torch.cuda.stream(self.arena.stream), no_collection():
-            try:
-                graph.capture_begin(self.pool, capture_error_mode=self.error_mode)
-                self.work(env, symbols)
-                graph.capture_end()
-            except BaseException:
-                self.abandon(graph)
-                raise
-        self.graph = graph
-        self.work = nothing  # it holds what it was recorded with
-        graph.replay()
-
-    def abandon(self, graph: Any) -> None:
-        """Leave a capture that failed. PyTorch does not do so by itself: memory still goes to its pool and random numbers
-        still count as captured. Ending the capture fails with the error that is on its way already; a capture of
-        nothing, in another pool, ends well and sets the random numbers right."""
-        with suppress(RuntimeError):
-            graph.capture_end()
-        with suppress(RuntimeError):  # where the capture was left in order, this has been done
-            torch._C._cuda_endAllocateToPool(self.arena.device.index, self.pool)
-        self.arena.spoil(self.pool)
-        self.arena.empty_graph(torch.cuda.graph_pool_handle())
-
-    def run(self, env: Env, symbols: Symbols) -> None:
-        self.graph.replay()
-
-
-@dataclass
-class Open:
-    """Steps that cannot be captured. What a captured part reads of their results has a fixed place."""
-
-    work: Work
-    results: tuple[int, ...]  # values of these steps that captured parts read
-
-    def record(self, env: Env, symbols: Symbols) -> None:
-        self.work(env, symbols)
-
-    def run(self, env: Env, symbols: Symbols) -> None:
-        places = {key: env[key] for key in self.results if key in env}
-        self.work(env, symbols)
-        for key, place in places.items():
-            env[key] = place.copy_(env[key])
-
-
-# -- what can be captured -----------------------------------------------------------------------------------------------
-def split_text(graph: Graph, node: Node, reason: str) -> str:
-    """For the journal: which op, why, and the user's line."""
-    source = whereabouts(graph, node).get("from")
-    return f"not captured: {node.attrs.get('target', node.op)} ({reason})" + (f", from {source}" if source else "")
-
-
-def why_open(node: Node, device: torch.device, executable: ReferenceExecutable, sizes: set[Any]) -> str | None:
-    """The reason a step cannot be part of a captured program; None if it can. `sizes`: the symbols arguments tell."""
-    if node.op == "PrintV2":
-        return "it prints"
-    if node.op == "AtenCall":
-        tags = getattr(find_target(node.attrs["target"], executable.graph), "tags", ())
-        if torch.Tag.cudagraph_unsafe in tags:
-            return "it is marked cudagraph_unsafe"
-        if torch.Tag.data_dependent_output in tags:
-            return "it hands a value to the host"
-        if torch.Tag.dynamic_output_shape in tags:
-            return "the size of its result is known only when it runs"
-    unknown = {s for v in (*node.values(), *node.outputs) for s in symbols_of(v)} - sizes
-    if unknown:
-        return f"the size {', '.join(sorted(map(str, unknown)))} is known only when it runs"
-    if device.type == "cuda":
-        if any(on_host(v) for v in node.outputs):
-            return "its result is on the CPU"
-        baked = executable.constants.keys() | executable.cells
-        if any(on_host(v) and id(v) not in baked for v in node.values()):
-            return "it reads a tensor on the CPU"
-    return None
-
-
-def written_inputs(executable: ReferenceExecutable) -> set[str]:
-    """The names of the Data nodes a run writes to: by Assign, or by a call into PyTorch whose schema says so."""
-    found = {name for name, _ in executable.writes}
-    for node in executable.graph.of("AtenCall"):
-        schema = getattr(find_target(node.attrs["target"], executable.graph), "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        writes = {
-            a.name: i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-        }
-        given = {**dict(zip((a.name for a in schema.arguments), node.attrs["args"])), **node.attrs["kwargs"]}
-        values = [*node.values()]
-        for place in leaves([given.get(name) for name in writes]):
-            if isinstance(place, str) and place.startswith("%") and values[int(place[1:])].node.op == "Data":
-                found.add(values[int(place[1:])].node.name)
-    return found
-
-
-def on_host(value: Value) -> bool:
-    """A tensor of the CPU; sizes and numbers, known from the arguments, are none."""
-    return value.type.place == "CPU" and value.known is None
-
-
-def symbols_of(value: Value) -> set[Any]:
-    sizes = {s for size in value.type.shape or () if not isinstance(size, int) for s in size.free_symbols}
-    return sizes | set(getattr(value.known, "free_symbols", ()))
-
-
-# -- cutting a program into parts ---------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Run:
-    """Steps in a row that are captured, or (with a reason for each) not."""
-
-    steps: tuple[Step, ...]
-    open: bool
-
-
-class Recorder:
-    """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
-    to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
-
-    def __init__(self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str]) -> None:
-        self.executable = executable
-        self.sizes = sizes
-        self.refused = refused
-
-    def record(self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part],
-               keep: bool = False) -> list[Part]:  # fmt: skip
-        """`keep`: no value dies, so that all can be looked at afterwards."""
-        waiting, parts = self.runs(self.executable.steps), []
-        waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
-        while waiting:
-            run = waiting.pop(0)
-            work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep)
-            if run.open:
-                part: Part = Open(work, self.placed(run, waiting))
+    def outputs(self, symbols: Symbols) -> list[Any]:
+        """The computed outputs, ready to be handed out."""
+        if self.handed:
+            return [template.detach() for template in self.handed]
+        program = self.program
+        given: list[Any] = []
+        for index, key in enumerate(program.reference.outputs):
+            template = self.templates.get(index)
+            if template is None:
+                given.append(self.env[key])
             else:
-                part = capture(work if waiting else in_turn(work, finish))
-            before = dict(env)
-            try:
-                part.record(env, symbols)
-            except EngineError as error:
-                node = getattr(error, "node", None)
-                if run.open or node is None or not isinstance(part, Captured):
-                    raise
-                # Nothing of this part has been done yet: it is cut in two at the step that failed.
-                self.refused[node] = str(error.__cause__ or error).splitlines()[0]
-                env.clear()
-                env.update(before)
-                waiting[:0] = self.runs(run.steps) if waiting else [*self.runs(run.steps), Run((), False)]
-                continue
-            parts.append(part)
-        return parts
+                given.append(template.detach() if self.leased else copy_strided(template, template.stride()))
+        return given if len(self.templates) == len(given) else self.loose(given, symbols)
 
-    def runs(self, steps: Sequence[Step]) -> list[Run]:
-        found: list[Run] = []
-        for step in steps:
-            is_open = self.why(step.node) is not None
-            if found and found[-1].open == is_open:
-                found[-1] = Run((*found[-1].steps, step), is_open)
-            else:
-                found.append(Run((step,), is_open))
-        return found
+    def loose(self, given: list[Any], symbols: Symbols) -> list[Any]:
+        """Outputs of steps that are not captured are fresh already; they only must not be memory of ours."""
+        owned = self.program.own(given, self.buffers, symbols)
+        return [g if i in self.templates else o for i, (g, o) in enumerate(zip(given, owned))]
 
-    def why(self, node: Node) -> str | None:
-        if node not in self.refused:
-            reason = why_open(node, self.executable.device, self.executable, self.sizes)
-            if reason:
-                self.refused[node] = reason
-        return self.refused.get(node)
+    # -- its cost -------------------------------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Its buffers, what the arena grew by for it, and its share of slots that serve several recordings."""
+        slots = sum(s.nbytes // max(s.templates, 1) for s in self.slots.values())
+        return slots + self.grown + sum(b.untyped_storage().nbytes() for b in self.buffers)
 
-    def placed(self, run: Run, later: Sequence[Run]) -> tuple[int, ...]:
-        """Results of an open run that captured ones read: they need a fixed place."""
-        reads = {id(v) for r in later if not r.open for s in r.steps for v in s.node.values()}
-        reads |= {*self.executable.outputs, *(key for _, key in self.executable.writes)}
-        return tuple(id(v) for s in run.steps for v in s.node.outputs if id(v) in reads and v.known is None
-                     and not symbols_of(v) - self.sizes)  # fmt: skip
+    def drop(self) -> None:
+        """Let go of everything; also when nobody asked, and the program is simply gone."""
+        templates, self.templates = self.templates, {}
+        for index in templates:
+            self.slots[index].forget()
+        templates.clear()
+        self.handed = []
+        self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
+
+    __del__ = drop
 
 
-def confined(steps: Sequence[Step]) -> list[Step]:
-    """Values that come from or go to another part stay; the others die as before."""
-    born = {id(v) for step in steps for v in step.node.outputs}
-    return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
+# -- addresses ----------------------------------------------------------------------------------------------------------
+def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
+    return all(args[i].data_ptr() == addresses[i] for i in which)
 
 
-def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False) -> Work:
-    steps = [replace(s, last_uses=()) for s in steps] if keep else steps
-
-    def work(env: Env, symbols: Symbols) -> None:
-        for step in steps:
-            try:
-                executable.advance(step, env, symbols, None)
-            except EngineError as error:
-                error.node = step.node  # type: ignore[attr-defined]
-                raise
-
-    return work
+# PyTorch has the same in C++, in its CUDA builds.
+same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", compare_addresses)
 
 
-def nothing(env: Env, symbols: Symbols) -> None:
-    """The work of a captured part is in its graph."""
+# -- steps --------------------------------------------------------------------------------------------------------------
+_marks = itertools.count(1)
+_mark = 0
 
 
-def in_turn(*works: Work) -> Work:
-    def work(env: Env, symbols: Symbols) -> None:
-        for one in works:
-            one(env, symbols)
+def mark_step_begin() -> None:
+    """A new step begins: results of earlier ones are not needed any more. (`torch.compiler.cudagraph_mark_step_begin` says
+    the same.) It matters for output_policy="error" only: the others never write to what is held."""
+    global _mark
+    _mark = next(_marks)
 
-    return work
+
+def step_now() -> int:
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    return _mark - (trees.MarkStepBox.mark_step_counter if trees else 0)

@@ -10,7 +10,7 @@ through a history of calls:
                 kind is copied in it, the others (and copied back) after some recordings more.
     results     lie in slots (slots.py) that are written again only when nobody holds them. With every slot held, another
                 recording is made on other slots; after `output_slots` of those, results are copied out.
-    the rest    dies with the call, and is memory that all programs of the device share (recording.Arena).
+    the rest    dies with the call, and is memory that all programs of the device share (arena.py).
     numbers     that only scale values are read from memory, others are part of the key, as sizes are.
 
 So graphs of one step may run in any order: forward after forward, backward after any of them, the second half after a
@@ -19,10 +19,8 @@ break, nested ones, other models in between. That is the tree of npugraphs and c
 
 from __future__ import annotations
 
-import itertools
-import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,157 +29,21 @@ import torch
 from airgraph.config import Config
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import Env, ReferenceExecutable, as_tensor
-from airgraph.engine.strides import apart, copy_strided
+from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
-from airgraph.ir.verify import place
 from airgraph.journal import Journal
+from airgraph.runtime.arena import NOWHERE, Arena, Place, arena_of, arenas
 from airgraph.runtime.numbers import free_numbers, other_numbers
+from airgraph.runtime.parts import Bound, Captured, Part, Recorder, Work, split_text, written_inputs
 from airgraph.runtime.program import Program, quiet, strided, to_host
-from airgraph.runtime.recording import (
-    NOWHERE,
-    Arena,
-    Bound,
-    Captured,
-    Part,
-    Place,
-    Recorder,
-    Work,
-    arena_of,
-    arenas,
-    split_text,
-    written_inputs,
-)
-from airgraph.runtime.slots import Slot, reach, references
+from airgraph.runtime.recording import Layout, Recording
+from airgraph.runtime.sample import checked
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
 CHANGES = 8  # values of a number, before the ops that read it are left out of the capture
 REMEMBERED = 1024  # sets of sizes that were seen once
-_clock = itertools.count(1)
 Key = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a result looks like."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return reach(self.shape, self.strides) * self.dtype.itemsize
-
-
-class Recording:
-    """One run with every address fixed. `pinned` arguments are read where they are, `copied` ones from `buffers`."""
-
-    def __init__(self, program: ReplayProgram, symbols: Symbols, slots: dict[int, Slot], leased: bool) -> None:
-        self.program: Any = weakref.proxy(program)  # else neither would be freed before the next collection
-        self.symbols = symbols
-        self.slots = slots
-        self.leased = leased
-        self.hits, self.used, self.step = 0, next(_clock), step_now()
-        self.copied: list[int] = []
-        self.buffers: list[torch.Tensor] = []
-        self.pinned: list[int] = []
-        self.addresses: list[int] = [0] * len(program.boundary.arguments)
-        self.expected: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
-        self.cells: list[tuple[int, torch.Tensor]] = []
-        self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
-        self.templates: dict[int, torch.Tensor] = {}
-        self.parts: list[Part] = []
-        self.env: Env = {}
-        self.whole: Callable[[], None] | None = None  # the one CUDA graph this is, if it is one
-        self.handed: list[torch.Tensor] = []  # the templates, if they are all there is to hand out
-        self.grown = 0  # bytes by which the arena grew for it
-
-    # -- a call ---------------------------------------------------------------------------------------------------------
-    def fits(self, args: Sequence[Any]) -> bool:
-        for i, shape, dtype, device in self.expected:
-            arg = args[i]
-            if arg.shape != shape or arg.dtype is not dtype or arg.device != device:
-                return False
-        return same_addresses(args, self.addresses, self.pinned)
-
-    def free(self) -> bool:
-        """Whether its results may be written again."""
-        if self.leased:
-            for slot in self.slots.values():
-                if references(slot.handle) != slot.own:
-                    return self.given_up()
-        return True
-
-    def given_up(self) -> bool:
-        """Policy "error": the user has said that a new step begins, so what he holds of the last one may change."""
-        return self.program.config.output_policy == "error" and self.step != step_now()
-
-    def replay(self, args: Sequence[Any], symbols: Symbols) -> None:
-        """`args`: tensors of the device that computes. Sizes that only running can tell are added to `symbols`."""
-        if len(self.buffers) == 1:
-            self.buffers[0].copy_(args[self.copied[0]], non_blocking=True)
-        elif self.buffers:
-            torch._foreach_copy_(self.buffers, [args[i] for i in self.copied], non_blocking=True)
-        for i, cell in self.cells:
-            cell.fill_(args[i])
-        if self.whole is not None:
-            self.whole()
-        else:
-            self.program.fill(self.env, args, self)
-            for part in self.parts:
-                part.run(self.env, symbols)
-        if self.back:
-            self.write_back(args)
-        self.hits += 1
-        self.used = next(_clock)
-        if self.program.config.output_policy == "error":
-            self.step = step_now()
-
-    def settle(self) -> None:
-        """After a call. On a CPU nothing inside has a fixed address, so nothing needs to be kept."""
-        if self.whole is None and self.program.arena.device.type == "cpu":
-            self.env = dict(self.program.reference.constants)
-
-    def write_back(self, args: Sequence[Any]) -> None:
-        torch._foreach_copy_([args[i] for i, _ in self.back], [buffer for _, buffer in self.back])
-
-    def outputs(self, symbols: Symbols) -> list[Any]:
-        """The computed outputs, ready to be handed out."""
-        if self.handed:
-            return [template.detach() for template in self.handed]
-        program = self.program
-        given: list[Any] = []
-        for index, key in enumerate(program.reference.outputs):
-            template = self.templates.get(index)
-            if template is None:
-                given.append(self.env[key])
-            else:
-                given.append(template.detach() if self.leased else copy_strided(template, template.stride()))
-        return given if len(self.templates) == len(given) else self.loose(given, symbols)
-
-    def loose(self, given: list[Any], symbols: Symbols) -> list[Any]:
-        """Outputs of steps that are not captured are fresh already; they only must not be memory of ours."""
-        owned = self.program.own(given, self.buffers, symbols)
-        return [g if i in self.templates else o for i, (g, o) in enumerate(zip(given, owned))]
-
-    # -- its cost -------------------------------------------------------------------------------------------------------
-    @property
-    def nbytes(self) -> int:
-        """Its buffers, what the arena grew by for it, and its share of slots that serve several recordings."""
-        slots = sum(s.nbytes // max(s.templates, 1) for s in self.slots.values())
-        return slots + self.grown + sum(b.untyped_storage().nbytes() for b in self.buffers)
-
-    def drop(self) -> None:
-        """Let go of everything; also when nobody asked, and the program is simply gone."""
-        templates, self.templates = self.templates, {}
-        for index in templates:
-            self.slots[index].forget()
-        templates.clear()
-        self.handed = []
-        self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
-
-    __del__ = drop
 
 
 @dataclass
@@ -214,12 +76,16 @@ class ReplayProgram(Program):
         self.entries: dict[Key, Entry] = {}
         self.refused: dict[Any, str] = {}  # nodes that are not captured, and why
         self.told: set[Any] = set()  # those the journal knows of
-        self.direct = all(torch.device(a.device) == executable.device or torch.device(a.device).type == "cpu"
-                          for a in boundary.arguments if isinstance(a, TensorIn))  # fmt: skip
-        self.careful = config.force_eager or config.force_recapture or config.check is not None or not self.direct
         simple = [r.index for r in boundary.results if isinstance(r, Fresh)]
-        self.plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
+        plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
+        careful = config.force_eager or config.force_recapture or config.check is not None
+        self.short = plain and not careful and self.on_host()
         _PROGRAMS.add(self)
+
+    def on_host(self) -> bool:
+        """No argument is of an emulated device."""
+        devices = [torch.device(a.device) for a in self.boundary.arguments if isinstance(a, TensorIn)]
+        return all(d == self.arena.device or d.type == "cpu" for d in devices)
 
     def find_tellers(self) -> Sequence[tuple[int, int | None]]:
         """Where the key of a call is read: (argument, axis), or (argument, None) for a number."""
@@ -240,13 +106,8 @@ class ReplayProgram(Program):
         return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.tellers])
 
     # -- a call ---------------------------------------------------------------------------------------------------------
-    def __call__(self, args: list[Any], *rest: Any) -> list[Any]:
-        results = self.attempt(args) if not rest and type(args) is list else None
-        return super().__call__(args, *rest) if results is None else results
-
     def attempt(self, args: list[Any]) -> list[Any] | None:
-        """The results, if there is a recording to replay and nothing else to do; None if not: nothing has been done."""
-        if self.careful or not self.plain or len(args) != self.width or not quiet(self.journal):
+        if not self.short or len(args) != self.width or not quiet(self.journal):
             return None
         entry = self.entries.get(self.key(args))
         if entry is None:
@@ -282,21 +143,6 @@ class ReplayProgram(Program):
             self.arena.busy = False
             torch._C._set_grad_enabled(grad)
 
-    def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        if self.careful or not self.plain:
-            return around
-        attempt, count = self.attempt, torch.autograd.graph.increment_version
-
-        def call(*args: Any) -> Any:
-            results = attempt(list(args))
-            if results is None:
-                return around(*args)
-            if written:
-                count([args[i] for i in written])
-            return results
-
-        return call
-
     def run(self, args: list[Any]) -> list[Any]:
         """The long way: everything is checked, and what there is no recording for yet is run or recorded."""
         symbols = self.bind(args)
@@ -320,7 +166,7 @@ class ReplayProgram(Program):
         if recording is None:
             return self.record(entry, given, symbols)
         if self.config.check and recording.hits % self.config.check_every == 0:
-            return self.checked(recording, given, symbols)
+            return checked(self, recording, given, symbols)
         return self.replay(recording, given, symbols)
 
     def leave_changing(self, given: Sequence[Any]) -> None:
@@ -334,7 +180,7 @@ class ReplayProgram(Program):
                 )
                 self.forget([r for e in self.entries.values() for r in e.recordings])
                 self.entries.clear()
-                self.tellers, self.careful = [*self.find_tellers()], True
+                self.tellers, self.short = [*self.find_tellers()], False
 
     def warm_up(self, args: Sequence[Any], symbols: Symbols, key: Key) -> list[Any]:
         """Run op by op. Libraries make their workspaces now, which they cannot while a graph is captured; and what the
@@ -363,7 +209,7 @@ class ReplayProgram(Program):
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
         self.count(entry, known)
-        recording = self.bound(entry, given, symbols, pinned, leased)
+        recording = self.bound(entry.layouts, given, symbols, pinned, leased)
         self.arena.busy = True
         self.arena.ordered()
         before = reserved(self.arena)
@@ -419,10 +265,11 @@ class ReplayProgram(Program):
     def on_device(self, arg: Any) -> bool:
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)
 
-    def bound(self, entry: Entry, given: Sequence[Any], symbols: Symbols, pinned: list[int], leased: bool) -> Recording:
+    def bound(self, layouts: dict[int, Layout], given: Sequence[Any], symbols: Symbols, pinned: list[int],
+              leased: bool) -> Recording:  # fmt: skip
         """A recording with its memory, before anything has run."""
-        indices = list(entry.layouts)
-        slots = self.arena.slots.take([entry.layouts[i].nbytes for i in indices], self.name if leased else None)
+        indices = list(layouts)
+        slots = self.arena.slots.take([layouts[i].nbytes for i in indices], self.name if leased else None)
         recording = Recording(self, dict(symbols), dict(zip(indices, slots)), leased)
         recording.pinned = pinned
         for i, arg in enumerate(given):
@@ -437,7 +284,7 @@ class ReplayProgram(Program):
                 if i in self.written:
                     recording.back.append((i, recording.buffers[-1]))
         for index, slot in recording.slots.items():
-            layout = entry.layouts[index]
+            layout = layouts[index]
             recording.templates[index] = slot.template(layout.shape, layout.strides, layout.dtype)
         if leased and len(recording.templates) == len(self.reference.outputs):
             recording.handed = [recording.templates[i] for i in range(len(recording.templates))]
@@ -523,60 +370,6 @@ class ReplayProgram(Program):
             hint='drop it, clone it, or output_policy="lease"',
         )
 
-    # -- the safety net -------------------------------------------------------------------------------------------------
-    def checked(self, recording: Recording, given: Sequence[Any], symbols: Symbols) -> list[Any]:
-        """A replay, and the same call op by op on copies; a difference names the node."""
-        copies = [copy_strided(a, a.stride()) if i in self.written else a for i, a in enumerate(given)]
-        state = random_state(self.arena)
-        expected = Program.compute(self, copies, dict(symbols))
-        after = random_state(self.arena)
-        set_random_state(self.arena, state)
-        before = [a.clone() if i in self.written else a for i, a in enumerate(given)]
-        outputs = self.replay(recording, given, symbols)
-        set_random_state(self.arena, after)
-        self.journal.counters["checked"] += 1
-        pairs = [*zip(outputs, expected), *((given[i], copies[i]) for i in sorted(self.written))]
-        if not all(alike(a, b) for a, b in pairs):
-            raise self.difference(before, symbols, state)
-        return outputs
-
-    def difference(self, given: Sequence[Any], symbols: Symbols, state: Any) -> ReplayError:
-        """The first node whose value differs between a recording that keeps all values and a run op by op."""
-        seen: dict[int, Any] = {}
-
-        def observe(node: Any, results: Sequence[Any]) -> Sequence[Any]:
-            seen.update({id(v): r.clone() if isinstance(r, torch.Tensor) else r for v, r in zip(node.outputs, results)})
-            return results
-
-        set_random_state(self.arena, state)
-        names = [a.name for a in self.boundary.arguments]
-        self.reference.run(dict(zip(names, given)), dict(symbols), observe)
-        entry = Entry({}, [])
-        recording = self.bound(entry, given, symbols, [], leased=False)
-        set_random_state(self.arena, state)
-        self.record_parts(recording, given, symbols, keep=True)
-        set_random_state(self.arena, state)
-        recording.replay(given, dict(symbols))
-        for step in self.reference.steps:
-            for value in step.node.outputs:
-                if id(value) in recording.env and not alike(recording.env[id(value)], seen.get(id(value))):
-                    return ReplayError(
-                        f"a replay of {self.name} differs from the same call op by op, first at {step.node.op}",
-                        where=place(self.reference.graph, step.node),
-                        hint="force_recapture=True, then force_eager=True tell whether capturing or memory is at fault",
-                    )
-        return ReplayError(f"a replay of {self.name} differs from the same call op by op, though none of its nodes does",
-                           hint="force_recapture=True tells whether its memory was written to by others")  # fmt: skip
-
-
-# -- addresses ----------------------------------------------------------------------------------------------------------
-def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
-    return all(args[i].data_ptr() == addresses[i] for i in which)
-
-
-# PyTorch has the same in C++, in its CUDA builds.
-same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", compare_addresses)
-
 
 # -- small things -------------------------------------------------------------------------------------------------------
 def capturing(arena: Arena) -> bool:
@@ -593,44 +386,6 @@ def buffer_for(arg: torch.Tensor) -> torch.Tensor:
     if any(s == 0 and n > 1 for s, n in zip(arg.stride(), arg.shape)):
         return torch.empty(arg.shape, dtype=arg.dtype, device=arg.device)
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
-
-
-def random_state(arena: Arena) -> Any:
-    return torch.cuda.get_rng_state(arena.device) if arena.device.type == "cuda" else torch.get_rng_state()
-
-
-def set_random_state(arena: Arena, state: Any) -> None:
-    torch.cuda.set_rng_state(state, arena.device) if arena.device.type == "cuda" else torch.set_rng_state(state)
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Equal up to the rounding of kernels that may add in another order."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return a is b or a == b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    step = torch.finfo(a.dtype).eps
-    scale = b.abs().nan_to_num(0, 0, 0).max().item() if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=16 * step, atol=16 * step * scale, equal_nan=True)
-
-
-# -- steps --------------------------------------------------------------------------------------------------------------
-_marks = itertools.count(1)
-_mark = 0
-
-
-def mark_step_begin() -> None:
-    """A new step begins: results of earlier ones are not needed any more. (`torch.compiler.cudagraph_mark_step_begin` says
-    the same.) It matters for output_policy="error" only: the others never write to what is held."""
-    global _mark
-    _mark = next(_marks)
-
-
-def step_now() -> int:
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    return _mark - (trees.MarkStepBox.mark_step_counter if trees else 0)
 
 
 # -- all programs -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from airgraph.runtime.replay import mark_step_begin
+from airgraph.runtime.recording import mark_step_begin
 
 _NAME = "npugraph_mark_step_begin"
 

@@ -1,0 +1,116 @@
+"""What all captured programs of one device share."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from airgraph.runtime.slots import Slots
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor was, and the memory it was in. (An address alone may be another tensor's by now.)"""
+
+    address: int
+    memory: StorageWeakRef | None
+
+    @classmethod
+    def of(cls, value: Any) -> Place:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return NOWHERE
+        return cls(value.data_ptr(), StorageWeakRef(value.untyped_storage()))
+
+    def still(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is there, and the memory has been alive all the time."""
+        return self.memory is not None and not self.memory.expired() and tensor.data_ptr() == self.address
+
+
+NOWHERE = Place(0, None)
+
+
+class Arena:
+    """What all captured programs of one device share: the memory of their intermediates, the slots of their results, and
+    one order. Intermediates die with the run, so the programs may overwrite each other's; that is safe as long as they
+    run one after the other, which the lock sees to on the host and `ordered` on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.slots = Slots(device)
+        self.lock = threading.RLock()
+        self.busy = False
+        self.steady: dict[int, Place] = {}  # where parameters are, by address
+        self._pool: Any = None
+        self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
+        self.spoiled: set[Any] = set()
+        self._stream: Any = None
+        self.last = 0  # the stream of the last replay
+
+    def pool(self, given: Any, shared: bool) -> Any:
+        """Where a program's intermediates are: in a pool of the user's, in the one all share, or in one of its own."""
+        if given is None and not shared:
+            return None
+        if given is None or given in self.spoiled:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            given = self._pool
+        if given not in self.keepers:
+            self.keepers[given] = self.empty_graph(given)
+        return given
+
+    def spoil(self, pool: Any) -> None:
+        """PyTorch cannot capture in this pool any more; what was captured in it stays good."""
+        self.spoiled.add(pool)
+        self._pool = None if pool == self._pool else self._pool
+
+    def empty_graph(self, pool: Any) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings(), torch.cuda.stream(self.stream):
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            graph.capture_end()
+        return graph
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where graphs are captured: the default stream cannot be."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def ordered(self) -> None:
+        """Work of another stream that uses the arena is waited for. (Nothing to do while there is one stream.)"""
+        if self.device.type != "cuda":
+            return
+        now = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if self.last not in (0, now) or (self.last == 0 and now != 0):
+            before = torch.cuda.ExternalStream(self.last, self.device)
+            torch.cuda.current_stream(self.device).wait_stream(before)
+        self.last = now
+
+    def reset(self) -> None:
+        """Give back the memory, once no program is left."""
+        self._pool = None
+        self.keepers.clear()
+        self.spoiled.clear()
+        self.slots = Slots(self.device)
+        self.steady.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+_ARENAS: dict[torch.device, Arena] = {}
+
+
+def arenas() -> list[Arena]:
+    return list(_ARENAS.values())
+
+
+def arena_of(device: torch.device) -> Arena:
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _ARENAS.setdefault(device, Arena(device))

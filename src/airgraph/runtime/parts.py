@@ -1,0 +1,280 @@
+"""A program cut into parts: what is captured, and what has to run by itself in between.
+
+    parts    captured ─ open ─ captured …     steps in their order
+
+On CUDA a captured part is a CUDA graph. On a CPU it is the list of its steps on the same fixed memory: nothing is saved
+there, but arguments, results, writes and splits go the very same way, which is how all of it is tested without a GPU.
+
+A captured part is replayed as soon as it is recorded. So the values an open step reads are there when it runs for the
+first time, and a recording is a call like any other: its results are the caller's.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves as leaves
+
+from airgraph.convert.aten_call import find_target
+from airgraph.engine.protocol import Symbols
+from airgraph.engine.reference import Env, ReferenceExecutable, Step
+from airgraph.errors import EngineError
+from airgraph.ir.graph import Graph, Node, Value
+from airgraph.ir.verify import place as whereabouts
+from airgraph.runtime.arena import Arena
+
+Work = Callable[[Env, Symbols], None]
+
+
+class Part(Protocol):
+    def record(self, env: Env, symbols: Symbols) -> None: ...
+
+    def run(self, env: Env, symbols: Symbols) -> None: ...
+
+
+@dataclass
+class Bound:
+    """Steps on fixed memory, op by op."""
+
+    work: Work
+
+    def record(self, env: Env, symbols: Symbols) -> None:
+        self.work(env, symbols)
+
+    run = record
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: what it frees (another graph, an event) cannot be freed while one captures."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass
+class Captured:
+    """A CUDA graph."""
+
+    work: Work
+    arena: Arena
+    pool: Any
+    error_mode: str
+    graph: Any = None
+
+    def record(self, env: Env, symbols: Symbols) -> None:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.arena.device)
+        with torch.cuda.stream(self.arena.stream), no_collection():
+            try:
+                graph.capture_begin(self.pool, capture_error_mode=self.error_mode)
+                self.work(env, symbols)
+                graph.capture_end()
+            except BaseException:
+                self.abandon(graph)
+                raise
+        self.graph = graph
+        self.work = nothing  # it holds what it was recorded with
+        graph.replay()
+
+    def abandon(self, graph: Any) -> None:
+        """Leave a capture that failed. PyTorch does not do so by itself: memory still goes to its pool and random numbers
+        still count as captured. Ending the capture fails with the error that is on its way already; a capture of
+        nothing, in another pool, ends well and sets the random numbers right."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError):  # where the capture was left in order, this has been done
+            torch._C._cuda_endAllocateToPool(self.arena.device.index, self.pool)
+        self.arena.spoil(self.pool)
+        self.arena.empty_graph(torch.cuda.graph_pool_handle())
+
+    def run(self, env: Env, symbols: Symbols) -> None:
+        self.graph.replay()
+
+
+@dataclass
+class Open:
+    """Steps that cannot be captured. What a captured part reads of their results has a fixed place."""
+
+    work: Work
+    results: tuple[int, ...]  # values of these steps that captured parts read
+
+    def record(self, env: Env, symbols: Symbols) -> None:
+        self.work(env, symbols)
+
+    def run(self, env: Env, symbols: Symbols) -> None:
+        places = {key: env[key] for key in self.results if key in env}
+        self.work(env, symbols)
+        for key, place in places.items():
+            env[key] = place.copy_(env[key])
+
+
+# -- what can be captured -----------------------------------------------------------------------------------------------
+def split_text(graph: Graph, node: Node, reason: str) -> str:
+    """For the journal: which op, why, and the user's line."""
+    source = whereabouts(graph, node).get("from")
+    return f"not captured: {node.attrs.get('target', node.op)} ({reason})" + (f", from {source}" if source else "")
+
+
+def why_open(node: Node, device: torch.device, executable: ReferenceExecutable, sizes: set[Any]) -> str | None:
+    """The reason a step cannot be part of a captured program; None if it can. `sizes`: the symbols arguments tell."""
+    if node.op == "PrintV2":
+        return "it prints"
+    if node.op == "AtenCall":
+        tags = getattr(find_target(node.attrs["target"], executable.graph), "tags", ())
+        if torch.Tag.cudagraph_unsafe in tags:
+            return "it is marked cudagraph_unsafe"
+        if torch.Tag.data_dependent_output in tags:
+            return "it hands a value to the host"
+        if torch.Tag.dynamic_output_shape in tags:
+            return "the size of its result is known only when it runs"
+    unknown = {s for v in (*node.values(), *node.outputs) for s in symbols_of(v)} - sizes
+    if unknown:
+        return f"the size {', '.join(sorted(map(str, unknown)))} is known only when it runs"
+    if device.type == "cuda":
+        if any(on_host(v) for v in node.outputs):
+            return "its result is on the CPU"
+        baked = executable.constants.keys() | executable.cells
+        if any(on_host(v) and id(v) not in baked for v in node.values()):
+            return "it reads a tensor on the CPU"
+    return None
+
+
+def written_inputs(executable: ReferenceExecutable) -> set[str]:
+    """The names of the Data nodes a run writes to: by Assign, or by a call into PyTorch whose schema says so."""
+    found = {name for name, _ in executable.writes}
+    for node in executable.graph.of("AtenCall"):
+        schema = getattr(find_target(node.attrs["target"], executable.graph), "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        writes = {
+            a.name: i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        }
+        given = {**dict(zip((a.name for a in schema.arguments), node.attrs["args"])), **node.attrs["kwargs"]}
+        values = [*node.values()]
+        for place in leaves([given.get(name) for name in writes]):
+            if isinstance(place, str) and place.startswith("%") and values[int(place[1:])].node.op == "Data":
+                found.add(values[int(place[1:])].node.name)
+    return found
+
+
+def on_host(value: Value) -> bool:
+    """A tensor of the CPU; sizes and numbers, known from the arguments, are none."""
+    return value.type.place == "CPU" and value.known is None
+
+
+def symbols_of(value: Value) -> set[Any]:
+    sizes = {s for size in value.type.shape or () if not isinstance(size, int) for s in size.free_symbols}
+    return sizes | set(getattr(value.known, "free_symbols", ()))
+
+
+# -- cutting a program into parts ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Run:
+    """Steps in a row that are captured, or (with a reason for each) not."""
+
+    steps: tuple[Step, ...]
+    open: bool
+
+
+class Recorder:
+    """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
+    to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
+
+    def __init__(self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str]) -> None:
+        self.executable = executable
+        self.sizes = sizes
+        self.refused = refused
+
+    def record(self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part],
+               keep: bool = False) -> list[Part]:  # fmt: skip
+        """`keep`: no value dies, so that all can be looked at afterwards."""
+        waiting, parts = self.runs(self.executable.steps), []
+        waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
+        while waiting:
+            run = waiting.pop(0)
+            work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep)
+            if run.open:
+                part: Part = Open(work, self.placed(run, waiting))
+            else:
+                part = capture(work if waiting else in_turn(work, finish))
+            before = dict(env)
+            try:
+                part.record(env, symbols)
+            except EngineError as error:
+                node = getattr(error, "node", None)
+                if run.open or node is None or not isinstance(part, Captured):
+                    raise
+                # Nothing of this part has been done yet: it is cut in two at the step that failed.
+                self.refused[node] = str(error.__cause__ or error).splitlines()[0]
+                env.clear()
+                env.update(before)
+                waiting[:0] = self.runs(run.steps) if waiting else [*self.runs(run.steps), Run((), False)]
+                continue
+            parts.append(part)
+        return parts
+
+    def runs(self, steps: Sequence[Step]) -> list[Run]:
+        found: list[Run] = []
+        for step in steps:
+            is_open = self.why(step.node) is not None
+            if found and found[-1].open == is_open:
+                found[-1] = Run((*found[-1].steps, step), is_open)
+            else:
+                found.append(Run((step,), is_open))
+        return found
+
+    def why(self, node: Node) -> str | None:
+        if node not in self.refused:
+            reason = why_open(node, self.executable.device, self.executable, self.sizes)
+            if reason:
+                self.refused[node] = reason
+        return self.refused.get(node)
+
+    def placed(self, run: Run, later: Sequence[Run]) -> tuple[int, ...]:
+        """Results of an open run that captured ones read: they need a fixed place."""
+        reads = {id(v) for r in later if not r.open for s in r.steps for v in s.node.values()}
+        reads |= {*self.executable.outputs, *(key for _, key in self.executable.writes)}
+        return tuple(id(v) for s in run.steps for v in s.node.outputs if id(v) in reads and v.known is None
+                     and not symbols_of(v) - self.sizes)  # fmt: skip
+
+
+def confined(steps: Sequence[Step]) -> list[Step]:
+    """Values that come from or go to another part stay; the others die as before."""
+    born = {id(v) for step in steps for v in step.node.outputs}
+    return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
+
+
+def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False) -> Work:
+    steps = [replace(s, last_uses=()) for s in steps] if keep else steps
+
+    def work(env: Env, symbols: Symbols) -> None:
+        for step in steps:
+            try:
+                executable.advance(step, env, symbols, None)
+            except EngineError as error:
+                error.node = step.node  # type: ignore[attr-defined]
+                raise
+
+    return work
+
+
+def nothing(env: Env, symbols: Symbols) -> None:
+    """The work of a captured part is in its graph."""
+
+
+def in_turn(*works: Work) -> Work:
+    def work(env: Env, symbols: Symbols) -> None:
+        for one in works:
+            one(env, symbols)
+
+    return work

@@ -1,0 +1,81 @@
+"""check="sample": now and then the same call is also run op by op, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from airgraph.engine.protocol import Symbols
+from airgraph.engine.strides import copy_strided
+from airgraph.errors import ReplayError
+from airgraph.ir.verify import place
+from airgraph.runtime.arena import Arena
+from airgraph.runtime.recording import Recording
+
+
+def checked(program: Any, recording: Recording, given: Sequence[Any], symbols: Symbols) -> list[Any]:
+    """A replay, and the same call op by op on copies; a difference names the node."""
+    copies = [copy_strided(a, a.stride()) if i in program.written else a for i, a in enumerate(given)]
+    state = random_state(program.arena)
+    expected = program.compute(copies, dict(symbols))
+    after = random_state(program.arena)
+    set_random_state(program.arena, state)
+    before = [a.clone() if i in program.written else a for i, a in enumerate(given)]
+    outputs = program.replay(recording, given, symbols)
+    set_random_state(program.arena, after)
+    program.journal.counters["checked"] += 1
+    pairs = [*zip(outputs, expected), *((given[i], copies[i]) for i in sorted(program.written))]
+    if not all(alike(a, b) for a, b in pairs):
+        raise difference(program, before, symbols, state)
+    return outputs
+
+
+def difference(program: Any, given: Sequence[Any], symbols: Symbols, state: Any) -> ReplayError:
+    """The first node whose value differs between a recording that keeps all values and a run op by op."""
+    seen: dict[int, Any] = {}
+
+    def observe(node: Any, results: Sequence[Any]) -> Sequence[Any]:
+        seen.update({id(v): r.clone() if isinstance(r, torch.Tensor) else r for v, r in zip(node.outputs, results)})
+        return results
+
+    set_random_state(program.arena, state)
+    names = [a.name for a in program.boundary.arguments]
+    program.reference.run(dict(zip(names, given)), dict(symbols), observe)
+    recording = program.bound({}, given, symbols, [], leased=False)
+    set_random_state(program.arena, state)
+    program.record_parts(recording, given, symbols, keep=True)
+    set_random_state(program.arena, state)
+    recording.replay(given, dict(symbols))
+    for step in program.reference.steps:
+        for value in step.node.outputs:
+            if id(value) in recording.env and not alike(recording.env[id(value)], seen.get(id(value))):
+                return ReplayError(
+                    f"a replay of {program.name} differs from the same call op by op, first at {step.node.op}",
+                    where=place(program.reference.graph, step.node),
+                    hint="force_recapture=True, then force_eager=True tell whether capturing or memory is at fault",
+                )
+    return ReplayError(f"a replay of {program.name} differs from the same call op by op, though none of its nodes does",
+                       hint="force_recapture=True tells whether its memory was written to by others")  # fmt: skip
+
+
+def random_state(arena: Arena) -> Any:
+    return torch.cuda.get_rng_state(arena.device) if arena.device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(arena: Arena, state: Any) -> None:
+    torch.cuda.set_rng_state(state, arena.device) if arena.device.type == "cuda" else torch.set_rng_state(state)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Equal up to the rounding of kernels that may add in another order."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b or a == b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    step = torch.finfo(a.dtype).eps
+    scale = b.abs().nan_to_num(0, 0, 0).max().item() if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=16 * step, atol=16 * step * scale, equal_nan=True)
