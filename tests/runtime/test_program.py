@@ -1080,3 +1080,15 @@ def test_the_cache_of_sizes_is_bounded() -> None:
                 torch.randn(size, 3) for i, a in enumerate(run.boundary.arguments)]  # fmt: skip
         run(args)
     assert len(run._cache) <= 64
+
+
+def test_a_slice_of_what_pytorch_made_keeps_its_strides():
+    """The gradient of matrix_exp is a block of a larger matrix, for fixed and for open sizes."""
+    x = torch.randn(3, 4, 4, requires_grad=True)
+    want = torch.autograd.grad(torch.matrix_exp(x).sum(), x)[0]
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        run = torch.compile(torch.matrix_exp, backend=airgraph.backend(), dynamic=dynamic)
+        got = torch.autograd.grad(run(x).sum(), x)[0]
+        assert got.stride() == want.stride() == (64, 8, 1)
+        torch.testing.assert_close(got, want)

@@ -173,7 +173,8 @@ class Program:
             strides = self.size(self.layouts.get(index), symbols)
             address = value.untyped_storage().data_ptr()
             if strides is None:
-                owned.append(value if address not in taken and compact(value) else value.clone())
+                # As PyTorch made it: a slice is of something larger in eager, too.
+                owned.append(value if address not in taken else copy_strided(value, value.stride()))
             elif same_layout(value, strides) and address not in taken and compact(value):
                 # The stride of a dimension of size 1 means nothing, but shows. (FX guesses it where sizes are symbolic.)
                 other = index in self.fixed and value.stride() != tuple(strides)
