@@ -12,7 +12,17 @@ from typing import Any
 import torch
 
 from airgraph.compat.npu import module as npu
-from airgraph.compat.torch_npu import activations, fusion_attention, norms, rotary
+from airgraph.compat.torch_npu import (
+    activations,
+    caching,
+    fusion_attention,
+    inference_attention,
+    layout,
+    moe,
+    norms,
+    quantisation,
+    rotary,
+)
 from airgraph.compat.torch_npu.attention import (
     _npu_fused_infer_attention_score_get_max_workspace,
     _npu_fused_infer_attention_score_v2_get_max_workspace,
@@ -26,12 +36,17 @@ __all__ = [
     "_npu_fused_infer_attention_score_get_max_workspace",
     "_npu_fused_infer_attention_score_v2_get_max_workspace",
     "activations",
+    "caching",
     "fusion_attention",
+    "inference_attention",
+    "layout",
+    "moe",
     "norms",
     "npu",
     "npu_fused_infer_attention_score",
     "npu_fused_infer_attention_score_v2",
     "print_npugraph_tensor",
+    "quantisation",
     "reference",
     "rotary",
     "save_npugraph_tensor",

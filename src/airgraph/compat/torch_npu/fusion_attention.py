@@ -88,8 +88,8 @@ def npu_fusion_attention(
         sums.append(total)
     varied = input_layout == "TND"
     result = joined(outputs, input_layout, query.shape[0]).to(query.dtype)
-    stats = (statistics(part, varied, softmax_layout, query) for part in (greatest, sums))
-    return (result, *stats, query.new_empty(0), 0, 0, 0)
+    top, total = (statistics(part, varied, softmax_layout, query) for part in (greatest, sums))
+    return result, top, total, query.new_empty(0), 0, 0, 0
 
 
 @reference(
@@ -318,17 +318,22 @@ def pse_gradient(parts: Sequence[tuple[Tensor, ...]], pse: Tensor | None, query:
     return parts[0][3].sum_to_size(pse.shape).to(pse.dtype)
 
 
+# The forward op's arguments that the gradient takes, with what it calls them.
+PASSED_ON = {
+    "scale": "scale_value",
+    **{name: name for name in ("keep_prob", "pre_tockens", "next_tockens", "inner_precise", "actual_seq_qlen")},
+    **{name: name for name in ("actual_seq_kvlen", "sparse_mode", "softmax_layout")},
+}
+
+
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
     out, top, total, *_ = output
-    query, key, value, heads, layout, pse, _, mask, scale, keep_prob, pre, after, precise, _, ends, kv_ends, mode = (
-        inputs[:17]
-    )
-    ctx.save_for_backward(query, key, value, pse, mask, top, total, out)
+    names = (argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments)
+    given = dict(zip(names, inputs))
+    ctx.save_for_backward(*(given[name] for name in ("query", "key", "value", "pse", "atten_mask")), top, total, out)
     ctx.mark_non_differentiable(top, total, output[3])
-    ctx.heads, ctx.layout = heads, layout
-    ctx.named = dict(scale_value=scale, keep_prob=keep_prob, pre_tockens=pre, next_tockens=after, inner_precise=precise,
-                     actual_seq_qlen=ends, actual_seq_kvlen=kv_ends, sparse_mode=mode,
-                     softmax_layout=inputs[19])  # fmt: skip
+    ctx.heads, ctx.layout = given["head_num"], given["input_layout"]
+    ctx.named = {PASSED_ON[name]: value for name, value in given.items() if name in PASSED_ON}
 
 
 def gradient(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
