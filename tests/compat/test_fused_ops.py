@@ -12,10 +12,13 @@ import pytest
 import torch
 import torch_npu
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from airgraph.compat.torch_npu import reference
+from airgraph.convert import REGISTRY, convert
 from airgraph.errors import CompatError
+from airgraph.journal import Journal
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-6}
@@ -515,6 +518,34 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
     assert out[0, 0, :2].abs().sum() == 0 and out[0, 0, 2:].abs().sum() > 0
     (grad,) = torch.autograd.grad(out.sum(), q)
     assert grad.isfinite().all() and grad[0, 0, :2].abs().sum() == 0
+
+
+CONVERTED = {
+    "npu_rms_norm": ["RmsNorm"],
+    "npu_add_rms_norm": ["Add", "RmsNorm"],
+    "npu_gelu": ["Gelu"],
+    "npu_fast_gelu": ["Mul", "Mul", "Sigmoid"],
+    "npu_swiglu": ["Mul", "SplitV", "Swish"],
+    "npu_rotary_mul": ["RotaryMul"],
+}
+
+
+@pytest.mark.parametrize("op", CONVERTED)
+def test_converted(op: str) -> None:
+    """In float32, these are GE ops; halves are the same ops between casts."""
+    case = next(c for c in CASES if c.op == op)
+    args, named = made(case, torch.float32, "npu")
+    traced = make_fx(lambda *a: case.call(*a, **named), tracing_mode="fake")(*args)
+    graph, _ = convert(traced, "graph_1", REGISTRY, Journal())
+    assert (
+        sorted(node.op for node in graph.nodes if node.op not in ("Data", "Const", "Cast", "NetOutput"))
+        == CONVERTED[op]
+    )
+    compiled = torch.compile(lambda *a: case.call(*a, **named), backend="airgraph", fullgraph=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        args, _ = made(case, dtype, "npu")
+        exact, _ = made(case, torch.float64)
+        close(compiled(*args), case.plain(*exact, **named), dtype)
 
 
 def test_a_cast_has_a_gradient_of_the_type_it_came_from() -> None:

@@ -15,6 +15,7 @@ from airgraph.compat.npu import module as npu
 from airgraph.compat.torch_npu import (
     activations,
     caching,
+    converters,
     fusion_attention,
     inference_attention,
     layout,
@@ -37,6 +38,7 @@ __all__ = [
     "_npu_fused_infer_attention_score_v2_get_max_workspace",
     "activations",
     "caching",
+    "converters",
     "fusion_attention",
     "inference_attention",
     "layout",

@@ -1,4 +1,4 @@
-"""`npu_rms_norm` and `npu_add_rms_norm`: x / sqrt(mean(x²) + ε) · γ, computed in float32.
+"""`npu_rms_norm` and `npu_add_rms_norm`: x / sqrt(mean(x²) + ε) · γ, in float32 up to the product with γ.
 
     y, rstd = torch_npu.npu_rms_norm(x, gamma, epsilon=1e-6)
     y, rstd, x = torch_npu.npu_add_rms_norm(x1, x2, gamma)          x = x1 + x2
@@ -21,7 +21,7 @@ def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
     check("npu_rms_norm", x, gamma)
     wide = x.float()
     rstd = torch.rsqrt(wide.square().mean(normed_axes(gamma), keepdim=True) + epsilon)
-    return (wide * rstd * gamma.float()).to(x.dtype), rstd
+    return ((wide * rstd).to(x.dtype) * gamma).to(x.dtype), rstd
 
 
 @reference("npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)")
