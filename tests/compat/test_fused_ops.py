@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +17,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from airgraph.compat.torch_npu import reference
+from airgraph.compat.torch_npu.reference import REFERENCES, reference
 from airgraph.convert import REGISTRY, convert
 from airgraph.errors import CompatError
 from airgraph.journal import Journal
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "ascend.md"
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-6}
 
@@ -354,7 +357,7 @@ CASES = [
     Case("npu_moe_finalize_routing", lambda: (normal(6, 4), normal(3, 4), normal(3, 4), normal(5, 4), normal(3, 2),
          int32(2, 0, 1, 5, 3, 4), int32([1, 2], [0, 1], [4, 2])), finalize),
     Case("npu_moe_finalize_routing", lambda: (normal(6, 4), None, None, None, normal(3, 2), int32(2, 0, 1, 5, 3, 4), None, 2), finalize),
-    Case("npu_scatter_nd_update", lambda: (normal(4, 5, 3), int32([0, 1], [3, 4]), normal(2, 3)), scattered),
+    Case("npu_scatter_nd_update", lambda: (normal(4, 5, 3), int32([0, 1], [3, 4]), normal(2, 3)), scattered, trains=True),
     Case("npu_format_cast", lambda: (normal(4, 5), 29), lambda x, _: x, trains=True),
     Case("npu_dtype_cast", lambda: (normal(4, 5), torch.bfloat16), lambda x, dtype: x),
     Case("npu_transpose", lambda: (normal(2, 3, 4), [2, 0, 1]), lambda x, perm: torch.einsum("abc->cab", x), trains=True),
@@ -631,6 +634,16 @@ def test_a_mixture_of_experts() -> None:
         torch.testing.assert_close(out, plain())
 
 
+def test_a_sequence_without_tokens() -> None:
+    """Between two others: they are as if it were not there, and so are their gradients."""
+    q, k = torch.randn(5, 2, 4, requires_grad=True), torch.randn(6, 2, 4, requires_grad=True)
+    results = []
+    for ends, kv_ends in (([2, 2, 5], [3, 3, 6]), ([2, 5], [3, 6])):
+        out = torch_npu.npu_fusion_attention(q, k, k, 2, "TND", actual_seq_qlen=ends, actual_seq_kvlen=kv_ends)[0]
+        results.append([out, *torch.autograd.grad(out.sin().sum(), (q, k))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 REFUSED = [
     ("npu_rms_norm", (normal(2, 4).double(), normal(4)), {}, "npu_rms_norm: self is torch.float64, and has to be one of float16, bfloat16, float32"),
     ("npu_rms_norm", (normal(2, 4), normal(3)), {}, r"npu_rms_norm: gamma \[3\] does not fit the last axes of self \[2, 4\]"),
@@ -641,6 +654,8 @@ REFUSED = [
     ("npu_rotary_mul", (normal(1, 1, 2, 4),) * 3 + ("quarter",), {}, "rotary_mode is 'quarter', and has to be 'half' or 'interleave'"),
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"keep_prob": 0.9}, "dropout .keep_prob 0.9. is not emulated"),
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BDSN"), {}, "input_layout is 'BDSN', and has to be one of BSH, SBH, BSND, BNSD, TND"),
+    ("npu_fusion_attention", (normal(2, 1, 4),) * 3 + (1, "TND"), {}, "layout TND needs actual_seq_qlen and actual_seq_kvlen"),
+    ("npu_fusion_attention_grad", (normal(1, 1, 2, 4),) * 4 + (1, "BNSD"), {}, "softmax_max, softmax_sum and attention_in of the forward op are needed"),
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"sparse_mode": 6}, "sparse_mode 6 is not emulated, only 0 to 4"),
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"prefix": [1]}, "npu_fusion_attention: prefix is not emulated"),
     ("npu_prompt_flash_attention", (normal(1, 1, 2, 4),) * 3, {"input_layout": "BNSD", "quant_scale1": normal(1)}, "npu_prompt_flash_attention: quant_scale1 is not emulated"),
@@ -671,13 +686,13 @@ def test_refused(op: str, args: tuple[Any, ...], named: dict[str, Any], text: st
 
 def test_an_op_without_a_reference_says_how_to_add_one() -> None:
     with pytest.raises(AttributeError) as caught:
-        torch_npu.npu_deep_norm  # noqa: B018
+        torch_npu.npu_not_there  # noqa: B018
     assert str(caught.value).splitlines() == [
-        "torch_npu.npu_deep_norm has no reference in airgraph: docs/ascend.md lists the ops that have one",
-        '  try: @airgraph.compat.torch_npu.reference("npu_deep_norm(Tensor x) -> Tensor") on a function that says in '
+        "torch_npu.npu_not_there has no reference in airgraph: docs/ascend.md lists the ops that have one",
+        '  try: @airgraph.compat.torch_npu.reference("npu_not_there(Tensor x) -> Tensor") on a function that says in '
         "PyTorch what it does, with the schema of the op",
     ]
-    assert not hasattr(torch_npu, "npu_deep_norm")
+    assert not hasattr(torch_npu, "npu_not_there")
 
 
 def test_a_reference_of_ones_own() -> None:
@@ -697,3 +712,34 @@ def test_a_reference_of_ones_own() -> None:
         reference("npu_silu_mul_for_test(Tensor x) -> Tensor")
     with pytest.raises(CompatError, match="'npu_silu' is not the schema of an op\n  try: reference"):
         reference("npu_silu")
+
+
+def test_an_op_of_torch_library() -> None:
+    torch.library.define("npu::npu_twice_for_test", "(Tensor x) -> Tensor")
+    torch.library.impl("npu::npu_twice_for_test", "CompositeExplicitAutograd")(lambda x: x * 2)
+    assert torch_npu.npu_twice_for_test(torch.ones(2, device="npu")).tolist() == [2, 2]
+
+
+# The document.
+
+
+def test_the_document_lists_every_op() -> None:
+    """In its table, and the ops of gradients below it; each in backquotes."""
+    text = DOCUMENT.read_text().partition("## Fused ops")[2].partition("What the documents")[0]
+    listed = set(re.findall(r"`(npu_\w+)`", text))
+    ours = {name for name in REFERENCES if "for_test" not in name and "." not in name}
+    ours.discard("npu_deep_norm")  # an example
+    others = {"npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"}
+    assert listed == ours | others
+
+
+def test_the_examples_of_the_document() -> None:
+    text = DOCUMENT.read_text()
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, space)
+    mean, rstd, y = torch_npu.npu_deep_norm(
+        *(t.npu() for t in (torch.randn(2, 16), torch.randn(2, 16), torch.zeros(16), torch.ones(16)))
+    )
+    torch.testing.assert_close(y.mean(-1), torch.zeros(2, device="npu"), atol=1e-6, rtol=0)
+    assert mean.shape == rstd.shape == (2, 1)

@@ -58,10 +58,11 @@ __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"
 
 
 def __getattr__(name: str) -> Any:
-    if name in REFERENCES:
-        return REFERENCES[name]
     if name.startswith(("npu_", "_npu_")):
-        raise missing(name)
+        op = getattr(torch.ops.npu, name, None)
+        if op is None:
+            raise missing(name)
+        return op
     raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
 
 

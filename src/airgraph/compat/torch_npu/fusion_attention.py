@@ -21,6 +21,7 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu.attention import positions
 from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, not_emulated, reference
+from airgraph.errors import CompatError
 
 LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
 FAR = 2147483647
@@ -129,20 +130,19 @@ def npu_fusion_attention_grad(
     op = "npu_fusion_attention_grad"
     check(op, query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
     not_emulated(op, padding_mask=padding_mask, prefix=prefix)
-    have = softmax_max is not None and softmax_sum is not None and attention_in is not None
-    need(have, op, "softmax_max, softmax_sum and attention_in of the forward op are needed")
+    if softmax_max is None or softmax_sum is None or attention_in is None:
+        raise CompatError(f"{op}: softmax_max, softmax_sum and attention_in of the forward op are needed")
     settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens)
     lengths = (actual_seq_qlen, actual_seq_kvlen)
     parts: list[tuple[Tensor, ...]] = []
-    given = batches(query, key, value, pse, atten_mask, head_num, input_layout, settings, lengths)
-    varied = input_layout == "TND"
-    stats = zip(*(split_statistics(t, varied, softmax_layout, head_num, actual_seq_qlen)
-                  for t in (softmax_max, softmax_sum) if t is not None))  # fmt: skip
-    grads = batches_of(dy, head_num, input_layout, actual_seq_qlen)
-    results = (
-        batches_of(attention_in, head_num, input_layout, actual_seq_qlen) if attention_in is not None else iter(())
-    )
-    for rows, (top, total), grad, out in zip(given, stats, grads, results):
+    for rows, top, total, grad, out in zip(
+        batches(query, key, value, pse, atten_mask, head_num, input_layout, settings, lengths),
+        *(
+            batches_of_statistics(t, softmax_layout, head_num, input_layout, lengths[0])
+            for t in (softmax_max, softmax_sum)
+        ),
+        *(batches_of(t, head_num, input_layout, lengths[0]) for t in (dy, attention_in)),
+    ):
         parts.append(backward(rows, settings, top, total, grad.float(), out.float()))
     return *gathered(parts, input_layout, (query, key, value), head_num), pse_gradient(parts, pse, query)
 
@@ -160,7 +160,7 @@ def scores(rows: Rows, settings: Settings) -> Tensor:
 
 def forward(rows: Rows, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     s = scores(rows, settings)
-    top = s.amax(-1, keepdim=True)
+    top = torch.nn.functional.pad(s, (0, 1), value=-math.inf).amax(-1, keepdim=True)  # of no keys at all: -inf
     weights = (s - top.clamp(min=torch.finfo(torch.float32).min)).exp()  # no NaN where all is hidden
     total = weights.sum(-1, keepdim=True)
     return (weights / nonzero(total)) @ rows.v, top, total
@@ -235,7 +235,8 @@ def heads_of_keys(query: Tensor, key: Tensor, heads: int, layout: str) -> int:
 
 def batches_of(x: Tensor, heads: int, layout: str, ends: Sequence[int] | None) -> Iterator[Tensor]:
     if layout == "TND":
-        assert ends is not None  # checked
+        if ends is None:
+            raise CompatError("layout TND needs actual_seq_qlen and actual_seq_kvlen: the sums of the lengths")
         for begin, end in sequences(ends):
             yield x[begin:end].transpose(0, 1).unsqueeze(0)
     elif layout == "BNSD":
@@ -279,10 +280,11 @@ def statistics(parts: Sequence[Tensor], varied: bool, softmax_layout: str, query
     return flat.view(query.shape[0], query.shape[1], 1).expand(-1, -1, COPIES).contiguous()
 
 
-def split_statistics(
-    x: Tensor, varied: bool, softmax_layout: str, heads: int, ends: Sequence[int] | None
+def batches_of_statistics(
+    x: Tensor, softmax_layout: str, heads: int, layout: str, ends: Sequence[int] | None
 ) -> Iterator[Tensor]:
-    if not varied or ends is None:
+    """The way back from `statistics`: [batch, heads, length, 1]."""
+    if layout != "TND" or ends is None:
         yield x[..., :1]
         return
     flat = x[..., 0].reshape(-1)
