@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -642,6 +642,65 @@ def test_a_sequence_without_tokens() -> None:
         out = torch_npu.npu_fusion_attention(q, k, k, 2, "TND", actual_seq_qlen=ends, actual_seq_kvlen=kv_ends)[0]
         results.append([out, *torch.autograd.grad(out.sin().sum(), (q, k))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+class Block(nn.Module):
+    """A layer of a language model, by torch_npu's ops or in plain PyTorch."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.norm1, self.norm2 = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(16))
+        self.qkv, self.out = nn.Linear(16, 48, bias=False), nn.Linear(16, 16, bias=False)
+        self.up, self.down = nn.Linear(16, 64, bias=False), nn.Linear(32, 16, bias=False)
+        self.register_buffer("hidden", causal(8, 8))
+        angles = torch.arange(8.0)[:, None] * torch.tensor([1.0, 0.1])
+        self.register_buffer("cos", angles.cos().repeat(1, 2)[None, :, None])
+        self.register_buffer("sin", angles.sin().repeat(1, 2)[None, :, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x, self.norm1)).unflatten(-1, (4, 12)).split(4, -1)
+        h = self.out(self.attention(self.turn(q), self.turn(k), v).flatten(2))
+        if self.fused:
+            y, _, x = torch_npu.npu_add_rms_norm(x, h, self.norm2)
+            return x + self.down(torch_npu.npu_swiglu(self.up(y)))
+        x = x + h
+        return x + self.down(swiglu(self.up(self.norm(x, self.norm2))))
+
+    def norm(self, x: Tensor, gamma: Tensor) -> Tensor:
+        return (torch_npu.npu_rms_norm if self.fused else rms_norm)(x, gamma)[0]
+
+    def turn(self, x: Tensor) -> Tensor:
+        return (torch_npu.npu_rotary_mul if self.fused else turned)(x, self.cos, self.sin)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.fused:
+            mask = self.hidden
+            return torch_npu.npu_fusion_attention(q, k, v, 4, "BSND", atten_mask=mask, scale=0.5, sparse_mode=2)[0]
+        return attend(*(t.transpose(1, 2) for t in (q, k, v)), self.hidden[None, None], 0.5).transpose(1, 2)
+
+
+def losses(fused: bool, compiled: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = Block(fused).to("npu" if fused else "cpu")
+    x = torch.randn(2, 8, 16).to("npu" if fused else "cpu")
+    step = torch.compile(model, backend="airgraph", fullgraph=True) if compiled else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(4):
+        loss = step(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_layer_of_fused_ops_trains_as_the_plain_one() -> None:
+    want = losses(fused=False, compiled=False)
+    assert want[-1] < want[0]
+    torch.testing.assert_close(losses(fused=True, compiled=False), want, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses(fused=True, compiled=True), want, rtol=1e-5, atol=0)
 
 
 REFUSED = [
