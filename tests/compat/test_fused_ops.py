@@ -644,6 +644,29 @@ def test_a_sequence_without_tokens() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["BSH", "BSND", "BNSD"])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_keys_in_blocks(layout: str, by_head: bool) -> None:
+    """Sequences of 5 and 3 tokens in blocks of 2, wherever those lie; what is behind the last block is any number."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
+    table = int32([4, 1, 5], [0, 3, -1])
+    keys, values = torch.full((6, 2, 2, 8), 9.0), torch.full((6, 2, 2, 8), 9.0)  # [blocks, heads, block, size]
+    for b, i in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        keys[table[b, i]], values[table[b, i]] = k[b, :, 2 * i : 2 * i + 2], v[b, :, 2 * i : 2 * i + 2]
+    if not by_head:
+        keys, values = (t.transpose(1, 2).flatten(2) for t in (keys, values))
+    hidden = torch.arange(6) >= torch.tensor([5, 3])[:, None]
+    want = attend(q, k, v, hidden[:, None, None], 0.3)
+    given = q if layout == "BNSD" else q.transpose(1, 2) if layout == "BSND" else q.transpose(1, 2).flatten(2)
+    got = torch_npu.npu_incre_flash_attention(
+        given.npu(), keys.npu(), values.npu(), num_heads=4, num_key_value_heads=2, input_layout=layout, scale_value=0.3,
+        block_table=table.npu(), block_size=2, actual_seq_lengths=[5, 3])  # fmt: skip
+    assert got.shape == given.shape
+    want = want if layout == "BNSD" else want.transpose(1, 2).reshape(given.shape)
+    torch.testing.assert_close(got.cpu(), want)
+
+
 class Block(nn.Module):
     """A layer of a language model, by torch_npu's ops or in plain PyTorch."""
 
@@ -719,7 +742,9 @@ REFUSED = [
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"prefix": [1]}, "npu_fusion_attention: prefix is not emulated"),
     ("npu_prompt_flash_attention", (normal(1, 1, 2, 4),) * 3, {"input_layout": "BNSD", "quant_scale1": normal(1)}, "npu_prompt_flash_attention: quant_scale1 is not emulated"),
     ("npu_incre_flash_attention", (normal(1, 2, 4),) * 3, {}, "query has 2 tokens, and is the next one only\n  try: npu_prompt_flash_attention"),
-    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"block_table": int32([0])}, "npu_incre_flash_attention: block_table is not emulated"),
+    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"block_table": int32([0]), "block_size": 1}, "block_table needs actual_seq_lengths: how far its blocks are filled"),
+    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"block_table": int32([0]), "block_size": 2, "actual_seq_lengths": [1]}, "block_size is 2, and a block of key has 1 tokens"),
+    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"kv_padding_size": int32(1)}, "npu_incre_flash_attention: kv_padding_size is not emulated"),
     ("npu_dynamic_quant", (normal(2, 4),), {"dst_type": torch.quint4x2}, "dst_type torch.quint4x2 is not emulated, only torch.int8"),
     ("npu_quantize", (normal(2, 4), normal(3), None, torch.qint8), {}, r"npu_quantize: \[3\] numbers do not fit axis 1 of \[2, 4\]"),
     ("npu_quant_matmul", (normal(2, 4), int8(4, 3), normal(3)), {}, "npu_quant_matmul: x1 is torch.float32, and has to be one of int8"),

@@ -6,6 +6,10 @@
 Both are `npu_fused_infer_attention_score` with fewer arguments; what is emulated of that is emulated of them. With a mask
 and sparse mode 0, a query of a prompt sees the keys from `pre_tokens` before it to `next_tokens` after it: by default
 none after it. Without a mask it sees all of them.
+
+Keys and values of the next token may lie in blocks of a cache, [blocks, block_size, heads · size] or
+[blocks, heads, block_size, size]: `block_table` [batch, …] has the numbers of a sequence's blocks, and
+`actual_seq_lengths` says how far they are filled.
 """
 
 from __future__ import annotations
@@ -79,6 +83,7 @@ def npu_incre_flash_attention(
     scale_value: float = 1.0,
     input_layout: str = "BSH",
     num_key_value_heads: int = 0,
+    block_table: Tensor | None = None,
     block_size: int = 0,
     inner_precise: int = 1,
     **others: object,
@@ -87,11 +92,32 @@ def npu_incre_flash_attention(
     check(op, query, atten_mask, input_layout, others)
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
+    if block_table is not None:
+        need(actual_seq_lengths is not None, op, "block_table needs actual_seq_lengths: how far its blocks are filled")
+        need_types(op, (torch.int32,), block_table=block_table)
+        need(
+            block_size == key.shape[-2],
+            op,
+            f"block_size is {block_size}, and a block of key has {key.shape[-2]} tokens",
+        )
+        heads = num_key_value_heads or num_heads
+        key, value = (one_piece(cache, block_table, heads, input_layout) for cache in (key, value))
     mask = None if atten_mask is None else atten_mask.bool().reshape(atten_mask.shape[0], 1, 1, atten_mask.shape[-1])
     result, _ = attention.first(query, key, value, None, mask, None, actual_seq_lengths, num_heads=num_heads,
                                 scale=scale_value, input_layout=input_layout,
                                 num_key_value_heads=num_key_value_heads)  # fmt: skip
     return result
+
+
+def one_piece(cache: Tensor, table: Tensor, heads: int, layout: str) -> Tensor:
+    """The blocks of each sequence side by side, in the layout of the query. Numbers behind its last block may be
+    anything: what they name is behind its length, too."""
+    x = cache[table.long().clamp(0, cache.shape[0] - 1)]
+    if cache.dim() == 4:  # [batch, blocks, heads, block, size]
+        x = x.transpose(1, 2).flatten(2, 3)
+    else:  # [batch, blocks, block, heads · size]
+        x = x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x if layout == "BNSD" else x.transpose(1, 2).flatten(2) if layout == "BSH" else x.transpose(1, 2)
 
 
 def check(op: str, query: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]) -> None:
