@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from airgraph.compat.torch_npu.reference import REFERENCES, reference
+from airgraph.compat.torch_npu.references import REFERENCES, reference
 from airgraph.convert import REGISTRY, convert
 from airgraph.errors import CompatError
 from airgraph.journal import Journal
@@ -599,7 +599,7 @@ def test_prefetch_does_nothing() -> None:
 
 def test_groups_of_a_matmul_as_numbers() -> None:
     x, weight = torch.randn(6, 4, device="npu"), torch.randn(2, 4, 5, device="npu")
-    (got,) = torch_npu.npu_grouped_matmul([x], [weight], group_list=[2, 6], split_item=3)
+    (got,) = torch_npu.npu_grouped_matmul([x], [weight], group_list=[2, 6], split_item=3, tuning_config=[3])
     torch.testing.assert_close(got, torch.cat([x[:2] @ weight[0], x[2:] @ weight[1]]))
 
 

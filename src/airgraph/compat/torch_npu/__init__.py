@@ -30,7 +30,7 @@ from airgraph.compat.torch_npu.attention import (
     npu_fused_infer_attention_score,
     npu_fused_infer_attention_score_v2,
 )
-from airgraph.compat.torch_npu.reference import REFERENCES, missing, reference
+from airgraph.compat.torch_npu.references import REFERENCES, missing, reference
 from airgraph.compat.torch_npu.showing import print_npugraph_tensor, save_npugraph_tensor
 
 __all__ = [

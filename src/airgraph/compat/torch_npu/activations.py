@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
 
 HIDDEN = -10000.0
 

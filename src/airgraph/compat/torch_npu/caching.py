@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu.norms import npu_rms_norm
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 from airgraph.compat.torch_npu.rotary import npu_rotary_mul
 
 MODES = ("Norm", "PA", "PA_BNSD")

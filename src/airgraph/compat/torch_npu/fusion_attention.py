@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu.attention import positions
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 from airgraph.errors import CompatError
 
 LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")

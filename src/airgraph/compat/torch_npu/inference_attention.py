@@ -21,7 +21,7 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu import attention
 from airgraph.compat.torch_npu.fusion_attention import Settings, band
-from airgraph.compat.torch_npu.reference import need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import need, need_types, not_emulated, reference
 
 FAR = 2147483647
 

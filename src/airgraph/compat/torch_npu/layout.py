@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.reference import need, need_types, reference
+from airgraph.compat.torch_npu.references import need, need_types, reference
 
 
 @reference("npu_format_cast(Tensor self, int acl_format) -> Tensor", opened=True)

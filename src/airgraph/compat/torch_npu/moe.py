@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
 
 
 @reference("npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)")

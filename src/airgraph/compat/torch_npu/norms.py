@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
 
 
 @reference("npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)")

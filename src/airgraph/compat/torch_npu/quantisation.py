@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 QUANTISED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 PLAIN = (torch.int8, torch.uint8, torch.int32)
@@ -180,7 +180,7 @@ _GROUPED = (
     "Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? per_token_scale=None, "
     "{group_list}, Tensor[]? activation_input=None, Tensor[]? activation_quant_scale=None, "
     "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type={group_type}, int? group_list_type=0, "
-    "int? act_type=0, ScalarType? output_dtype=None) -> Tensor[]"
+    "int? act_type=0, int[]? tuning_config=None, ScalarType? output_dtype=None) -> Tensor[]"
 )
 
 
@@ -194,6 +194,7 @@ def grouped_matmul(
     group_type: int | None = None,
     group_list_type: int | None = 0,
     act_type: int | None = 0,
+    tuning_config: Sequence[int] | None = None,  # for speed only
     output_dtype: torch.dtype | None = None,
     **others: Any,
 ) -> list[Tensor]:

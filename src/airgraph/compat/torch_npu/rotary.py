@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.reference import FLOATS, need, need_types, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
 
 
 @reference("npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor")
