@@ -1,7 +1,8 @@
-"""`import torch_npu`, for scripts that use graphs: the device is the emulated one, and `torch_npu.npu` is `torch.npu`.
+"""`import torch_npu`, for scripts without the chip: the device is the emulated one, and `torch_npu.npu` is `torch.npu`.
 
-Of torch_npu's own ops there are those that graphs are about: attention whose lengths change between replays, and ops
-that show a tensor from inside a graph.
+Of torch_npu's fused ops there are those that models are made of, each with its meaning in plain PyTorch, one file for
+each family; `reference` adds one. docs/ascend.md lists them. Then there are the ops that graphs are about: attention
+whose lengths change between replays, and ops that show a tensor from inside a graph.
 """
 
 from __future__ import annotations
@@ -11,21 +12,45 @@ from typing import Any
 import torch
 
 from airgraph.compat.npu import module as npu
+from airgraph.compat.torch_npu import (
+    activations,
+    caching,
+    converters,
+    fusion_attention,
+    inference_attention,
+    layout,
+    moe,
+    norms,
+    quantisation,
+    rotary,
+)
 from airgraph.compat.torch_npu.attention import (
     _npu_fused_infer_attention_score_get_max_workspace,
     _npu_fused_infer_attention_score_v2_get_max_workspace,
     npu_fused_infer_attention_score,
     npu_fused_infer_attention_score_v2,
 )
+from airgraph.compat.torch_npu.references import REFERENCES, missing, reference
 from airgraph.compat.torch_npu.showing import print_npugraph_tensor, save_npugraph_tensor
 
 __all__ = [
     "_npu_fused_infer_attention_score_get_max_workspace",
     "_npu_fused_infer_attention_score_v2_get_max_workspace",
+    "activations",
+    "caching",
+    "converters",
+    "fusion_attention",
+    "inference_attention",
+    "layout",
+    "moe",
+    "norms",
     "npu",
     "npu_fused_infer_attention_score",
     "npu_fused_infer_attention_score_v2",
     "print_npugraph_tensor",
+    "quantisation",
+    "reference",
+    "rotary",
     "save_npugraph_tensor",
 ]
 
@@ -34,5 +59,12 @@ __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"
 
 def __getattr__(name: str) -> Any:
     if name.startswith(("npu_", "_npu_")):
-        raise AttributeError(f"torch_npu.{name} is not available in this version of airgraph: see docs/npu_graphs.md")
+        op = getattr(torch.ops.npu, name, None)
+        if op is None:
+            raise missing(name)
+        return op
     raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *REFERENCES})

@@ -1,0 +1,371 @@
+"""`npu_fusion_attention` and its gradient: the attention of training.
+
+    out, softmax_max, softmax_sum, _, seed, offset, numels = torch_npu.npu_fusion_attention(
+        q, k, v, head_num, "BSND", atten_mask=mask, scale=0.125, sparse_mode=0)
+
+softmax(mask((q·kᵀ + pse) · scale)) · v for each head, computed in float32. Layouts BSH, SBH, BSND, BNSD and TND, where
+sequences lie one after another and `actual_seq_qlen`, `actual_seq_kvlen` are the sums of their lengths; grouped heads;
+sparse modes 0 to 4. Without `atten_mask` nothing is hidden, whatever the mode. A query that sees no key gives zeros.
+`softmax_max` and `softmax_sum` are the two parts of each row's softmax, eight times over along the last axis. Dropout is
+not emulated (its bits come from a generator of the chip), nor are prefixes and the compressed form of `pse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu.attention import positions
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
+from airgraph.errors import CompatError
+
+LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
+FAR = 2147483647
+COPIES = 8  # of each row's maximum and sum
+Seven = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+
+
+class Settings(NamedTuple):
+    """What says which keys a query sees, and how much they weigh."""
+
+    scale: float
+    sparse_mode: int
+    pre: int
+    next: int
+
+
+class Rows(NamedTuple):
+    """One batch of sequences, as [batch, heads, length, size] in float32; keys and values with the query's heads."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pse: Tensor | None
+    hidden: Tensor | None
+
+
+@reference(
+    "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, "
+    "Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
+    "int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? actual_seq_qlen=None, "
+    "int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, "
+    'str softmax_layout="") -> (Tensor, Tensor, Tensor, Tensor, int, int, int)'
+)
+def npu_fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = FAR,
+    next_tockens: int = FAR,
+    inner_precise: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    softmax_layout: str = "",
+) -> Seven:
+    check("npu_fusion_attention", query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
+    not_emulated("npu_fusion_attention", padding_mask=padding_mask, prefix=prefix)
+    settings = Settings(scale, sparse_mode, pre_tockens, next_tockens)
+    outputs, greatest, sums = [], [], []
+    for rows in batches(query, key, value, pse, atten_mask, head_num, input_layout, settings,
+                        (actual_seq_qlen, actual_seq_kvlen)):  # fmt: skip
+        out, top, total = forward(rows, settings)
+        outputs.append(out)
+        greatest.append(top)
+        sums.append(total)
+    varied = input_layout == "TND"
+    result = joined(outputs, input_layout, query.shape[0]).to(query.dtype)
+    top, total = (statistics(part, varied, softmax_layout, query) for part in (greatest, sums))
+    return result, top, total, query.new_empty(0), 0, 0, 0
+
+
+@reference(
+    "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, int head_num, str input_layout, *, "
+    "Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, Tensor? softmax_max=None, "
+    "Tensor? softmax_sum=None, Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
+    "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int seed=0, "
+    "int offset=0, int numels=0, int[]? prefix=None, int[]? actual_seq_qlen=None, int[]? actual_seq_kvlen=None, "
+    'int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str softmax_layout="") '
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
+def npu_fusion_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor | None = None,
+    softmax_sum: Tensor | None = None,
+    attention_in: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = FAR,
+    next_tockens: int = FAR,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Sequence[int] | None = None,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    sparse_mode: int = 0,
+    softmax_layout: str = "",
+    **unused: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    op = "npu_fusion_attention_grad"
+    check(op, query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
+    not_emulated(op, padding_mask=padding_mask, prefix=prefix)
+    if softmax_max is None or softmax_sum is None or attention_in is None:
+        raise CompatError(f"{op}: softmax_max, softmax_sum and attention_in of the forward op are needed")
+    settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens)
+    lengths = (actual_seq_qlen, actual_seq_kvlen)
+    parts: list[tuple[Tensor, ...]] = []
+    for rows, top, total, grad, out in zip(
+        batches(query, key, value, pse, atten_mask, head_num, input_layout, settings, lengths),
+        *(
+            batches_of_statistics(t, softmax_layout, head_num, input_layout, lengths[0])
+            for t in (softmax_max, softmax_sum)
+        ),
+        *(batches_of(t, head_num, input_layout, lengths[0]) for t in (dy, attention_in)),
+    ):
+        parts.append(backward(rows, settings, top, total, grad.float(), out.float()))
+    return *gathered(parts, input_layout, (query, key, value), head_num), pse_gradient(parts, pse, query)
+
+
+# One batch of sequences.
+
+
+def scores(rows: Rows, settings: Settings) -> Tensor:
+    s = rows.q @ rows.k.transpose(-1, -2)
+    if rows.pse is not None:
+        s = s + rows.pse.float()
+    s = s * settings.scale
+    return s if rows.hidden is None else s.masked_fill(rows.hidden, -math.inf)
+
+
+def forward(rows: Rows, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    s = scores(rows, settings)
+    top = torch.nn.functional.pad(s, (0, 1), value=-math.inf).amax(-1, keepdim=True)  # of no keys at all: -inf
+    weights = (s - top.clamp(min=torch.finfo(torch.float32).min)).exp()  # no NaN where all is hidden
+    total = weights.sum(-1, keepdim=True)
+    return (weights / nonzero(total)) @ rows.v, top, total
+
+
+def backward(
+    rows: Rows, settings: Settings, top: Tensor, total: Tensor, dy: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    s = scores(rows, settings)
+    p = (s - top.clamp(min=torch.finfo(torch.float32).min)).exp() / nonzero(total)
+    ds = p * (dy @ rows.v.transpose(-1, -2) - (dy * out).sum(-1, keepdim=True)) * settings.scale
+    return ds @ rows.k, ds.transpose(-1, -2) @ rows.q, p.transpose(-1, -2) @ dy, ds
+
+
+def nonzero(total: Tensor) -> Tensor:
+    return total.masked_fill(total == 0, 1.0)
+
+
+def hidden_keys(q: Tensor, k: Tensor, mask: Tensor | None, settings: Settings) -> Tensor | None:
+    """True where a key takes no part."""
+    if mask is None:
+        return None
+    row, column = positions(q, 2), positions(k, 2).transpose(-1, -2)
+    shift = k.shape[2] - q.shape[2]  # from the first query and key to the last ones
+    match settings.sparse_mode:
+        case 0:
+            return mask.bool() | band(row, column, settings)
+        case 1:
+            return mask.bool()
+        case 2:
+            return column > row
+        case 3:
+            return column > row + shift
+        case _:
+            return band(row + shift, column, settings)
+
+
+def band(row: Tensor, column: Tensor, settings: Settings) -> Tensor:
+    return (column > row + settings.next) | (column < row - settings.pre)
+
+
+# Layouts.
+
+
+def batches(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    heads: int,
+    layout: str,
+    settings: Settings,
+    lengths: tuple[Sequence[int] | None, Sequence[int] | None],
+) -> Iterator[Rows]:
+    """All sequences at once, or one after another where their lengths differ."""
+    key_heads = heads_of_keys(query, key, heads, layout)
+    for q, k, v in zip(batches_of(query, heads, layout, lengths[0]), batches_of(key, key_heads, layout, lengths[1]),
+                       batches_of(value, key_heads, layout, lengths[1])):  # fmt: skip
+        need(q.shape[1] % k.shape[1] == 0, "npu_fusion_attention",
+             f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys")  # fmt: skip
+        k, v = (t.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        seen = mask[..., : q.shape[2], : k.shape[2]] if layout == "TND" and mask is not None else mask
+        yield Rows(q.float(), k, v, pse, hidden_keys(q, k, seen, settings))
+
+
+def heads_of_keys(query: Tensor, key: Tensor, heads: int, layout: str) -> int:
+    if layout in ("BSH", "SBH"):
+        return key.shape[2] // (query.shape[2] // heads)
+    return key.shape[layout.index("N")]
+
+
+def batches_of(x: Tensor, heads: int, layout: str, ends: Sequence[int] | None) -> Iterator[Tensor]:
+    if layout == "TND":
+        if ends is None:
+            raise CompatError("layout TND needs actual_seq_qlen and actual_seq_kvlen: the sums of the lengths")
+        for begin, end in sequences(ends):
+            yield x[begin:end].transpose(0, 1).unsqueeze(0)
+    elif layout == "BNSD":
+        yield x
+    else:
+        x = x.transpose(0, 1) if layout == "SBH" else x
+        yield (x if layout == "BSND" else x.unflatten(2, (heads, -1))).transpose(1, 2)
+
+
+def sequences(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where each sequence begins and ends; zeros behind the last one stand for no sequence."""
+    begin = 0
+    for end in ends:
+        if end == 0 and begin > 0:
+            return
+        yield begin, end
+        begin = end
+
+
+def joined(parts: Sequence[Tensor], layout: str, total: int) -> Tensor:
+    """The way back from `batches_of`."""
+    if layout == "TND":
+        result = torch.cat([part.squeeze(0).transpose(0, 1) for part in parts])
+        return torch.nn.functional.pad(result, (0, 0, 0, 0, 0, total - result.shape[0]))
+    (x,) = parts
+    if layout == "BNSD":
+        return x.contiguous()
+    x = x.transpose(1, 2)
+    x = x if layout == "BSND" else x.flatten(2)
+    return (x.transpose(0, 1) if layout == "SBH" else x).contiguous()
+
+
+def statistics(parts: Sequence[Tensor], varied: bool, softmax_layout: str, query: Tensor) -> Tensor:
+    """[batch, heads, length, 8]; for sequences one after another [tokens, heads, 8], where the numbers of each sequence
+    lie head by head, or token by token with softmax_layout="TND"."""
+    if not varied:
+        return parts[0].expand(-1, -1, -1, COPIES).contiguous()
+    by_token = softmax_layout == "TND"
+    flat = torch.cat([(p.transpose(1, 2) if by_token else p).reshape(-1) for p in parts])
+    flat = torch.nn.functional.pad(flat, (0, query.shape[0] * query.shape[1] - flat.shape[0]))
+    return flat.view(query.shape[0], query.shape[1], 1).expand(-1, -1, COPIES).contiguous()
+
+
+def batches_of_statistics(
+    x: Tensor, softmax_layout: str, heads: int, layout: str, ends: Sequence[int] | None
+) -> Iterator[Tensor]:
+    """The way back from `statistics`: [batch, heads, length, 1]."""
+    if layout != "TND" or ends is None:
+        yield x[..., :1]
+        return
+    flat = x[..., 0].reshape(-1)
+    for begin, end in sequences(ends):
+        part = flat[begin * heads : end * heads]
+        if softmax_layout == "TND":
+            yield part.view(1, end - begin, heads, 1).transpose(1, 2)
+        else:
+            yield part.view(1, heads, end - begin, 1)
+
+
+# Gradients.
+
+
+def gathered(
+    parts: Sequence[tuple[Tensor, ...]], layout: str, like: tuple[Tensor, Tensor, Tensor], heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    key_heads = heads_of_keys(like[0], like[1], heads, layout)
+    dq = joined([part[0] for part in parts], layout, like[0].shape[0]).to(like[0].dtype)
+    dk, dv = (joined([shared(part[i], key_heads) for part in parts], layout, like[i].shape[0]).to(like[i].dtype)
+              for i in (1, 2))  # fmt: skip
+    return dq, dk, dv
+
+
+def shared(x: Tensor, key_heads: int) -> Tensor:
+    """The sum over the queries' heads that share one of the keys'."""
+    return x.unflatten(1, (key_heads, -1)).sum(2)
+
+
+def pse_gradient(parts: Sequence[tuple[Tensor, ...]], pse: Tensor | None, query: Tensor) -> Tensor:
+    if pse is None:
+        return query.new_empty(0)
+    return parts[0][3].sum_to_size(pse.shape).to(pse.dtype)
+
+
+# The forward op's arguments that the gradient takes, with what it calls them.
+PASSED_ON = {
+    "scale": "scale_value",
+    **{name: name for name in ("keep_prob", "pre_tockens", "next_tockens", "inner_precise", "actual_seq_qlen")},
+    **{name: name for name in ("actual_seq_kvlen", "sparse_mode", "softmax_layout")},
+}
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
+    out, top, total, *_ = output
+    names = (argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments)
+    given = dict(zip(names, inputs))
+    ctx.save_for_backward(*(given[name] for name in ("query", "key", "value", "pse", "atten_mask")), top, total, out)
+    ctx.mark_non_differentiable(top, total, output[3])
+    ctx.heads, ctx.layout = given["head_num"], given["input_layout"]
+    ctx.named = {PASSED_ON[name]: value for name, value in given.items() if name in PASSED_ON}
+
+
+def gradient(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    query, key, value, pse, mask, top, total, out = ctx.saved_tensors
+    dq, dk, dv, dpse = npu_fusion_attention_grad(query, key, value, dy, ctx.heads, ctx.layout, pse=pse, atten_mask=mask,
+                                                 softmax_max=top, softmax_sum=total, attention_in=out,
+                                                 **ctx.named)  # fmt: skip
+    return dq, dk, dv, None, None, None if pse is None else dpse, *[None] * 14
+
+
+torch.library.register_autograd("npu::npu_fusion_attention", gradient, setup_context=keep)
+
+
+def check(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse: Tensor | None,
+    mask: Tensor | None,
+    layout: str,
+    sparse_mode: int,
+    keep_prob: float,
+) -> None:
+    need(layout in LAYOUTS, op, f"input_layout is {layout!r}, and has to be one of {', '.join(LAYOUTS)}")
+    need_types(op, FLOATS, query=query, key=key, value=value, pse=pse)
+    need_types(op, (torch.bool, torch.uint8), atten_mask=mask)
+    need(query.dtype == key.dtype == value.dtype, op, "query, key and value have to have one type")
+    need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
+    need(keep_prob == 1.0, op, f"dropout (keep_prob {keep_prob}) is not emulated: its bits come from the chip",
+         "keep_prob=1.0, with dropout outside the op")  # fmt: skip
+    need(0 <= sparse_mode <= 4, op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
+    need(pse is None or layout != "TND", op, "pse with layout TND is not emulated")

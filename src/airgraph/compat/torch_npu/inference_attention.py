@@ -1,0 +1,131 @@
+"""`npu_prompt_flash_attention` and `npu_incre_flash_attention`: attention over a prompt, and for the next token.
+
+    torch_npu.npu_prompt_flash_attention(q, k, v, num_heads=8, input_layout="BNSD", scale_value=0.125, atten_mask=mask)
+    torch_npu.npu_incre_flash_attention(q, k, v, num_heads=8, input_layout="BNSD", actual_seq_lengths=[17, 5])
+
+Both are `npu_fused_infer_attention_score` with fewer arguments; what is emulated of that is emulated of them. With a mask
+and sparse mode 0, a query of a prompt sees the keys from `pre_tokens` before it to `next_tokens` after it: by default
+none after it. Without a mask it sees all of them.
+
+Keys and values of the next token may lie in blocks of a cache, [blocks, block_size, heads · size] or
+[blocks, heads, block_size, size]: `block_table` [batch, …] has the numbers of a sequence's blocks, and
+`actual_seq_lengths` says how far they are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu import attention
+from airgraph.compat.torch_npu.fusion_attention import Settings, band
+from airgraph.compat.torch_npu.references import need, need_types, not_emulated, reference
+
+FAR = 2147483647
+
+
+@reference(
+    "npu_prompt_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "
+    "Tensor? atten_mask=None, Tensor? pse_shift=None, SymInt[]? actual_seq_lengths=None, Tensor? deq_scale1=None, "
+    "Tensor? quant_scale1=None, Tensor? deq_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, "
+    "int num_heads=1, float scale_value=1.0, int pre_tokens=2147483647, int next_tokens=0, str input_layout='BSH', "
+    "int num_key_value_heads=0, SymInt[]? actual_seq_lengths_kv=None, int sparse_mode=0) -> Tensor"
+)
+def npu_prompt_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    num_heads: int = 1,
+    scale_value: float = 1.0,
+    pre_tokens: int = FAR,
+    next_tokens: int = 0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    actual_seq_lengths_kv: Sequence[int] | None = None,
+    sparse_mode: int = 0,
+    **others: object,
+) -> Tensor:
+    op = "npu_prompt_flash_attention"
+    check(op, query, atten_mask, input_layout, others)
+    need(sparse_mode in (0, 1, 2, 3), op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 3")
+    mask = None if atten_mask is None else atten_mask.bool()
+    if mask is not None and sparse_mode == 0:
+        rows, columns = (torch.arange(n, device=mask.device) for n in mask.shape[-2:])
+        mask = mask | band(rows[:, None], columns, Settings(scale_value, 0, pre_tokens, next_tokens))
+    result, _ = attention.first(query, key, value, None, mask, actual_seq_lengths, actual_seq_lengths_kv,
+                                num_heads=num_heads, scale=scale_value, input_layout=input_layout,
+                                num_key_value_heads=num_key_value_heads,
+                                sparse_mode=0 if sparse_mode == 1 else sparse_mode)  # fmt: skip
+    return result
+
+
+@reference(
+    "npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, "
+    "Tensor? atten_mask=None, Tensor? pse_shift=None, SymInt[]? actual_seq_lengths=None, Tensor? antiquant_scale=None, "
+    "Tensor? antiquant_offset=None, Tensor? block_table=None, Tensor? dequant_scale1=None, Tensor? quant_scale1=None, "
+    "Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? kv_padding_size=None, "
+    "int num_heads=1, float scale_value=1.0, str input_layout='BSH', int num_key_value_heads=0, int block_size=0, "
+    "int inner_precise=1) -> Tensor"
+)
+def npu_incre_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    num_heads: int = 1,
+    scale_value: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    block_table: Tensor | None = None,
+    block_size: int = 0,
+    inner_precise: int = 1,
+    **others: object,
+) -> Tensor:
+    op = "npu_incre_flash_attention"
+    check(op, query, atten_mask, input_layout, others)
+    length = query.shape[2 if input_layout == "BNSD" else 1]
+    need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
+    if block_table is not None:
+        need(actual_seq_lengths is not None, op, "block_table needs actual_seq_lengths: how far its blocks are filled")
+        need_types(op, (torch.int32,), block_table=block_table)
+        need(
+            block_size == key.shape[-2],
+            op,
+            f"block_size is {block_size}, and a block of key has {key.shape[-2]} tokens",
+        )
+        heads = num_key_value_heads or num_heads
+        key, value = (one_piece(cache, block_table, heads, input_layout) for cache in (key, value))
+    mask = None if atten_mask is None else atten_mask.bool().reshape(atten_mask.shape[0], 1, 1, atten_mask.shape[-1])
+    result, _ = attention.first(query, key, value, None, mask, None, actual_seq_lengths, num_heads=num_heads,
+                                scale=scale_value, input_layout=input_layout,
+                                num_key_value_heads=num_key_value_heads)  # fmt: skip
+    return result
+
+
+def one_piece(cache: Tensor, table: Tensor, heads: int, layout: str) -> Tensor:
+    """The blocks of each sequence side by side, in the layout of the query. Numbers behind its last block may be
+    anything: what they name is behind its length, too."""
+    x = cache[table.long().clamp(0, cache.shape[0] - 1)]
+    if cache.dim() == 4:  # [batch, blocks, heads, block, size]
+        x = x.transpose(1, 2).flatten(2, 3)
+    else:  # [batch, blocks, block, heads · size]
+        x = x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x if layout == "BNSD" else x.transpose(1, 2).flatten(2) if layout == "BSH" else x.transpose(1, 2)
+
+
+def check(op: str, query: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]) -> None:
+    not_emulated(op, **others)
+    need(
+        layout in attention._LAYOUTS,
+        op,
+        f"input_layout {layout!r} is not emulated, only {', '.join(attention._LAYOUTS)}",
+    )
+    need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
+    need_types(op, (torch.bool, torch.int8, torch.uint8), atten_mask=mask)

@@ -1,0 +1,79 @@
+"""Ops that move numbers about: private formats of the chip, casts, transposes, scattered writes.
+
+    torch_npu.npu_format_cast(weight, 29)                       a copy: here every tensor lies as PyTorch has it
+    torch_npu.npu_confusion_transpose(x, [0, 2, 1, 3], (b, s, n, d), False)     reshape, then transpose
+    torch_npu.npu_scatter_nd_update_(cache, indices, updates)   cache[indices[..., 0], indices[..., 1], …] = updates
+    torch_npu.npu_prefetch(weight, after, 1 << 20)              nothing: there is no cache to fill
+
+They are opened in a compiled graph: it has PyTorch's own ops, which are converted and fused as those are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu.references import need, need_types, reference
+
+
+@reference("npu_format_cast(Tensor self, int acl_format) -> Tensor", opened=True)
+def npu_format_cast(x: Tensor, acl_format: int) -> Tensor:
+    return x.clone()
+
+
+@reference("npu_format_cast_(Tensor(a!) self, int acl_format) -> Tensor(a!)", opened=True)
+def npu_format_cast_(x: Tensor, acl_format: int) -> Tensor:
+    return x
+
+
+@reference("npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor", opened=True)
+def npu_dtype_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype, copy=True)
+
+
+@reference("npu_transpose(Tensor self, int[] perm, bool require_contiguous=True) -> Tensor", opened=True)
+def npu_transpose(x: Tensor, perm: Sequence[int], require_contiguous: bool = True) -> Tensor:
+    check_order("npu_transpose", x.dim(), perm)
+    return x.permute(*perm).clone(memory_format=torch.contiguous_format)
+
+
+@reference(
+    "npu_confusion_transpose(Tensor self, int[] perm, SymInt[] shape, bool transpose_first) -> Tensor", opened=True
+)
+def npu_confusion_transpose(x: Tensor, perm: Sequence[int], shape: Sequence[int], transpose_first: bool) -> Tensor:
+    check_order("npu_confusion_transpose", x.dim() if transpose_first else len(shape), perm)
+    result = x.permute(*perm).reshape(*shape) if transpose_first else x.reshape(*shape).permute(*perm)
+    return result.clone(memory_format=torch.contiguous_format)
+
+
+def check_order(op: str, axes: int, perm: Sequence[int]) -> None:
+    need(sorted(perm) == [*range(axes)], op, f"perm {[*perm]} is no order of {axes} axes")
+
+
+@reference("npu_scatter_nd_update(Tensor self, Tensor indices, Tensor updates) -> Tensor", opened=True)
+def npu_scatter_nd_update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    check_scatter("npu_scatter_nd_update", x, indices, updates)
+    return x.index_put(indices.long().unbind(-1), updates)
+
+
+@reference("npu_scatter_nd_update_(Tensor(a!) self, Tensor indices, Tensor updates) -> Tensor(a!)", opened=True)
+def npu_scatter_nd_update_(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    check_scatter("npu_scatter_nd_update_", x, indices, updates)
+    return x.index_put_(indices.long().unbind(-1), updates)
+
+
+def check_scatter(op: str, x: Tensor, indices: Tensor, updates: Tensor) -> None:
+    need_types(op, (torch.int32, torch.int64), indices=indices)
+    depth = indices.shape[-1]
+    need(depth <= x.dim(), op, f"indices {list(indices.shape)} are deeper than self {list(x.shape)}")
+    need(x.dtype == updates.dtype, op, f"updates are {updates.dtype}, and self {x.dtype}")
+    need(updates.shape == indices.shape[:-1] + x.shape[depth:], op,
+         f"updates {list(updates.shape)} do not fit indices {list(indices.shape)} into self {list(x.shape)}")  # fmt: skip
+
+
+@reference("npu_prefetch(Tensor self, Tensor? dependency, int max_size, int offset=0) -> ()", opened=True)
+def npu_prefetch(x: Tensor, dependency: Tensor | None, max_size: int, offset: int = 0) -> None:
+    need(max_size > 0, "npu_prefetch", f"max_size is {max_size}, and has to be above zero")
+    need(offset >= 0, "npu_prefetch", f"offset is {offset}, and has to be zero or more")

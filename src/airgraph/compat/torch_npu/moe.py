@@ -1,0 +1,88 @@
+"""A mixture of experts: which expert a token goes to, in what order, and the way back.
+
+    weight, expert, row = torch_npu.npu_moe_gating_top_k_softmax(logits, k=2)
+    tokens, places, experts = torch_npu.npu_moe_init_routing(x, row, expert, active_num=x.shape[0])
+    ...                                                     each expert on its tokens, which lie side by side
+    y = torch_npu.npu_moe_finalize_routing(tokens, None, None, None, weight, places, expert)
+
+Row numbers go down the columns: the j-th choice of token i is number j · tokens + i, and number r belongs to token
+r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are there, 0 and 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
+
+
+@reference("npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)")
+def npu_moe_gating_top_k_softmax(
+    x: Tensor, finished: Tensor | None = None, k: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A token that is `finished` goes to the expert behind the last one: to none."""
+    op = "npu_moe_gating_top_k_softmax"
+    need_types(op, FLOATS, x=x)
+    need_types(op, (torch.bool,), finished=finished)
+    need(x.dim() in (2, 3), op, f"x has {x.dim()} axes, and has to have 2 or 3")
+    need(0 < k <= x.shape[-1], op, f"k is {k}, for {x.shape[-1]} experts")
+    weights, experts = x.float().softmax(-1).topk(k, -1)
+    if finished is not None:
+        experts = experts.masked_fill(finished.reshape(x.shape[:-1]).unsqueeze(-1), x.shape[-1])
+    rows = torch.arange(x.shape[:-1].numel() * k, dtype=torch.int32, device=x.device)
+    return weights.to(x.dtype), experts.int(), rows.view(k, -1).t().reshape(experts.shape)
+
+
+@reference(
+    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) -> (Tensor, Tensor, Tensor)"
+)
+def npu_moe_init_routing(
+    x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "npu_moe_init_routing"
+    need_types(op, FLOATS, x=x)
+    need_types(op, (torch.int32,), row_idx=row_idx, expert_idx=expert_idx)
+    need(x.dim() == 2 and expert_idx.dim() == 2, op, "x and expert_idx have to have 2 axes")
+    need(row_idx.shape == expert_idx.shape, op, "row_idx and expert_idx have to have one shape")
+    experts, order = expert_idx.flatten().sort(stable=True)
+    rows = row_idx.flatten()[order]
+    places = torch.zeros_like(rows).scatter(
+        0, rows.long(), torch.arange(rows.shape[0], dtype=torch.int32, device=x.device)
+    )
+    active = torch.sym_min(active_num, x.shape[0]) * expert_idx.shape[1]
+    return x[rows[:active].long() % x.shape[0]], places, experts
+
+
+@reference(
+    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, Tensor? bias, Tensor? scales, "
+    "Tensor expanded_src_to_dst_row, Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor"
+)
+def npu_moe_finalize_routing(
+    expanded_permuted_rows: Tensor,
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    expanded_src_to_dst_row: Tensor,
+    export_for_source_row: Tensor | None,
+    drop_pad_mode: int | None = 0,
+) -> Tensor:
+    op = "npu_moe_finalize_routing"
+    rows = expanded_permuted_rows
+    need_types(op, FLOATS, expanded_permuted_rows=rows, skip1=skip1, skip2=skip2, bias=bias, scales=scales)
+    need(drop_pad_mode in (None, 0, 2), op, f"drop_pad_mode {drop_pad_mode} is not emulated, only 0 and 2")
+    need(skip1 is not None or skip2 is None, op, "skip2 needs skip1")
+    need(bias is None or export_for_source_row is not None, op, "bias needs export_for_source_row, to tell whose it is")
+    choices = 1 if scales is None else scales.shape[1]
+    places = expanded_src_to_dst_row.long()
+    places = places.view(-1, choices) if drop_pad_mode == 2 else places.view(choices, -1).t()
+    chosen = rows.float()[places]  # [tokens, choices, size]
+    if bias is not None and export_for_source_row is not None:
+        chosen = chosen + bias.float()[export_for_source_row.long()]
+    if scales is not None:
+        chosen = chosen * scales.float().unsqueeze(-1)
+    total = chosen.sum(1)
+    for skip in (skip1, skip2):
+        total = total if skip is None else total + skip.float()
+    return total.to(rows.dtype)

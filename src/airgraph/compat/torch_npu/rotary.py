@@ -1,0 +1,68 @@
+"""`npu_rotary_mul`: rotary position embedding, x · cos + rotated(x) · sin, computed in float32.
+
+    torch_npu.npu_rotary_mul(x, cos, sin)                           the halves (a, b) of a head turn into (-b, a)
+    torch_npu.npu_rotary_mul(x, cos, sin, "interleave")             each pair of neighbours (a, b) into (-b, a)
+
+x has four axes; cos and sin broadcast to it, except along the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, reference
+
+
+@reference("npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor")
+def npu_rotary_mul(x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
+    check("npu_rotary_mul", x, r1, r2, rotary_mode)
+    wide = x.float()
+    return (wide * r1.float() + rotated(wide, rotary_mode) * r2.float()).to(x.dtype)
+
+
+@reference(
+    "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') "
+    "-> (Tensor, Tensor, Tensor)"
+)
+def npu_rotary_mul_backward(
+    grad: Tensor, x: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor, Tensor]:
+    check("npu_rotary_mul_backward", x, r1, r2, rotary_mode)
+    given, wide = grad.float(), x.float()
+    # A quarter turn is undone by its negative: the transpose of rotated() is -rotated().
+    dx = given * r1.float() - rotated(given * r2.float(), rotary_mode)
+    dr1, dr2 = given * wide, given * rotated(wide, rotary_mode)
+    return dx.to(x.dtype), dr1.sum_to_size(r1.shape).to(r1.dtype), dr2.sum_to_size(r2.shape).to(r2.dtype)
+
+
+def rotated(x: Tensor, mode: str = "half") -> Tensor:
+    if mode == "half":
+        a, b = x.chunk(2, -1)
+        return torch.cat([-b, a], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def check(op: str, x: Tensor, r1: Tensor, r2: Tensor, mode: str) -> None:
+    need_types(op, FLOATS, self=x, r1=r1, r2=r2)
+    need(mode in ("half", "interleave"), op, f"rotary_mode is {mode!r}, and has to be 'half' or 'interleave'")
+    need(x.dim() == r1.dim() == r2.dim() == 4, op, "self, r1 and r2 have to have 4 axes")
+    need(x.shape[-1] % 2 == 0, op, f"the last axis of self {list(x.shape)} has to be even")
+    need(r1.shape == r2.shape, op, f"r1 {list(r1.shape)} and r2 {list(r2.shape)} have to have one shape")
+    need(
+        r1.shape[-1] == x.shape[-1], op, f"the last axis of r1 {list(r1.shape)} has to be that of self {list(x.shape)}"
+    )
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.rotary_mode = inputs[3]
+
+
+def gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    return (*npu_rotary_mul_backward(grad, *ctx.saved_tensors, ctx.rotary_mode), None)
+
+
+torch.library.register_autograd("npu::npu_rotary_mul", gradient, setup_context=keep)
