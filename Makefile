@@ -19,7 +19,7 @@ demo: $(STAMP)   ## the three graphs of one small model, printed and checked aga
 
 test: lint       ## all tests, after lint
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest tests/compat
+	$(BIN)/python -m pytest -n 2 tests/compat
 
 quick: $(STAMP)  ## the tests of every day, under a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
