@@ -1,6 +1,7 @@
 """The command `airgraph`.
 
 airgraph run SCRIPT [ARGS]     run a script written for TorchAir and an Ascend NPU, unchanged
+airgraph run -m MODULE [ARGS]  the same for a module, as `python -m` does
 airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
 airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
 airgraph demo                  the three graphs of one small model, printed and checked
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
                               description="Makes `import torchair` and the device `npu` work, then runs SCRIPT as "
                               "`python SCRIPT ARGS` would.")  # fmt: skip
     run.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     run.set_defaults(command=run_command)
@@ -64,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def run_command(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
-    return run_script(args.script, args.args, host=args.host)
+    return run_script(args.script, args.args, host=args.host, module=args.module)
 
 
 def explain_command(args: argparse.Namespace) -> int:
