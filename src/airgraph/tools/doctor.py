@@ -132,8 +132,9 @@ class Reader(ast.NodeVisitor):
         for child in node.body:
             self.visit(child)
         self.handled = outer
-        for child in (*node.handlers, *node.orelse, *node.finalbody):
-            self.visit(child)
+        rest: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
+        for other in rest:
+            self.visit(other)
 
 
 def catches(handler: ast.ExceptHandler) -> bool:
