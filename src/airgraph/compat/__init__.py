@@ -27,6 +27,12 @@ MODULES = {
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
     "torch_npu.npu": "airgraph.compat.npu.module",
+    "torch_npu.npu.amp": "airgraph.compat.npu.amp",
+    "torch_npu.npu.memory": "airgraph.compat.npu.usage",
+    "torch_npu.npu.random": "airgraph.compat.npu.random",
+    "torch.npu.amp": "airgraph.compat.npu.amp",
+    "torch.npu.memory": "airgraph.compat.npu.usage",
+    "torch.npu.random": "airgraph.compat.npu.random",
     "torch_npu.npu.graphs": "airgraph.compat.npu.graphs",
     "torch_npu.npu.streams": "airgraph.compat.npu.streams",
     "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
@@ -60,7 +66,7 @@ def install(host: str = "cpu") -> None:
     sys.modules.update(_installed)  # type: ignore[arg-type]
     inductor.install()
     npu.steps.install()
-    npu.module.npugraph_ex = _installed["npugraph_ex"]  # type: ignore[attr-defined]
+    npu.module.npugraph_ex = _installed["npugraph_ex"]
 
 
 def uninstall() -> None:

@@ -61,8 +61,8 @@ def parser() -> argparse.ArgumentParser:
     compare.set_defaults(command=compare_command)
     doctor = commands.add_parser("doctor", help="what is emulated here; which names of torch_npu a script would miss",
                                  description="Without SCRIPT: what is emulated, by what, and the versions. With it: the "
-                                 "names of torch_npu, torchair and torch.npu that SCRIPT uses and that are not there, found "
-                                 "by reading it, never by running it. Exit code 0: none, 1: some.")  # fmt: skip
+                                 "names of torch_npu, torchair and torch.npu that SCRIPT uses and that are not there, "
+                                 "found by reading it, never by running it. Exit code 0: none, 1: some.")  # fmt: skip
     doctor.add_argument("scripts", nargs="*", metavar="SCRIPT")
     doctor.set_defaults(command=doctor_command)
     demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
