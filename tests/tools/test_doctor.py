@@ -77,11 +77,14 @@ def run(*args, cwd):
 @pytest.mark.slow
 def test_what_a_script_would_miss(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "good.py").write_text("import torch_npu, torchair, torch\ntorch_npu.npu.Stream.synchronize\n")
+    (tmp_path / "good.py").write_text(
+        "import torch_npu, torchair, torch\ntorch_npu.npu.Stream.synchronize\n"
+        "from torch_npu.contrib import transfer_to_npu\n"
+    )
     result = run("good.py", "script.py", cwd=tmp_path)
     assert result.returncode == 1 and result.stderr == ""
     lines = result.stdout.splitlines()
-    assert lines[0] == "good.py: 3 names of torch_npu, torchair and torch.npu, 0 of them missing"
+    assert lines[0] == "good.py: 5 names of torch_npu, torchair and torch.npu, 0 of them missing"
     assert lines[1].startswith("script.py: ") and lines[1].endswith(", 6 of them missing")
     assert [line.strip() for line in lines[2::2]] == [
         "script.py:4  torch_npu.nowhere.thing",

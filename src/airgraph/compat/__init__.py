@@ -38,6 +38,8 @@ ALIASES = {
     "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
     "torch_npu.npu._npugraph_handlers.npugraph_handler": "airgraph.compat.npu.handlers",
 }
+# Importing this one does something, so it is left to the script; it is found in the folder of its package.
+BY_THE_SCRIPT = {"torch_npu.contrib.transfer_to_npu": "airgraph.compat.torch_npu.contrib.transfer_to_npu"}
 REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
@@ -73,6 +75,9 @@ def uninstall() -> None:
     """Take the modules away again. (PyTorch keeps the name `npu` for the rest of the process.)"""
     from airgraph.compat import inductor, npu, shape_handling
 
+    npu.transfer.uninstall()
+    for name in BY_THE_SCRIPT:
+        sys.modules.pop(name, None)
     shape_handling.uninstall()
     for name, module in _installed.items():
         if sys.modules.get(name) is module:
@@ -93,6 +98,7 @@ def is_real(name: str) -> bool:
 
 
 def all_modules(package: str) -> list[str]:
-    """A package and everything below it."""
+    """A package and everything below it that may be imported beforehand."""
     root = importlib.import_module(package)
-    return [package, *(m.name for m in pkgutil.walk_packages(root.__path__, f"{package}."))]
+    below = [m.name for m in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    return [package, *(name for name in below if name not in BY_THE_SCRIPT.values())]

@@ -19,7 +19,6 @@ import importlib.util
 import inspect
 import os
 import platform
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,14 +148,15 @@ def why_missing(name: str) -> str | None:
     """None if `name` is there; else what is said when it is asked for. The emulation must be installed."""
     first, *rest = name.split(".")
     found: Any = importlib.import_module(first)
-    path = first
-    for part in rest:
-        path = f"{path}.{part}"
+    for end, part in enumerate(rest, start=2):
         try:
             found = getattr(found, part)
         except AttributeError as error:
-            if path not in sys.modules and not is_module(path):
+            path = ".".join(name.split(".")[:end])
+            if not is_module(path):
                 return str(error)
+            if path == name:
+                return None  # not imported: some modules do something then
             found = importlib.import_module(path)
         if not isinstance(found, (ModuleType, type)):
             return None  # an object: its attributes are its own

@@ -21,6 +21,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
     steps       torch.compiler.npugraph_mark_step_begin
+    transfer    scripts that say cuda
     state       what is installed
 """
 
@@ -45,6 +46,7 @@ from airgraph.compat.npu import (
     state,
     steps,
     storage,
+    transfer,
     work,
 )
 from airgraph.compat.npu.capture import recording_here
@@ -53,7 +55,7 @@ from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.device import DeviceAdapter, register_adapter, remove_adapter
 
-__all__ = ["from_host", "install", "installed", "register_with_dynamo", "steps", "to_host", "uninstall"]
+__all__ = ["from_host", "install", "installed", "register_with_dynamo", "steps", "to_host", "transfer", "uninstall"]
 
 register_with_dynamo = interface.register
 

@@ -6,6 +6,7 @@ A backend written in Python has neither, so these end in errors; while the emula
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,17 @@ def install() -> None:
         for name, function in FUNCTIONS.items():
             if name in vars(owner):  # not every version has all of them
                 _before.append((owner, name, vars(owner)[name]))
-                setattr(owner, name, function)
+                setattr(owner, name, named(function))
+
+
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as an object of its own: Dynamo tells functions of `torch` apart by which object they are."""
+
+    @functools.wraps(function)
+    def same(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return same
 
 
 def uninstall() -> None:

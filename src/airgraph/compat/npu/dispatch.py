@@ -181,9 +181,13 @@ class _Seen:
         self.generator: torch.Generator | None = None
 
 
+# As PyTorch has it: `transfer` gives Tensor.is_cuda another meaning.
+_is_cuda = vars(torch._C.TensorBase)["is_cuda"].__get__
+
+
 def _is_npu(tensor: torch.Tensor) -> bool:
     # `tensor.device.type` takes five times as long, and this is asked for every argument of every op.
-    return not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta)
+    return not (tensor.is_cpu or _is_cuda(tensor) or tensor.is_meta)
 
 
 def _to_host(host: Host, value: Any, seen: _Seen) -> Any:
