@@ -73,12 +73,14 @@ def test_named_on_the_command_line(run) -> None:
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 def test_named_by_the_environment_also_in_workers(run) -> None:
     files = {"conftest.py": CONFTEST, "test_it.py": TEST}
     result = run("-n", "1", files=files, AIRGRAPH_NPU="1")
     assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_named_in_a_conftest(run) -> None:
     result = run(files={"conftest.py": 'pytest_plugins = ["airgraph.compat.pytest"]\n', "test_it.py": TEST})
     assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
@@ -91,6 +93,7 @@ def test_a_run_that_does_not_ask_imports_nothing(run) -> None:
     assert "1 passed" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_a_usage_error(run, tmp_path) -> None:
     (tmp_path / "site" / "torch_npu.py").touch()
     result = run(files={"test_plain.py": PLAIN}, AIRGRAPH_NPU="1")
@@ -99,6 +102,7 @@ def test_what_cannot_be_is_a_usage_error(run, tmp_path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_value(run) -> None:
     result = run(files={"test_plain.py": PLAIN}, AIRGRAPH_NPU="yes")
     assert "AIRGRAPH_NPU cannot be 'yes'" in result.stderr and "'0', '1'" in result.stderr
