@@ -275,7 +275,7 @@ def test_replays_draw_the_numbers_of_eager(name: str) -> None:
 
 
 def test_a_generator_of_ones_own() -> None:
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(device="npu").manual_seed(3)
     x = torch.empty(4, device="npu")
     g, _ = captured(lambda: x.uniform_(generator=generator))
     expected = torch.empty(4).uniform_(generator=torch.Generator().manual_seed(3))

@@ -55,6 +55,45 @@ def test_an_exception_keeps_its_traceback(tmp_path):
     assert 'script.py", line 2, in f' in result.stderr and "KeyError: 'mine'" in result.stderr
 
 
+@pytest.mark.slow
+def test_an_error_of_airgraphs_own_in_a_script_is_the_scripts(tmp_path):
+    (tmp_path / "script.py").write_text("import airgraph\n\nairgraph.backend(nonsense=1)\n")
+    result = run("run", "script.py", cwd=tmp_path)
+    assert result.returncode == 1
+    assert 'script.py", line 3' in result.stderr and "ConfigError: unknown option 'nonsense'" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_module_as_python_runs_it(tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch_npu\n")
+    (package / "beside.py").write_text("word = 'beside'\n")
+    code = "import sys, torch\nfrom . import beside\nprint(__name__, __package__, sys.argv[1:], beside.word)\n"
+    (package / "train.py").write_text(
+        code + "print(sys.argv[0] == __file__, torch.ones(2).npu().device)\nsys.exit(5)\n"
+    )
+    result = run("run", "-m", "mine.train", "-m", "3", cwd=tmp_path)
+    assert result.stdout == "__main__ mine ['-m', '3'] beside\nTrue npu:0\n", result.stderr
+    assert result.returncode == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mine.nothing", "there is no module mine.nothing\n  try: airgraph run -m MODULE [ARGS]\n"),
+        ("mine", "the package mine has no __main__, so it cannot be run\n  try: airgraph run -m mine.MODULE [ARGS]\n"),
+        ("script.py", "there is no module script.py\n  try: airgraph run script.py [ARGS]\n"),
+    ],
+)
+def test_no_such_module(tmp_path, name, text):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    result = run("run", "-m", name, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, f"airgraph: {text}")
+
+
 def test_demo(capsys):
     assert demo.run_demo() == 0
     out = capsys.readouterr().out

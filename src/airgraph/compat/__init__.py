@@ -27,11 +27,19 @@ MODULES = {
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
     "torch_npu.npu": "airgraph.compat.npu.module",
+    "torch_npu.npu.amp": "airgraph.compat.npu.amp",
+    "torch_npu.npu.memory": "airgraph.compat.npu.usage",
+    "torch_npu.npu.random": "airgraph.compat.npu.random",
+    "torch.npu.amp": "airgraph.compat.npu.amp",
+    "torch.npu.memory": "airgraph.compat.npu.usage",
+    "torch.npu.random": "airgraph.compat.npu.random",
     "torch_npu.npu.graphs": "airgraph.compat.npu.graphs",
     "torch_npu.npu.streams": "airgraph.compat.npu.streams",
     "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
     "torch_npu.npu._npugraph_handlers.npugraph_handler": "airgraph.compat.npu.handlers",
 }
+# Importing this one does something, so it is left to the script; it is found in the folder of its package.
+BY_THE_SCRIPT = {"torch_npu.contrib.transfer_to_npu": "airgraph.compat.torch_npu.contrib.transfer_to_npu"}
 REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
@@ -60,13 +68,16 @@ def install(host: str = "cpu") -> None:
     sys.modules.update(_installed)  # type: ignore[arg-type]
     inductor.install()
     npu.steps.install()
-    npu.module.npugraph_ex = _installed["npugraph_ex"]  # type: ignore[attr-defined]
+    npu.module.npugraph_ex = _installed["npugraph_ex"]
 
 
 def uninstall() -> None:
     """Take the modules away again. (PyTorch keeps the name `npu` for the rest of the process.)"""
     from airgraph.compat import inductor, npu, shape_handling
 
+    npu.transfer.uninstall()
+    for name in BY_THE_SCRIPT:
+        sys.modules.pop(name, None)
     shape_handling.uninstall()
     for name, module in _installed.items():
         if sys.modules.get(name) is module:
@@ -87,6 +98,7 @@ def is_real(name: str) -> bool:
 
 
 def all_modules(package: str) -> list[str]:
-    """A package and everything below it."""
+    """A package and everything below it that may be imported beforehand."""
     root = importlib.import_module(package)
-    return [package, *(m.name for m in pkgutil.walk_packages(root.__path__, f"{package}."))]
+    below = [m.name for m in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    return [package, *(name for name in below if name not in BY_THE_SCRIPT.values())]

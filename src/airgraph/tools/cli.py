@@ -1,8 +1,10 @@
 """The command `airgraph`.
 
 airgraph run SCRIPT [ARGS]     run a script written for TorchAir and an Ascend NPU, unchanged
+airgraph run -m MODULE [ARGS]  the same for a module, as `python -m` does
 airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
 airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
+airgraph doctor [SCRIPT …]     what is emulated here, by what; or which names scripts would miss, without running them
 airgraph demo                  the three graphs of one small model, printed and checked
 """
 
@@ -33,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
                               description="Makes `import torchair` and the device `npu` work, then runs SCRIPT as "
                               "`python SCRIPT ARGS` would.")  # fmt: skip
     run.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     run.set_defaults(command=run_command)
@@ -56,6 +59,12 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("script", metavar="SCRIPT")
     compare.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     compare.set_defaults(command=compare_command)
+    doctor = commands.add_parser("doctor", help="what is emulated here; which names of torch_npu a script would miss",
+                                 description="Without SCRIPT: what is emulated, by what, and the versions. With it: the "
+                                 "names of torch_npu, torchair and torch.npu that SCRIPT uses and that are not there, "
+                                 "found by reading it, never by running it. Exit code 0: none, 1: some.")  # fmt: skip
+    doctor.add_argument("scripts", nargs="*", metavar="SCRIPT")
+    doctor.set_defaults(command=doctor_command)
     demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
     demo.set_defaults(command=demo_command)
     return top
@@ -64,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 def run_command(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
-    return run_script(args.script, args.args, host=args.host)
+    return run_script(args.script, args.args, host=args.host, module=args.module)
 
 
 def explain_command(args: argparse.Namespace) -> int:
@@ -77,6 +86,12 @@ def compare_command(args: argparse.Namespace) -> int:
     from airgraph.tools.compare import compare_script
 
     return compare_script(args.script, args.args, host=args.host, json_file=args.json)
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    from airgraph.tools.doctor import doctor
+
+    return doctor(args.scripts)
 
 
 def demo_command(args: argparse.Namespace) -> int:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from airgraph import compat
-from airgraph.errors import CompatError
+from airgraph.errors import AirgraphError, CompatError
 
 
-def run_script(script: str, args: Sequence[str], *, host: str = "cpu") -> int:
-    """Exceptions and SystemExit of the script pass through, so that its traceback and exit code are its own."""
-    path = find_script(script, "run")
-    compat.install(host=host)
+def run_script(script: str, args: Sequence[str], *, host: str = "cpu", module: bool = False) -> int:
+    """Run a file, or a module as `python -m` does.
+
+    Exceptions and SystemExit of the script pass through, so that its traceback and exit code are its own. An error of
+    airgraph's that the script did not catch is the script's as well: it ends with its traceback and 1, as any other.
+    """
+    if module:
+        # As Python does: what stands in the current folder can be imported, and is before it is looked for.
+        sys.path.insert(0, str(Path.cwd()))
+        compat.install(host=host)
+        check_module(script)
+    else:
+        path = find_script(script, "run")
+        compat.install(host=host)
+        sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [script, *args]
-    sys.path.insert(0, str(path.resolve().parent))
-    runpy.run_path(str(path), run_name="__main__")
+    try:
+        if module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(path), run_name="__main__")
+    except AirgraphError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(1) from error
     return 0
 
 
@@ -27,3 +45,25 @@ def find_script(script: str, command: str) -> Path:
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise CompatError(f"the script {script} {reason}", hint=f"airgraph {command} SCRIPT [ARGS]")
     return path
+
+
+def check_module(name: str) -> None:
+    """What `-m` names must be a module, or a package with a `__main__`."""
+    spec = find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        if find_spec(f"{name}.__main__") is None:
+            raise CompatError(f"the package {name} has no __main__, so it cannot be run",
+                              hint=f"airgraph run -m {name}.MODULE [ARGS]")  # fmt: skip
+    elif spec is None:
+        hint = f"airgraph run {name} [ARGS]" if name.endswith(".py") else "airgraph run -m MODULE [ARGS]"
+        raise CompatError(f"there is no module {name}", hint=hint)
+
+
+def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # A parent that is not there is an answer; one that cannot be imported for another reason tells its own.
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise

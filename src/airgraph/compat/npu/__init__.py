@@ -16,10 +16,12 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     dispatch    every op, by its schema;  `kernels` the ones that need a kernel of their own
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load
-    module      torch.npu, with `streams` and `random`;  `interface` the same for Dynamo
+    module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
+    usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
     graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
     steps       torch.compiler.npugraph_mark_step_begin
+    transfer    scripts that say cuda
     state       what is installed
 """
 
@@ -32,9 +34,11 @@ from typing import Any
 import torch
 
 from airgraph.compat.npu import (
+    accelerator,
     autocast,
     composites,
     dispatch,
+    generator,
     interface,
     kernels,
     memory,
@@ -42,6 +46,7 @@ from airgraph.compat.npu import (
     state,
     steps,
     storage,
+    transfer,
     work,
 )
 from airgraph.compat.npu.capture import recording_here
@@ -50,7 +55,7 @@ from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.device import DeviceAdapter, register_adapter, remove_adapter
 
-__all__ = ["from_host", "install", "installed", "register_with_dynamo", "steps", "to_host", "uninstall"]
+__all__ = ["from_host", "install", "installed", "register_with_dynamo", "steps", "to_host", "transfer", "uninstall"]
 
 register_with_dynamo = interface.register
 
@@ -78,12 +83,14 @@ def install(host: str | torch.device = "cpu") -> None:
     _name_backend()
     emulation.libraries += _register_kernels(emulation.host)
     storage.install()
+    generator.install()
+    accelerator.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
 
 def uninstall() -> None:
-    """Take back what can be taken back: the kernels, the adapter and the storage methods.
+    """Take back what can be taken back: the kernels, the adapter, the storage methods, and what was patched.
 
     PyTorch cannot un-rename PrivateUse1 in a process, so the word "npu", `torch.npu` and `Tensor.npu()` stay; but
     `torch.npu.is_available()` is False, and an op on a tensor of the device says that it has no kernel. Copy the
@@ -94,6 +101,8 @@ def uninstall() -> None:
         return
     remove_adapter(DEVICE_TYPE)
     storage.uninstall()
+    generator.uninstall()
+    accelerator.uninstall()
     for library in emulation.libraries:
         library._destroy()
     state.change(None)

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from airgraph.compat.npu import memory, state, streams, work
+from airgraph.compat.npu.generator import is_of_npu
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 
@@ -126,7 +127,7 @@ def _compute(host: Host, op: torch._ops.OpOverload, signature: Signature, args: 
     call = _call_with_numbers if _has_numbers(signature, args) else _call
     results = call(host, op, signature, host_args, host_kwargs)
     for name in signature.outs:
-        _follow(kwargs[name], host_kwargs[name])
+        _follow(host, kwargs[name], host_kwargs[name])
     if not signature.results:
         return None
     if seen.asked is not None and seen.asked.type != DEVICE_TYPE:
@@ -171,17 +172,22 @@ def _alias_labels(argument: Any) -> set[str]:
 class _Seen:
     """What was met among the arguments: a tensor with values that is not on npu, and the device that was asked for."""
 
-    __slots__ = ("asked", "stray", "tensor")
+    __slots__ = ("asked", "generator", "stray", "tensor")
 
     def __init__(self) -> None:
         self.tensor = False
         self.stray: torch.Tensor | None = None
         self.asked: torch.device | None = None
+        self.generator: torch.Generator | None = None
+
+
+# As PyTorch has it: `transfer` gives Tensor.is_cuda another meaning.
+_is_cuda = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 def _is_npu(tensor: torch.Tensor) -> bool:
     # `tensor.device.type` takes five times as long, and this is asked for every argument of every op.
-    return not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta)
+    return not (tensor.is_cpu or _is_cuda(tensor) or tensor.is_meta)
 
 
 def _to_host(host: Host, value: Any, seen: _Seen) -> Any:
@@ -197,6 +203,8 @@ def _to_host(host: Host, value: Any, seen: _Seen) -> Any:
     if isinstance(value, torch.device):
         seen.asked = value
         return _host_for(host, value)
+    if isinstance(value, torch._C.Generator):
+        seen.generator = value
     return value
 
 
@@ -209,6 +217,11 @@ def _host_for(host: Host, asked: torch.device) -> torch.device:
 
 def _check_devices(op: torch._ops.OpOverload, seen: _Seen) -> None:
     """The host could mix its own tensors with ours, a device could not: a script that runs here must run there."""
+    if seen.generator is not None and not is_of_npu(seen.generator):
+        found = seen.generator.device.type
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}' device type for generator but found '{found}' (when calling {op})"
+        )
     if seen.stray is None or not seen.tensor or op in _MIXED:
         return
     raise RuntimeError(
@@ -306,13 +319,24 @@ def _fresh(host: Host, value: Any) -> Any:
     return value
 
 
-def _follow(given: Any, computed: Any) -> None:
-    """Let an `out=` argument follow its host alias, if the op gave that other sizes or other memory."""
+def _follow(host: Host, given: Any, computed: Any) -> None:
+    """Let an `out=` argument follow its host alias, if the op gave that other sizes or other memory.
+
+    As in a resize, a storage that has room is kept, and views of it see the result.
+    """
     if not isinstance(given, torch.Tensor) or not _is_npu(given):
         return
     if given.data_ptr() == computed.data_ptr() and given.size() == computed.size():
         return
-    memory.rebase(given, memory.from_host(computed))
+    offset = int(given.storage_offset())
+    last = sum((size - 1) * stride for size, stride in zip(computed.size(), computed.stride()))
+    needed = (offset + last + 1) * given.element_size() if computed.numel() else 0
+    if needed > given.untyped_storage().nbytes():
+        memory.rebase(given, memory.from_host(computed))
+        return
+    memory.rebase(given, memory.npu_view(given, computed.size(), computed.stride(), offset))
+    if given.data_ptr() != computed.data_ptr():
+        memory.to_host(given, host.device).copy_(computed)
 
 
 # Registration.
@@ -328,6 +352,10 @@ _WHOLE = {
     # Memory: PyTorch makes it with Python modes set aside (in torch.tensor), and then finds Python kernels only by name.
     "aten::empty.memory_format",
     "aten::empty_strided",
+    # Made of a kernel in C++ that is looked up by device.
+    "aten::kaiser_window",
+    "aten::kaiser_window.periodic",
+    "aten::kaiser_window.beta",
 }
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 

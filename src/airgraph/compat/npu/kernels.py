@@ -5,6 +5,7 @@ A kernel takes the host first, then the op's own arguments as npu tensors.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,13 +64,19 @@ def record_stream(host: Host, self: Tensor, stream: Any) -> None:
     """Nothing runs behind the host's back on this device, so there is no use to wait for."""
 
 
+# Storages that were pinned, by address, for as long as they live.
+_pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+
 def is_pinned(host: Host, self: Tensor, device: torch.device | None = None) -> bool:
-    return False
+    return self.untyped_storage()._cdata in _pinned
 
 
 def pin_memory(host: Host, self: Tensor, device: torch.device | None = None) -> Tensor:
-    """A copy, as pinning makes; PyTorch lets no Python backend provide page-locked memory, nor is any needed here."""
-    return self.clone()
+    """A copy that says it is pinned; PyTorch lets no Python backend provide page-locked memory, nor is any needed here."""
+    made = self.clone()
+    _pinned[made.untyped_storage()._cdata] = made.untyped_storage()
+    return made
 
 
 # Kernels that PyTorch's composites call only for a device of our kind, by another name than the host's.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from airgraph.compat.npu import usage
 from airgraph.errors import CompatError
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
             where={"tensor": f"{tensor.dtype}{list(tensor.shape)}"},
             hint="keep this tensor on the CPU, or make it dense with .to_dense() / .dequantize()",
         )
-    return _share(tensor, _DL_EXTENSION, 0)
+    alias = _share(tensor, _DL_EXTENSION, 0)
+    if tensor.is_cpu:
+        usage.count.add(alias)
+    return alias
 
 
 def npu_view(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

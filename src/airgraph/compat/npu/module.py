@@ -6,13 +6,19 @@ This module *is* `torch.npu` once `install()` has run. A family of functions has
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from airgraph.compat.npu import graphs, state, streams  # noqa: F401 - torch.npu.graphs and torch.npu.streams
+from airgraph.compat.npu import amp, graphs, random, state, streams  # noqa: F401 - torch.npu.graphs and so on
+from airgraph.compat.npu import usage as memory
+from airgraph.compat.npu.amp import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+    set_autocast_dtype,
+    set_autocast_enabled,
+)
 from airgraph.compat.npu.graphed import make_graphed_callables
 from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
@@ -27,6 +33,14 @@ from airgraph.compat.npu.random import (
     seed_all,
     set_rng_state,
     set_rng_state_all,
+)
+from airgraph.compat.npu.settings import (
+    config,
+    conv,
+    is_jit_compile_false,
+    matmul,
+    set_compile_mode,
+    set_option,
 )
 from airgraph.compat.npu.streams import (
     Event,
@@ -45,6 +59,21 @@ from airgraph.compat.npu.update import (
     graph_task_update_begin,
     graph_task_update_end,
 )
+from airgraph.compat.npu.usage import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_cached,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_cached,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_max_memory_allocated,
+    reset_max_memory_cached,
+    reset_peak_memory_stats,
+)
 
 __all__ = [
     "Event",
@@ -53,6 +82,9 @@ __all__ = [
     "NpuGraphOpHandler",
     "Stream",
     "StreamContext",
+    "amp",
+    "config",
+    "conv",
     "current_device",
     "current_stream",
     "default_stream",
@@ -61,6 +93,7 @@ __all__ = [
     "device_of",
     "empty_cache",
     "get_amp_supported_dtype",
+    "get_autocast_dtype",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -74,23 +107,38 @@ __all__ = [
     "graph_task_update_end",
     "init",
     "initial_seed",
+    "is_autocast_enabled",
     "is_available",
     "is_bf16_supported",
     "is_current_stream_capturing",
     "is_initialized",
+    "is_jit_compile_false",
     "make_graphed_callables",
     "manual_seed",
     "manual_seed_all",
+    "matmul",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
+    "memory",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "random",
     "register_npu_graph_handler",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+    "set_compile_mode",
     "set_device",
+    "set_option",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
@@ -194,50 +242,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# Memory. On a CUDA host the allocator knows; on a CPU host nobody counts, and 0 says so.
-
-
-def _on_cuda(name: str, otherwise: int = 0) -> int:
-    host = state.host_device()
-    return getattr(torch.cuda, name)(host) if host.type == "cuda" else otherwise
-
-
-def memory_allocated(device: Any = None) -> int:
-    return _on_cuda("memory_allocated")
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    return _on_cuda("max_memory_allocated")
-
-
-def memory_reserved(device: Any = None) -> int:
-    return _on_cuda("memory_reserved")
-
-
-def max_memory_reserved(device: Any = None) -> int:
-    return _on_cuda("max_memory_reserved")
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    _on_cuda("reset_peak_memory_stats")
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes, of the GPU or of the machine."""
-    host = state.host_device()
-    if host.type == "cuda":
-        return torch.cuda.mem_get_info(host)
-    return _machine_memory()
-
-
-def _machine_memory() -> tuple[int, int]:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
-    except (AttributeError, ValueError, OSError):
-        return 0, 0  # not every system tells
-
-
-def empty_cache() -> None:
-    if state.host_device().type == "cuda":
-        torch.cuda.empty_cache()
+def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return (random.generator(),) if is_available() else ()
+    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")

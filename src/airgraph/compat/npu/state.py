@@ -12,8 +12,10 @@ from airgraph.errors import CompatError
 if TYPE_CHECKING:
     from airgraph.compat.npu.dispatch import Host
 
-# PyTorch's guard for a Python backend answers 1 when it is asked for the number of devices, and autograd starts that
-# many workers: a second emulated device could compute, but not run a backward.
+# PyTorch's guard for a Python backend can say what type it is of, and nothing else. Asked for the number of devices it
+# answers 1, and autograd starts that many workers: a backward on npu:1 ends in an assertion (unless autograd's threads
+# are off). Asked for the current device it answers 0, so that after set_device(1) `x.to("npu")` would go to npu:0
+# without a word. So there is one.
 DEVICE_COUNT = 1
 
 

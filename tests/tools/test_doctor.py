@@ -1,0 +1,118 @@
+"""`airgraph doctor`: the names of a script are found by reading it, and looked up without running it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from airgraph.errors import CompatError
+from airgraph.tools.doctor import Use, uses_of
+
+SCRIPT = """\
+import torch
+import torch_npu as tn
+import torchair
+from torch_npu.nowhere import thing
+from torchair.configs.compiler_config import CompilerConfig
+
+raise SystemExit("this script must not be run")
+try:
+    from torchair.inference import something_new
+except ImportError:
+    something_new = None
+stream = torch.npu.Stream()
+tn.npu_no_such_op(torch.ones(2).npu()).tolist()
+torch.npu.no_such_name(torch.npu.current_stream().device)
+torch.ops.npu.no_such_op_either(stream)
+torchair.dynamo_export
+CompilerConfig().mode.no_such_option = 1
+"""
+
+
+def names(source):
+    return [use.name for use in uses_of(source)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch_npu", ["torch_npu"]),
+        ("import torch_npu.npu as n\nn.Stream()", ["torch_npu.npu", "torch_npu.npu.Stream"]),
+        ("import torchair.ge\ntorchair.ge.Const(1)", ["torchair.ge", "torchair.ge.Const"]),
+        ("from torch import npu\nnpu.synchronize()", ["torch.npu", "torch.npu.synchronize"]),
+        ("import torch as t\nx = t.npu\nx.Event()", ["torch.npu", "torch.npu.Event"]),
+        ("from torch_npu import npu_x as f\nf(1)", ["torch_npu.npu_x"]),
+        ("from torch_npu import *", ["torch_npu"]),
+        ("import torch\ntorch.ops.npu.npu_x.default(1)", ["torch.ops.npu.npu_x.default"]),
+        ("import torch\ntorch.cuda.Stream()\ntorch.npuish.x", []),
+        ("from . import torch_npu\nfrom .torch_npu import x", []),
+        ("torch_npu.x = 1", []),
+        ("import torch\ndef f(a=torch.npu.is_available()):\n    return a", ["torch.npu.is_available"]),
+        ("import torch\ntorch.npu.Stream().query().x(torch.npu.Event)", ["torch.npu.Event", "torch.npu.Stream"]),
+    ],
+)
+def test_names_of_a_script(source, expected):
+    assert names(source) == expected
+
+
+def test_a_name_that_the_script_can_do_without():
+    source = "try:\n    import torch_npu\nexcept (ImportError, OSError):\n    import torchair\n"
+    assert uses_of(source) == [Use("torch_npu", 2, handled=True), Use("torchair", 4)]
+    source = "try:\n    import torch_npu\nexcept OSError:\n    pass\n"
+    assert uses_of(source) == [Use("torch_npu", 2)]
+    both = "try:\n    import torch_npu\nexcept ImportError:\n    pass\nimport torch_npu\n"
+    assert uses_of(both) == [Use("torch_npu", 5)]
+
+
+def test_a_script_that_is_not_python():
+    with pytest.raises(CompatError, match=r"mine.py is not Python: .*\n  line: 2: 1 \+"):
+        uses_of("x = 1\n1 +\n", "mine.py")
+
+
+def run(*args, cwd):
+    command = [sys.executable, "-m", "airgraph", "doctor", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_what_a_script_would_miss(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "good.py").write_text(
+        "import torch_npu, torchair, torch\ntorch_npu.npu.Stream.synchronize\n"
+        "from torch_npu.contrib import transfer_to_npu\n"
+    )
+    result = run("good.py", "script.py", cwd=tmp_path)
+    assert result.returncode == 1 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "good.py: 4 names of torch_npu, torchair and torch.npu, 0 of them missing"
+    assert lines[1].startswith("script.py: ") and lines[1].endswith(", 6 of them missing")
+    assert [line.strip() for line in lines[2::2]] == [
+        "script.py:4  torch_npu.nowhere.thing",
+        "script.py:9  torchair.inference.something_new (the script has an `except` for it)",
+        "script.py:13  torch_npu.npu_no_such_op",
+        "script.py:14  torch.npu.no_such_name",
+        "script.py:15  torch.ops.npu.no_such_op_either",
+        "script.py:16  torchair.dynamo_export",
+    ]
+    assert "torchair.dynamo_export is not available in this version of airgraph" in lines[-1]
+    assert run("good.py", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.slow
+def test_what_is_here(tmp_path):
+    result = run(cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("airgraph 0.") and ", torch 2." in result.stdout
+    assert "\nnpu: emulated, 1 device, airgraph emulated NPU; torch.npu has " in result.stdout
+    assert "\ntorchair: emulated by airgraph.compat.torchair, " in result.stdout
+    assert "\nAIRGRAPH_VERIFY=1  (check every graph after every pass)\n" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_real_one_is_said_to_be_real(tmp_path):
+    (tmp_path / "torch_npu.py").touch()
+    (tmp_path / "script.py").touch()
+    result = run(cwd=tmp_path)
+    assert f"torch_npu: a real one, {tmp_path / 'torch_npu.py'}; airgraph does not shadow it" in result.stdout
+    result = run("script.py", cwd=tmp_path)
+    assert result.returncode == 2 and "a real torch_npu is installed here" in result.stderr
