@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch_npu
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -19,6 +19,7 @@ import importlib.util
 import inspect
 import os
 import platform
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +195,7 @@ def report(file: Path, uses: Sequence[Use]) -> int:
     print(f"{file}: {len(uses)} names of torch_npu, torchair and torch.npu, {len(lacking)} of them missing")
     for use, why in lacking:
         note = " (the script has an `except` for it)" if use.handled else ""
-        print(f"  {file}:{use.line}  {use.name}{note}\n      {why}")
+        print(f"  {file}:{use.line}  {use.name}{note}\n{textwrap.indent(why, ' ' * 6)}")
     return int(any(not use.handled for use, _ in lacking))
 
 

@@ -67,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *REFERENCES})
+    return sorted({*globals(), *(name.partition(".")[0] for name in REFERENCES)})  # less their overloads
