@@ -14,6 +14,8 @@ from airgraph.errors import ConfigError
 from airgraph.journal import JOURNALS
 from airgraph.runtime.buckets import BucketedProgram, Buckets, Limits, auto_bucket, auto_buckets, cut, pad
 
+pytestmark = pytest.mark.slow  # many compilations; tests/passes/test_padding.py is for every day
+
 MODES = ("max-autotune", "reduce-overhead")
 
 

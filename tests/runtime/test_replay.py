@@ -35,14 +35,12 @@ def device(request):
 def nothing_stays_behind():
     """Every test gives back what it captured: no recording, no slot, no buffer."""
     torch._dynamo.reset()
-    gc.collect()
     airgraph.release()
     _earlier.clear()
     _earlier.update(replay._PROGRAMS)  # what PyTorch has not let go of yet
     yield
     torch._dynamo.reset()
     airgraph.release()
-    gc.collect()
     assert airgraph.graphs() == []
     assert all(not arena.slots.slots and not arena.busy for arena in arenas())
 
@@ -205,6 +203,7 @@ def test_written_arguments(device):
     assert captures() == 1
 
 
+@pytest.mark.slow
 def test_written_arguments_that_move(device):
     def f(x):
         x.mul_(2)
@@ -324,6 +323,7 @@ def test_training(device):
     assert captures() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reduce-overhead", "npugraphs"])
 def test_the_training_examples(device, backend):
     """seeds/003, with the device in place of the NPU: a classifier trained by Adam, the loss curve against eager's."""
@@ -364,6 +364,7 @@ def test_two_forwards_before_one_backward(device):
             torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.slow
 def test_backward_is_never_run(device):
     model, same = mlp(device), mlp(device)
     fast = compiled(model)
@@ -378,6 +379,7 @@ def test_backward_is_never_run(device):
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.slow
 def test_gradients_are_kept(device):
     model = mlp(device)
     fast = compiled(model)
@@ -422,6 +424,7 @@ def test_two_models_interleaved(device):
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_threads(device):
     fast = compiled(lambda x: (x * 2).sin() + 1)
     x0 = torch.zeros(64, device=device)
@@ -476,6 +479,7 @@ def test_a_number_that_is_a_size_is_part_of_the_key(device):
         assert torch.equal(fast(x, k), x.repeat(k) * 1.5)
 
 
+@pytest.mark.slow
 def test_a_number_that_keeps_changing_is_left_to_its_ops(device):
     def f(x, k):
         return (x * 2).clamp(max=k) + 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import airgraph
 from airgraph.runtime.arena import arenas
 
+pytestmark = pytest.mark.slow
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
