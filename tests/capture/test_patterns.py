@@ -12,6 +12,8 @@ import airgraph
 from airgraph.capture import patterns
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.slow  # PyTorch's matcher takes its time to load
+
 MODES = ["max-autotune", "reduce-overhead"]
 
 

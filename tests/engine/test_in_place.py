@@ -12,6 +12,8 @@ import airgraph
 from airgraph.engine.strides import contiguous_strides
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.slow  # each compiles several programs
+
 
 def compiled(f: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
     return torch.compile(
