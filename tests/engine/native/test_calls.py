@@ -16,6 +16,8 @@ from airgraph.engine.native.dispatch import Result
 from airgraph.engine.native.runtime import Step
 from airgraph.errors import EngineError
 
+pytestmark = pytest.mark.slow  # each compiles a program of its own
+
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch):

@@ -11,6 +11,8 @@ from airgraph.engine.native import gemm, products, tune
 from airgraph.engine.native.products import BATCH, COLUMNS, ROWS, Product, Way, best, rule, ways
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.slow  # each times kernels that are compiled for it
+
 TUNED = {"mode": "max-autotune"}
 
 
