@@ -21,7 +21,7 @@ test: lint       ## all tests, after lint
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/python -m pytest -n 2 tests/compat
 
-quick: $(STAMP)  ## the tests of every day, under a minute
+quick: $(STAMP)  ## the tests of every day, about a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 lint: $(STAMP)   ## ruff and mypy
