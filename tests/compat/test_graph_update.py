@@ -15,6 +15,7 @@ import torch_npu
 from torch import Tensor
 
 from airgraph.compat.npu import handlers, update_plan, work
+from airgraph.errors import CompatError
 
 torch.library.define("graphtest::decay", "(Tensor x, SymInt[] lengths, *, float rate=2.0) -> Tensor")
 
@@ -389,7 +390,9 @@ def test_attention_with_a_mask_and_one_length_for_all() -> None:
 
 def test_attention_refuses_what_it_does_not_do() -> None:
     inputs = attention_inputs("BNSD")
-    with pytest.raises(NotImplementedError, match="input_layout 'TND' is not emulated, only BSH, BSND, BNSD"):
+    with pytest.raises(
+        CompatError, match="npu_fused_infer_attention_score: input_layout 'TND' is not emulated, only BSH, BSND, BNSD"
+    ):
         torch_npu.npu_fused_infer_attention_score(*inputs, num_heads=4, input_layout="TND")
     with pytest.raises(RuntimeError, match="3 sequence lengths for a batch of 2"):
         torch_npu.npu_fused_infer_attention_score(

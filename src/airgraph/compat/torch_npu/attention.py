@@ -18,6 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from airgraph.compat.torch_npu.references import need, not_emulated
+
+OP = "npu_fused_infer_attention_score"
+
 _FIRST = (
     "Tensor query, Tensor key, Tensor value, Tensor? pse_shift=None, Tensor? atten_mask=None, "
     "SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, *, int num_heads=1, float scale=1.0, "
@@ -55,8 +59,8 @@ def first(
     softmax_lse_flag: bool = False,
 ) -> tuple[Tensor, Tensor]:
     check(pse_shift, input_layout, sparse_mode)
-    if sparse_mode == 0 and atten_mask is not None and min(pre_tokens, next_tokens) < max(atten_mask.shape[-2:]):
-        raise NotImplementedError("pre_tokens and next_tokens are not emulated: put the band into atten_mask")
+    band = sparse_mode == 0 and atten_mask is not None and min(pre_tokens, next_tokens) < max(atten_mask.shape[-2:])
+    need(not band, OP, "pre_tokens and next_tokens are not emulated", hint="put the band into atten_mask")
     q, k, v = (split(t, input_layout, n) for t, n in zip((query, key, value), heads(num_heads, num_key_value_heads)))
     hidden = hidden_places(q, k, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
     result, lse = attention(q, k, v, scale, hidden, actual_seq_lengths)
@@ -80,20 +84,16 @@ def second(
     return_softmax_lse: bool = False,
     **same: Any,
 ) -> tuple[Tensor, Tensor]:
-    if query_rope is not None or key_rope is not None:
-        raise NotImplementedError("npu_fused_infer_attention_score_v2: query_rope and key_rope are not emulated")
+    not_emulated(f"{OP}_v2", query_rope=query_rope, key_rope=key_rope)
     return first(query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, num_heads=num_query_heads,
                  num_key_value_heads=num_key_value_heads, scale=softmax_scale, softmax_lse_flag=return_softmax_lse,
                  **same)  # fmt: skip
 
 
 def check(pse_shift: Tensor | None, layout: str, sparse_mode: int) -> None:
-    if pse_shift is not None:
-        raise NotImplementedError("npu_fused_infer_attention_score: pse_shift is not emulated")
-    if layout not in _LAYOUTS:
-        raise NotImplementedError(f"input_layout {layout!r} is not emulated, only {', '.join(_LAYOUTS)}")
-    if sparse_mode not in (0, 2, 3):
-        raise NotImplementedError(f"sparse_mode {sparse_mode} is not emulated, only 0, 2 and 3")
+    not_emulated(OP, pse_shift=pse_shift)
+    need(layout in _LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(_LAYOUTS)}")
+    need(sparse_mode in (0, 2, 3), OP, f"sparse_mode {sparse_mode} is not emulated, only 0, 2 and 3")
 
 
 # The arithmetic, on [batch, heads, length, size].
