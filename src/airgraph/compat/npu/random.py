@@ -87,7 +87,10 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def _check_seed(seed: int) -> None:
-    if seed % 2**64 != generator().initial_seed() % 2**64:
+    assert work.capture is not None
+    with work.capture.content.between():  # CUDA does not tell while it captures
+        original = generator().initial_seed()
+    if seed % 2**64 != original % 2**64:
         raise CompatError(OTHER_SEED, hint="seed before the capture; a replay goes on from where the generator stands")
 
 
