@@ -889,3 +889,34 @@ def test_no_warning_is_shown(device):
         fast = compiled(lambda x: x + 1)
         for _ in range(3):
             fast(torch.ones(2, device=device))
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bad", range(5))
+def test_a_call_that_fails_is_forgotten(bad):
+    """In the warm-up, the recording or a replay; on a CPU, since a GPU does not recover from such an index."""
+
+    def f(x, i):
+        return x.index_select(0, i) * 2
+
+    fast, x = compiled(f), torch.randn(4, 3)
+    for call in range(5):
+        i = torch.tensor([3, call % 2])
+        if call == bad:
+            with pytest.raises((IndexError, RuntimeError), match="out of range"):
+                fast(x, i + 4)
+        assert torch.equal(fast(x, i), f(x, i))
+    assert len(airgraph.graphs()) == 1
+
+
+def test_held_results_under_the_error_policy_and_on(device):
+    fast = compiled(lambda x: x + 1, output_policy="error")
+    x = torch.ones(3, device=device)
+    fast(x), fast(x)
+    for _ in range(2):
+        held = fast(x)
+        with pytest.raises(ReplayError, match="would overwrite a result of a former call that is still alive"):
+            fast(x)
+        assert held.tolist() == [2.0] * 3
+        del held
+        assert fast(x).tolist() == [2.0] * 3
