@@ -47,10 +47,15 @@ class Tape:
 
     open: Tape | None = None
     pools: list[Any] = []
+    generators: list[Any] = []
     fails = False
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        assert Tape.open is None
+        Tape.generators.append(generator)
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         assert Tape.open is None
@@ -273,6 +278,29 @@ def test_the_state_of_the_generator() -> None:
     assert {"SaveState", "LoadState", "Piece"} == set(kinds(g))
     g.replay()
     assert torch.equal(y, x * 2)
+
+
+def test_a_generator_of_ones_own() -> None:
+    """A graph must be told of it before its capture begins, so a piece ends where it is met, once."""
+    mine, x, g = torch.Generator(device="npu").manual_seed(3), ones(), torch.npu.NPUGraph()
+    Tape.generators.clear()
+    with torch.npu.graph(g):
+        x.mul_(2)
+        x.uniform_(generator=mine)
+        x.uniform_(generator=mine)
+        x.uniform_()
+    assert kinds(g) == ["Piece", "Piece"] and [made._cdata for made in Tape.generators] == [mine._cdata]
+
+
+def test_a_number_of_the_host() -> None:
+    """It is no copy from the host's memory, for which CUDA would wait."""
+    x, g = ones(), torch.npu.NPUGraph()
+    with torch.npu.graph(g):
+        x.copy_(torch.tensor(3.0))
+        x[0] = 9.0
+    assert "aten.copy_.default" in {line["op"] for line in g._captured.content.describe()}
+    g.replay()
+    assert x.tolist() == [[9.0] * 4, [3.0] * 4]
 
 
 def test_tensors_are_shown_at_each_replay(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,6 +240,28 @@ def test_the_state_of_the_generator_in_a_capture() -> None:
 
 
 @on_cuda
+def test_a_generator_of_ones_own() -> None:
+    mine, x, g = torch.Generator(device="npu").manual_seed(3), torch.empty(8, device="npu"), torch.npu.NPUGraph()
+    expected = [x.uniform_(generator=mine).clone() for _ in range(2)]
+    mine.manual_seed(3)
+    with torch.npu.graph(g):
+        x.uniform_(generator=mine)
+    for want in expected:
+        g.replay()
+        assert torch.equal(x, want)
+
+
+@on_cuda
+def test_a_number_of_the_host() -> None:
+    x, g = ones(), torch.npu.NPUGraph()
+    with torch.npu.graph(g):
+        x.copy_(torch.tensor(3.0))
+        x[0] = 9.0
+    g.replay()
+    assert x.tolist() == [[9.0] * 4, [3.0] * 4]
+
+
+@on_cuda
 def test_tensors_are_shown_at_each_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     x, g = ones(), torch.npu.NPUGraph()
     with torch.npu.graph(g):

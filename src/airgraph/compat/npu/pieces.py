@@ -21,15 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from airgraph.compat.npu import work
+from airgraph.compat.npu import random, work
 from airgraph.compat.npu.capture import Recording, TaskList, compiled_code_off, described_op
 from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.arena import arena_of
 
+aten = torch.ops.aten
 EMPTY = "CUDA Graph is empty"
 
 
@@ -55,6 +56,7 @@ class Pieces(TaskList):
         super().__init__(pool)
         self.new_graph, self.error_mode, self.side = new_graph, error_mode, side
         self.graphs: list[Any] = []  # the empty ones as well: a pool ends with its last graph
+        self.generators: list[Any] = []  # besides the default one
         self.piece: Piece | None = None  # the one that captures now; none in a task group
         self.failed = False
         self.thread = threading.get_ident()
@@ -104,6 +106,8 @@ class Pieces(TaskList):
 
     def begin_piece(self) -> None:
         graph = self.new_graph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
         with self.with_side():
             graph.capture_begin(pool=self.pool, capture_error_mode=self.error_mode)
         self.graphs.append(graph)
@@ -134,6 +138,13 @@ class Pieces(TaskList):
         with suppress(RuntimeError):  # where it was left in order, this has been done
             torch._C._cuda_endAllocateToPool(self.side.device.index, self.pool)
         arena_of(self.side.device).empty_graph(torch.cuda.graph_pool_handle())
+
+    def draw_from(self, generator: Any) -> None:
+        """A graph must know a generator before it begins."""
+        known: list[Any] = [random.generator(), *self.generators]
+        if generator._cdata not in {g._cdata for g in known}:
+            with self.between():
+                self.generators.append(generator)
 
     @contextmanager
     def between(self) -> Iterator[None]:
@@ -176,9 +187,15 @@ class Watching(Recording):
     def record(self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.writes_down():
             return super().record(func, args, kwargs)
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Generator):
+                self.content.draw_from(leaf)
         piece = self.content.piece
         assert piece is not None
-        result = func(*args, **kwargs)
+        if func is aten.copy_.default and args[1].is_cpu and args[1].dim() == 0:
+            result = args[0].fill_(args[1].item())  # a number: CUDA would have to copy it from the host
+        else:
+            result = func(*args, **kwargs)
         piece.ops.append(described_op(func, (args, kwargs), result))
         return result
 
