@@ -1,6 +1,6 @@
 """`torch.npu.NPUGraph` over CUDA graphs. A process has one host, so on a GPU this file runs itself in another process.
 
-pytest tests/compat/test_graphs_cuda.py                              the whole file, in a process with host="cuda"
+pytest tests/compat/test_graphs_cuda.py                              with test_graphs.py and others, in a process with host="cuda"
 AIRGRAPH_NPU_HOST=cuda pytest tests/compat/test_graphs_cuda.py       the tests one by one
 """
 
@@ -42,7 +42,9 @@ op = torch.ops.cudatest.decay
 
 @pytest.mark.skipif(ON_CUDA or not torch.cuda.is_available(), reason="needs a GPU, and a host that is none")
 def test_all_of_this_on_a_gpu() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", str(Path(__file__))]
+    here = Path(__file__).parent
+    files = [__file__, *(str(here / f"test_{name}.py") for name in ("graphs", "graph_update", "compiled_update"))]
+    command = [sys.executable, "-m", "pytest", "-q", *files]
     done = subprocess.run(command, env={**os.environ, "AIRGRAPH_NPU_HOST": "cuda"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.arena import arena_of
+from airgraph.runtime.parts import no_collection
 
 aten = torch.ops.aten
 EMPTY = "CUDA Graph is empty"
@@ -60,15 +62,19 @@ class Pieces(TaskList):
         self.piece: Piece | None = None  # the one that captures now; none in a task group
         self.failed = False
         self.thread = threading.get_ident()
+        self.meanwhile = ExitStack()  # what holds as long as it captures
 
     # The capture.
 
     def begin(self) -> None:
         if self.side is not None:
+            wake_libraries(self.side.device, self.thread)
             self.outer = torch.cuda.current_stream(self.side.device)
             self.side.wait_stream(self.outer)
-        self.on_side = self.with_side()
-        self.on_side.__enter__()
+        self.meanwhile.enter_context(no_collection())
+        # A backward pass belongs to the capture: it runs in this thread and on this stream, not in those of autograd.
+        self.meanwhile.enter_context(torch.autograd.set_multithreading_enabled(False))
+        self.meanwhile.enter_context(self.with_side())
         try:
             self.begin_piece()
         except BaseException:
@@ -89,7 +95,7 @@ class Pieces(TaskList):
 
     def leave(self) -> None:
         super().end()  # a task group that was left open by an exception
-        self.on_side.__exit__(None, None, None)
+        self.meanwhile.close()
         if self.side is not None:
             self.outer.wait_stream(self.side)
 
@@ -170,8 +176,7 @@ class Pieces(TaskList):
     def check_thread(self) -> None:
         if threading.get_ident() != self.thread and self.error_mode != "relaxed":
             raise CompatError(
-                "on a CUDA host task groups, events and states of the generator belong to the thread that captures, and "
-                "a backward pass runs in another one",
+                "on a CUDA host task groups, events and states of the generator belong to the thread that captures",
                 hint='capture_error_mode="relaxed"',
             )
 
@@ -240,6 +245,13 @@ def _memory_for(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=DEVICE_TYPE)
+
+
+@cache
+def wake_libraries(device: torch.device, thread: int) -> None:
+    """The libraries for products and convolutions take memory at their first call in a thread, which a capture forbids."""
+    x = torch.ones(1, 1, 8, 8, device=device)
+    torch.nn.functional.conv2d(x @ x, x)
 
 
 def on_cuda(pool: Any, error_mode: str, host: torch.device) -> Pieces:
