@@ -27,7 +27,7 @@ from airgraph.capture.export import CompiledModel, compile_exported, export_mode
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
-from airgraph.convert import EMPTY, REGISTRY, Registry, convert
+from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.engine.in_place import NOWHERE, Wanted
 from airgraph.engine.protocol import Executable, Planned
@@ -74,6 +74,9 @@ def compile_graph(
     with journal.stage("fx_passes") as stage:
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
                            note=stage.notes.append)  # fmt: skip
+    captured = config.mode == "reduce-overhead" and computing_device(device_of(inputs)).type == "cuda"
+    for remark in scopes.remarks(gm, streams=captured):
+        journal.remark(remark)
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
@@ -245,7 +248,8 @@ def interpreted(gm: torch.fx.GraphModule, name: str, config: Config, journal: Jo
     option = "data_dump" if config.data_dump else "run_eagerly"
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
-    dump = DataDump(config.data_dump_path, name, config.data_dump_filter) if config.data_dump else None
+    wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
+    dump = DataDump(config.data_dump_path, name, wanted) if config.data_dump else None
     if dump:
         journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
     return InterpretedProgram(name, gm, journal, dump)
@@ -257,18 +261,12 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
-    for remark in (*config.remarks, *remarks_in(gm)):
+    for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
         journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
-
-
-def remarks_in(gm: torch.fx.GraphModule) -> list[str]:
-    """What the traced code itself has to say: `with torch.fx.traceback.annotate({"airgraph": text})` around some ops."""
-    custom = [node.meta.get("custom") for node in gm.graph.nodes]
-    return list(dict.fromkeys(c["airgraph"] for c in custom if isinstance(c, dict) and "airgraph" in c))
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:

@@ -16,6 +16,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
+from airgraph.convert.scopes import check_pairs
 from airgraph.convert.walk import BY_MEMORY
 from airgraph.convert.writes import stray_writes
 from airgraph.errors import ConvertError
@@ -39,6 +40,7 @@ def run_fx_passes(
         if name == "pattern_fusion_pass" and done:
             note(done)
         observe(name, gm)
+    check_pairs(gm)
     complete_metadata(gm, inputs)
     strides_of_copies(gm)
     gm.graph.lint()

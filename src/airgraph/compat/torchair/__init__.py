@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from airgraph.capture.patterns import register_replacement
-from airgraph.compat.torchair import configs, core, ge, inference, ops
+from airgraph.compat.torchair import configs, core, ge, inference, ops, scope
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
 from airgraph.compat.torchair.core.utils import logger
@@ -28,6 +28,7 @@ __all__ = [
     "ops",
     "register_fx_node_ge_converter",
     "register_replacement",
+    "scope",
 ]
 
 # Parts of TorchAir that airgraph does not have yet: asking for one says so instead of looking like a typing error.
@@ -36,7 +37,6 @@ LATER = (
     "llm_datadist",
     "npu_format_cast_via_cpu",
     "patch_for_hcom",
-    "scope",
     "tools",
     "use_internal_format_weight",
 )
