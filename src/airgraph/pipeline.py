@@ -38,6 +38,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
+from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.index import Refuse
 from airgraph.runtime.buckets import Buckets, Limits, bucketed
 from airgraph.runtime.device import computing_device
@@ -127,6 +128,7 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
     if wanted == "native":
         engine = native_engine(reference)
         if engine is not None:
+            fulfilled_waits(graph)
             try:
                 executable = engine.load(graph, device, boundary, frozen=config.frozen_parameter,
                                          tuner=make_tuner(journal) if config.autotune else None)  # fmt: skip

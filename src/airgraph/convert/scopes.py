@@ -53,7 +53,7 @@ def marks_of(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, Marks]:
 
 def entered(node: torch.fx.Node, outer: Marks) -> Marks:
     """Scopes add up; an inner one wins. A super kernel without a name ends the one around it."""
-    new: Marks = dict(zip(*node.args[:2]))  # type: ignore[arg-type]
+    new: Marks = dict(zip(*node.args[:2]))
     if new.get(KERNEL[0]) == "":
         return {name: value for name, value in {**outer, **new}.items() if name not in KERNEL}
     if TIMEOUT in new:
@@ -109,7 +109,7 @@ class Order:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.moments: dict[torch.fx.Node | str, Node | None] = {}  # record(), or an event's tag → the last node before it
+        self.moments: dict[Any, Node | None] = {}  # record(), or the tag of an event → the last node before it
         self.waits: dict[Any, list[Node]] = {}  # stream → what its next node waits for
 
     def takes(self, node: torch.fx.Node, value_of: Callable[[Any], Any]) -> bool:
@@ -133,7 +133,8 @@ class Order:
 
     def last(self) -> Node | None:
         """The newest node of the stream we are on."""
-        return next((n for n in reversed(self.graph.nodes) if n.op not in UNMARKED and stream_of(n) == self.stream), None)
+        mine = (n for n in reversed(self.graph.nodes) if n.op not in UNMARKED and stream_of(n) == self.stream)
+        return next(mine, None)
 
     def wait(self, nodes: Iterator[Node | None] | list[Node | None]) -> None:
         self.waits.setdefault(self.stream, []).extend(n for n in nodes if n is not None)

@@ -1,12 +1,12 @@
 """Tagged events: moments with a name, for streams that wait for each other.
 
-    ready = torchair.ops.npu_create_tagged_event("ready")
+ready = torchair.ops.npu_create_tagged_event("ready")
 
-    y = f(x)
-    torchair.ops.npu_tagged_event_record(ready)
-    with torchair.scope.npu_stream_switch("1"):
-        torchair.ops.npu_tagged_event_wait(ready)
-        z = g(y)
+y = f(x)
+torchair.ops.npu_tagged_event_record(ready)
+with torchair.scope.npu_stream_switch("1"):
+    torchair.ops.npu_tagged_event_wait(ready)
+    z = g(y)
 """
 
 from __future__ import annotations

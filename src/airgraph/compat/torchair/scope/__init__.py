@@ -41,7 +41,8 @@ def npu_stream_switch(stream_tag: str, stream_priority: int = 0, enable_inner_pa
 
 
 def npu_wait_tensor(self: torch.Tensor, dependency: torch.Tensor) -> torch.Tensor:
-    """`self`, but not before `dependency` is there. Whether the result is used or not, what follows on this stream waits."""
+    """`self`, but not before `dependency` is there. What follows on this stream waits too, whether it reads the result or
+    not."""
     for name, value in (("self", self), ("dependency", dependency)):
         check("npu_wait_tensor", name, value, torch.Tensor)
     return torch.ops.air.wait_tensor(self, dependency) if torch.compiler.is_compiling() else self
