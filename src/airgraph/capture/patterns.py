@@ -19,10 +19,14 @@ from typing import Any
 
 import torch
 
+from airgraph.convert.scopes import STREAM, marks_of
 from airgraph.errors import ConfigError
 
 NAME = "register_replacement"
 _patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern
+# Patterns that come with a set of ops: name → a function that rewrites a graph and says how often. They are plain code on
+# FX nodes, for the sake of Inductor's second.
+FUSIONS: dict[str, Callable[[torch.fx.GraphModule], int]] = {}
 
 
 def register_replacement(
@@ -39,7 +43,7 @@ def register_replacement(
 
     `example_inputs`: arguments to trace with; only their number and types matter. `extra_check(match)` may refuse a match.
     `scalar_workaround` gives the numbers among the arguments a value that is not met by accident. `skip_duplicates`: a
-    pattern that is there already is not an error.
+    pattern that is there already is not an error. Ops of different streams are never taken together.
     """
     global _patterns
     from torch._inductor import pattern_matcher
@@ -55,7 +59,7 @@ def register_replacement(
         list(example_inputs),
         undecomposed(trace_fn or pattern_matcher.fwd_only),
         _patterns,
-        extra_check=extra_check or (lambda match: True),
+        extra_check=lambda match: on_one_stream(match.nodes) and (extra_check is None or extra_check(match)),
         scalar_workaround=scalar_workaround,
         search_fn_pattern=search_fn_pattern,
         skip_duplicates=skip_duplicates,
@@ -69,19 +73,29 @@ def remove_replacements() -> None:
 
 
 def any_replacements() -> bool:
-    return _patterns is not None
+    return _patterns is not None or bool(FUSIONS)
 
 
 def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Says how often patterns were found."""
     before = set(gm.graph.nodes)
-    count = _patterns.apply(gm) if _patterns is not None else 0
-    if not count:
+    counts = {name: fuse(gm) for name, fuse in FUSIONS.items()}
+    counts[NAME] = _patterns.apply(gm) if _patterns is not None else 0
+    if not any(counts.values()):
         return ""
     for node in gm.graph.nodes:
         if node not in before:  # its fake value is of another trace, whose memory has nothing to do with this graph's
             node.meta.pop("val", None)
-    return f"{NAME}: {count} patterns replaced"
+    return "; ".join(f"{name}: {count} patterns replaced" for name, count in counts.items() if count)
+
+
+def on_one_stream(nodes: Sequence[torch.fx.Node]) -> bool:
+    """Whether scopes put all these calls on the same stream."""
+    calls = [node for node in nodes if node.op == "call_function"]
+    if not calls:
+        return True
+    marks = marks_of(calls[0].graph)
+    return len({marks.get(node, {}).get(STREAM) for node in calls}) == 1
 
 
 def undecomposed(trace_fn: Callable[..., Any]) -> Callable[..., Any]:

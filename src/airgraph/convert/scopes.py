@@ -36,11 +36,11 @@ Filter = Callable[[torch.fx.Node], Any]
 
 
 # -- scopes ---------------------------------------------------------------------------------------------------------
-def marks_of(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, Marks]:
+def marks_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, Marks]:
     """What the scopes around each node say of it; nodes outside all scopes are left out."""
     stack: list[Marks] = []
     found: dict[torch.fx.Node, Marks] = {}
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         role = ROLES.get(node.target)
         if role == "enter":
             stack.append(entered(node, stack[-1] if stack else {}))
@@ -97,7 +97,7 @@ def unpaired(node: torch.fx.Node, what: str) -> ConvertError:
 
 def only_in_dump_scopes(gm: torch.fx.GraphModule, wanted: Filter | None) -> Filter | None:
     """Where the code says `with torchair.scope.data_dump():`, only tensors of the ops inside are dumped."""
-    inside = {node for node, marks in marks_of(gm).items() if DUMP in marks}
+    inside = {node for node, marks in marks_of(gm.graph).items() if DUMP in marks}
     if not inside:
         return wanted
     return lambda node: node in inside and (wanted is None or wanted(node))
@@ -169,7 +169,7 @@ def emits_views(marks: Marks) -> bool:
 # -- what has no effect ---------------------------------------------------------------------------------------------
 def remarks(gm: torch.fx.GraphModule, streams: bool) -> list[str]:
     """For the journal: what each scope and event does here. `streams`: there are some, inside a captured graph."""
-    scopes = [*marks_of(gm).values()]
+    scopes = [*marks_of(gm.graph).values()]
     said = [text for marks in scopes for text in said_of(marks, streams)]
     return list(dict.fromkeys([*said, *(SAID[role] for role in roles_in(gm) if role in SAID)]))
 

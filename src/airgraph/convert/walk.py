@@ -120,7 +120,7 @@ class Walker:
 
     @cached_property
     def marks(self) -> dict[torch.fx.Node, dict[str, Any]]:
-        return marks_of(self.gm)
+        return marks_of(self.gm.graph)
 
     @cached_property
     def order(self) -> Order:

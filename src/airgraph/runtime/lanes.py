@@ -14,8 +14,8 @@ A captured graph keeps of the streams only what must come before what, so the or
     the ends    every stream begins after the first step's place on the main one, which in the end waits for all
 
 Writing over a value that nobody reads any more is left out: somebody on another stream may be reading it still, and a wait
-for him costs more than memory does. Memory that a step of another stream reads is not handed out again before that step is done: PyTorch's allocator sees to it
-when it is told (`record_stream`).
+for him costs more than memory does. Memory that a step of another stream reads is not handed out again before that step is
+done: PyTorch's allocator sees to it when it is told (`record_stream`).
 """
 
 from __future__ import annotations
