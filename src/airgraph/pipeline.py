@@ -76,7 +76,7 @@ def compile_graph(
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
                            note=stage.notes.append)  # fmt: skip
     captured = config.mode == "reduce-overhead" and computing_device(device_of(inputs)).type == "cuda"
-    for remark in scopes.remarks(gm, streams=captured):
+    for remark in scopes.remarks(gm, config.mode, streams=captured):
         journal.remark(remark)
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)

@@ -167,20 +167,26 @@ def emits_views(marks: Marks) -> bool:
 
 
 # -- what has no effect ---------------------------------------------------------------------------------------------
-def remarks(gm: torch.fx.GraphModule, streams: bool) -> list[str]:
+def remarks(gm: torch.fx.GraphModule, mode: str, streams: bool) -> list[str]:
     """For the journal: what each scope and event does here. `streams`: there are some, inside a captured graph."""
-    scopes = [*marks_of(gm.graph).values()]
-    said = [text for marks in scopes for text in said_of(marks, streams)]
-    return list(dict.fromkeys([*said, *(SAID[role] for role in roles_in(gm) if role in SAID)]))
+    roles = [ROLES[node.target] for node in gm.graph.nodes if node.target in ROLES]
+    said = [text for marks in marks_of(gm.graph).values() for text in said_of(marks, streams)]
+    said += [text for role in roles for of, text in SAID.get(role, {}).items() if of in (mode, "every mode")]
+    return list(dict.fromkeys(said))
 
 
-SAID: Mapping[str, str] = {
-    "keep": "npu_record_tagged_stream changes nothing: memory is never given away while a stream still reads it",
+_EVENTS = {"max-autotune": "tagged events work here; TorchAir has none in mode max-autotune"}
+SAID: Mapping[str, Mapping[str, str]] = {
+    "keep": {
+        "every mode": "npu_record_tagged_stream changes nothing: no memory is given away while a stream still reads it"
+    },
+    "wait_tensor": {
+        "reduce-overhead": "npu_wait_tensor works here; TorchAir refuses it in mode reduce-overhead, "
+        "and asks for tagged events"
+    },
+    "record_event": _EVENTS,
+    "wait_event": _EVENTS,
 }
-
-
-def roles_in(gm: torch.fx.GraphModule) -> list[str]:
-    return [ROLES[node.target] for node in gm.graph.nodes if node.target in ROLES]
 
 
 def said_of(marks: Marks, streams: bool) -> Iterator[str]:
