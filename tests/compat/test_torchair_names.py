@@ -12,6 +12,8 @@ import torch
 import torch_npu
 import torchair
 
+from airgraph.compat.task_traces import main
+
 # Module → name → its arguments, as TorchAir has them.
 NAMES = {
     "torchair": {
@@ -257,3 +259,12 @@ def test_streams_in_a_circle(tmp_path):
 def test_torch_npu_has_the_ops_that_fusions_make():
     for name in ("npu_add_rms_norm_dynamic_quant", "npu_add_rms_norm_quant", "npu_add_rms_norm_cast"):
         assert callable(getattr(torch_npu, name)) and name in dir(torch_npu)
+
+
+def test_the_tools_by_hand(tmp_path, capsys):
+    path = trace(tmp_path, *RISKY)
+    main("deadlock_check", [path, "--aivec-total", "63", "-o", str(tmp_path / "marked.json")])
+    assert "sum=64 > 63" in capsys.readouterr().out and (tmp_path / "marked.json").exists()
+    main("filter_operators", [path])
+    main("align_trace", [path])
+    assert {file.name for file in tmp_path.iterdir()} >= {"graph_1_filtered.json", "graph_1.aligned.json"}

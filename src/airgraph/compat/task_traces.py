@@ -1,6 +1,6 @@
 """Tasks of an NPU's streams, as Chrome's trace viewer shows them: what may run at the same time, and whether that may hang.
 
-    python -m torchair.tools.gegraph_check.deadlock_check graph_1.json --aivec-total 48
+    python -m airgraph.compat.torchair.tools.gegraph_check.deadlock_check graph_1.json --aivec-total 48
 
 A trace is a list of tasks. Those of a stream (`tid`) run one after the other, by `Task Id`; streams wait for each other by
 EVENT_RECORD_n and EVENT_WAIT_n, or MEM_WRITE_VALUE_n and MEM_WAIT_VALUE_n. Times in it are of one run and prove nothing;
