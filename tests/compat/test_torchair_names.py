@@ -95,6 +95,24 @@ def test_ops_for_passes():
             assert getattr(namespace, name).default._schema.name.endswith(name)
 
 
+def test_the_old_name_of_the_converters_package():
+    from torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter as new
+    from torchair.ge_concrete_graph import _warned
+
+    _warned.clear()
+    with pytest.warns(
+        DeprecationWarning, match=r"^torchair.ge_concrete_graph.fx2ge_converter is an old name of torchair._ge_"
+    ):
+        from torchair.ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter as old
+    assert old is new
+    from torchair.ge_concrete_graph import ge_apis
+
+    with pytest.warns(DeprecationWarning, match="ge_apis is an old name"):
+        assert callable(ge_apis.Mul)
+    with pytest.raises(AttributeError, match="there is no GE op 'NoSuchOp' in the op table"):
+        ge_apis.NoSuchOp  # noqa: B018
+
+
 # -- no cache yet -----------------------------------------------------------------------------------------------------
 class Model(torch.nn.Module):
     def decode(self, x):
