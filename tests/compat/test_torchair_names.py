@@ -89,6 +89,15 @@ def test_one_package_two_names(name):
     assert importlib.import_module(f"torch.npu.npugraph_ex.{name}") is getattr(npugraph_ex, name)
 
 
+def test_other_ways_to_the_same():
+    import torchair.ge.attr
+    from npugraph_ex.patterns.pattern_pass_manager import register_replacement as ours
+    from torchair.patterns.pattern_pass_manager import register_replacement as theirs
+
+    assert ours is theirs is torchair.register_replacement
+    assert torchair.ge.attr.Float(0.5).value == 0.5
+
+
 def test_ops_for_passes():
     for namespace in (torch.ops.air, torch.ops.npugraph_ex):
         for name in ("scope_enter", "scope_exit", "record", "wait"):

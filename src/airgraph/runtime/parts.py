@@ -277,9 +277,11 @@ def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: boo
 
     def on_streams(env: Env, symbols: Symbols) -> None:
         lanes = Lanes(streams, steps, executable.graph)  # type: ignore[arg-type]
-        for step in steps:
-            lanes.run(step, env, lambda step=step: one(step, env, symbols))  # type: ignore[misc]
-        lanes.join()
+        try:
+            for step in steps:
+                lanes.run(step, env, lambda step=step: one(step, env, symbols))  # type: ignore[misc]
+        finally:
+            lanes.join()  # also of a capture that failed: it cannot be ended while streams are apart
 
     return on_streams if split else in_order
 
