@@ -75,8 +75,7 @@ def compile_graph(
     with journal.stage("fx_passes") as stage:
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
                            note=stage.notes.append)  # fmt: skip
-    captured = config.mode == "reduce-overhead" and computing_device(device_of(inputs)).type == "cuda"
-    for remark in scopes.remarks(gm, config.mode, streams=captured):
+    for remark in scopes.remarks(gm, config.mode, has_streams(config, inputs)):
         journal.remark(remark)
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
@@ -269,6 +268,12 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
+
+
+def has_streams(config: Config, inputs: Sequence[Any]) -> bool:
+    """Inside a captured CUDA graph work may go on at several places at once; elsewhere it goes on in its order."""
+    captured = config.mode == "reduce-overhead" and not (config.force_eager or config.run_eagerly or config.data_dump)
+    return captured and computing_device(device_of(inputs)).type == "cuda"
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """torchair.ops: moments, tagged events, and attention whose lengths are tensors."""
 
+import copy
 import itertools
 import re
 
@@ -181,6 +182,7 @@ def test_tagged_events_outside_torch_compile():
     model = Tagged()
     for got, wanted in zip(model(X.npu(), Y.npu()), (X.sin(), Y.exp(), X.tan(), torch.relu(Y))):
         assert torch.equal(got.cpu(), wanted)
+    assert copy.deepcopy(model).first is model.first
     assert model.first.query() and repr(model.first).startswith("<tagged event 'test ")
 
 

@@ -30,7 +30,13 @@ class TaggedEvent:
         self.event = Event()
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "event":
+            raise AttributeError(f"a tagged event has no attribute {name!r}")
         return getattr(self.event, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TaggedEvent:
+        """There is one of its name, also for a copy of the model."""
+        return self
 
     def __repr__(self) -> str:
         return f"<tagged event {self.tag!r}>"
