@@ -4,7 +4,8 @@ There are no streams on a CPU. Here are some that only keep clocks: each counts 
 event it waits for, and so knows which steps of the others are past.
 """
 
-from contextlib import contextmanager
+import random
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -80,6 +81,11 @@ class Run:
             for source in sources(node) & set(self.nodes):
                 label, count, _ = self.streams.steps[self.nodes.index(source)]
                 assert past.get(label, 0) >= count, (node, source)
+        for i, step in enumerate(self.program.reference.steps):
+            if step.over is None and changes(step, self.program.reference.graph):  # everything is before it or after it
+                label, count, past = self.streams.steps[i]
+                assert all(past.get(other, 0) >= n for other, n, _ in self.streams.steps[:i])
+                assert all(later.get(label, 0) >= count for _, _, later in self.streams.steps[i + 1 :])
         end = self.streams.made[None].clock
         assert all(end.get(label, 0) >= stream.clock.get(label, 0) for label, stream in self.streams.made.items())
 
@@ -171,6 +177,55 @@ def test_a_write_to_an_argument_waits_for_all_and_all_wait_for_it():
     write = next(s for s in run.program.reference.steps if changes(s, run.program.reference.graph))
     name = write.node.attrs["target"].split(".")[1]
     assert run.after(name, "cos") and (run.find("exp") < run.find(name) or run.after("exp", name))
+
+
+STEPS = [
+    torch.sin,
+    torch.cos,
+    torch.relu,
+    lambda x: x * 2,
+    lambda x: x.t(),
+    lambda x: x + 1,
+    lambda x: x[1:].sum(0) + x,
+]
+
+
+def program(seed):
+    """A function of random steps on random streams, with random waits and sums, that writes to its argument or not."""
+    choose = random.Random(seed)
+    plan = [(choose.choice(STEPS), choose.choice([None, None, "1", "2", "3"]), choose.random(), choose.random(), choose.random())
+            for _ in range(12)]  # fmt: skip
+    write = choose.randrange(18)
+
+    def f(x, cache):
+        values, moments = [x + 0.5, x - 0.5], []
+        for i, (step, label, which, other, kind) in enumerate(plan):
+            a, b = values[int(which * len(values))], values[int(other * len(values))]
+            with nullcontext() if label is None else npu_stream_switch(label):
+                if kind < 0.2 and moments:
+                    ops.wait([moments[int(which * len(moments))]])
+                elif kind < 0.3:
+                    ops.wait([b])
+                values.append(step(a) if kind < 0.7 else step(a) + b)
+                if i == write:
+                    cache.mul_(2).add_(values[-1])
+                if kind > 0.6:
+                    moments.append(ops.record())
+        return values[-1], values[-2].t(), sum(values), cache * 1
+
+    return f
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(seed):
+    f = program(seed)
+    x, ours, theirs = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
+    run = Run(f, x, ours)
+    run.check()
+    wanted = [f(x, theirs) for _ in range(3)]
+    for got, want in zip(run.results, wanted):
+        assert all(torch.equal(g, w) for g, w in zip(got, want))
+    assert torch.equal(ours, theirs)
 
 
 def test_without_scopes_there_are_no_streams():
