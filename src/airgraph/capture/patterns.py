@@ -24,9 +24,9 @@ from airgraph.errors import ConfigError
 
 NAME = "register_replacement"
 _patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern
-# Patterns that come with a set of ops: name → a function that rewrites a graph and says how often. They are plain code on
-# FX nodes, for the sake of Inductor's second.
-FUSIONS: dict[str, Callable[[torch.fx.GraphModule], int]] = {}
+# Patterns that come with a set of ops: name → the op they begin with, and a function that rewrites the graph at such a node
+# or does not. They are plain code on FX nodes, for the sake of Inductor's second.
+FUSIONS: dict[str, tuple[Any, Callable[[torch.fx.Node], bool]]] = {}
 
 
 def register_replacement(
@@ -72,14 +72,16 @@ def remove_replacements() -> None:
     _patterns = None
 
 
-def any_replacements() -> bool:
-    return _patterns is not None or bool(FUSIONS)
+def any_replacements(gm: torch.fx.GraphModule) -> bool:
+    """Whether there is something to look for in this graph."""
+    first = {op for op, _ in FUSIONS.values()}
+    return _patterns is not None or any(node.target in first for node in gm.graph.nodes)
 
 
 def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Says how often patterns were found."""
     before = set(gm.graph.nodes)
-    counts = {name: fuse(gm) for name, fuse in FUSIONS.items()}
+    counts = {name: sum(map(fuse, calls(gm, op))) for name, (op, fuse) in FUSIONS.items()}
     counts[NAME] = _patterns.apply(gm) if _patterns is not None else 0
     if not any(counts.values()):
         return ""
@@ -89,13 +91,17 @@ def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     return "; ".join(f"{name}: {count} patterns replaced" for name, count in counts.items() if count)
 
 
+def calls(gm: torch.fx.GraphModule, op: Any) -> list[torch.fx.Node]:
+    return list(gm.graph.find_nodes(op="call_function", target=op))
+
+
 def on_one_stream(nodes: Sequence[torch.fx.Node]) -> bool:
     """Whether scopes put all these calls on the same stream."""
-    calls = [node for node in nodes if node.op == "call_function"]
-    if not calls:
+    called = [node for node in nodes if node.op == "call_function"]
+    if not called:
         return True
-    marks = marks_of(calls[0].graph)
-    return len({marks.get(node, {}).get(STREAM) for node in calls}) == 1
+    marks = marks_of(called[0].graph)
+    return len({marks.get(node, {}).get(STREAM) for node in called}) == 1
 
 
 def undecomposed(trace_fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -204,16 +204,12 @@ def cast(norm: Norm) -> bool:
     return True
 
 
-def everywhere(rule: Callable[[Norm], bool]) -> Callable[[torch.fx.GraphModule], int]:
-    def run(gm: torch.fx.GraphModule) -> int:
-        found = gm.graph.find_nodes(op="call_function", target=npu.npu_add_rms_norm.default)
-        return sum(rule(Norm(node)) for node in found)
-
-    return run
+def at(rule: Callable[[Norm], bool]) -> tuple[Any, Callable[[Node], bool]]:
+    return npu.npu_add_rms_norm.default, lambda node: rule(Norm(node))
 
 
 FUSIONS |= {
-    "add_rms_norm_dynamic_quant": everywhere(dynamic_quant),
-    "add_rms_norm_quant": everywhere(quant),
-    "add_rms_norm_cast": everywhere(cast),
+    "add_rms_norm_dynamic_quant": at(dynamic_quant),
+    "add_rms_norm_quant": at(quant),
+    "add_rms_norm_cast": at(cast),
 }
