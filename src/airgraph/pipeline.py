@@ -28,7 +28,7 @@ from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
-from airgraph.convert import EMPTY, REGISTRY, Registry, convert
+from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.engine.in_place import NOWHERE, Wanted
 from airgraph.engine.protocol import Executable, Planned
@@ -39,6 +39,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
+from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.index import Refuse
 from airgraph.runtime.buckets import Buckets, Limits, bucketed
 from airgraph.runtime.device import computing_device
@@ -75,6 +76,8 @@ def compile_graph(
     with journal.stage("fx_passes") as stage:
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
                            note=stage.notes.append)  # fmt: skip
+    for remark in scopes.remarks(gm, config.mode, has_streams(config, inputs)):
+        journal.remark(remark)
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
@@ -125,6 +128,7 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
     if wanted == "native":
         engine = native_engine(reference)
         if engine is not None:
+            fulfilled_waits(graph)
             try:
                 executable = engine.load(graph, device, boundary, frozen=config.frozen_parameter,
                                          tuner=make_tuner(journal) if config.autotune else None)  # fmt: skip
@@ -248,7 +252,8 @@ def interpreted(gm: torch.fx.GraphModule, name: str, config: Config, journal: Jo
     option = "data_dump" if config.data_dump else "run_eagerly"
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
-    dump = DataDump(config.data_dump_path, name, config.data_dump_filter) if config.data_dump else None
+    wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
+    dump = DataDump(config.data_dump_path, name, wanted) if config.data_dump else None
     if dump:
         journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
     return InterpretedProgram(name, gm, journal, dump)
@@ -260,7 +265,7 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
-    for remark in (*config.remarks, *remarks_in(gm)):
+    for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
         journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
@@ -271,10 +276,10 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
-def remarks_in(gm: torch.fx.GraphModule) -> list[str]:
-    """What the traced code itself has to say: `with torch.fx.traceback.annotate({"airgraph": text})` around some ops."""
-    custom = [node.meta.get("custom") for node in gm.graph.nodes]
-    return list(dict.fromkeys(c["airgraph"] for c in custom if isinstance(c, dict) and "airgraph" in c))
+def has_streams(config: Config, inputs: Sequence[Any]) -> bool:
+    """Inside a captured CUDA graph work may go on at several places at once; elsewhere it goes on in its order."""
+    captured = config.mode == "reduce-overhead" and not (config.force_eager or config.run_eagerly or config.data_dump)
+    return captured and computing_device(device_of(inputs)).type == "cuda"
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:

@@ -52,8 +52,6 @@ def test_what_is_missing_says_so():
 
     with pytest.raises(AttributeError, match=r"torchair.dynamo_export is not available in this version of airgraph"):
         torchair.dynamo_export  # noqa: B018
-    with pytest.raises(AttributeError, match=r"torchair.ops.record is not available in this version"):
-        torchair.ops.record  # noqa: B018
     with pytest.raises(AttributeError, match="module 'torchair' has no attribute 'nonsense'"):
         torchair.nonsense  # noqa: B018
 

@@ -26,6 +26,7 @@ MODULES = {
 }
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
+    "torchair.ge.attr": "airgraph.ir.attr",
     "torch_npu.npu": "airgraph.compat.npu.module",
     "torch_npu.npu.amp": "airgraph.compat.npu.amp",
     "torch_npu.npu.memory": "airgraph.compat.npu.usage",

@@ -166,6 +166,8 @@ def _fill_op(op: Any, graph: Graph, node: Node) -> None:
         _fill_desc(op.output_desc.add(name=name), output.type)
     for name, kind, value in typed_attrs(node):
         _put(op.attr, name, kind, value)
+    for name, value in node.marks.items():
+        _put(op.attr, name, *kind_of(name, value))
     if node.op == "Const":
         _fill_const(op.attr, node.attrs["value"], node.output.type)
     for side, descs in (("input", op.input_desc), ("output", op.output_desc)):
