@@ -50,8 +50,8 @@ def test_every_module_scripts_import():
 def test_what_is_missing_says_so():
     import torchair
 
-    with pytest.raises(AttributeError, match=r"torchair.dynamo_export is not available in this version of airgraph"):
-        torchair.dynamo_export  # noqa: B018
+    with pytest.raises(AttributeError, match=r"torchair.llm_datadist is not available in this version of airgraph"):
+        torchair.llm_datadist  # noqa: B018
     with pytest.raises(AttributeError, match=r"torchair.ops.record is not available in this version"):
         torchair.ops.record  # noqa: B018
     with pytest.raises(AttributeError, match="module 'torchair' has no attribute 'nonsense'"):

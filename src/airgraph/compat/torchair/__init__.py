@@ -14,12 +14,14 @@ from airgraph.compat.torchair import configs, core, ge, inference, ops
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
 from airgraph.compat.torchair.core.utils import logger
+from airgraph.compat.torchair.npu_export import dynamo_export
 from airgraph.compat.torchair.npu_fx_compiler import get_compiler, get_npu_backend
 
 __all__ = [
     "CompilerConfig",
     "configs",
     "core",
+    "dynamo_export",
     "ge",
     "get_compiler",
     "get_npu_backend",
@@ -32,7 +34,6 @@ __all__ = [
 
 # Parts of TorchAir that airgraph does not have yet: asking for one says so instead of looking like a typing error.
 LATER = (
-    "dynamo_export",
     "llm_datadist",
     "npu_format_cast_via_cpu",
     "patch_for_hcom",
