@@ -114,12 +114,13 @@ def symbolic_facts(inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, tuple[in
         return [], {}
     ends = {s: (r.lower, r.upper) for s, r in env.var_to_range.items() if s not in env.replacements}
     whole = {s: tuple(int(e) if e.is_Integer else None for e in pair) for s, pair in ends.items()}
-    return [guard.expr for guard in env.guards], whole  # type: ignore[return-value]
+    guards = [guard.expr for guard in env.guards if guard.expr.free_symbols <= whole.keys()]  # not of a size now fixed
+    return guards, whole  # type: ignore[return-value]
 
 
 def all_dynamic(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`dynamic_shapes` for torch.export: every size and every int that PyTorch finds may change, but for those
-    that `torch._dynamo.mark_static` fixed."""
+    """`dynamic_shapes` for torch.export: every size and every int that PyTorch finds may change, but for 0 and 1, which are
+    special in torch.compile too, and for those that `torch._dynamo.mark_static` fixed."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs)
     return {name: pytree.tree_map(dynamic_sizes, value) for name, value in bound.arguments.items()}
 
@@ -128,8 +129,8 @@ def dynamic_sizes(value: Any) -> Any:
     auto = torch.export.Dim.AUTO
     if isinstance(value, torch.Tensor):
         fixed: set[int] = getattr(value, "_dynamo_static_indices", set())
-        return {i: None if i in fixed else auto for i in range(value.ndim)}
-    return auto if isinstance(value, int) and not isinstance(value, bool) else None
+        return {i: None if i in fixed or size in (0, 1) else auto for i, size in enumerate(value.shape)}
+    return auto if type(value) is int and value not in (0, 1) else None
 
 
 class CompiledModel:

@@ -26,8 +26,6 @@ FUNCTIONS: dict[str, Any] = {
     for f in (sympy.Add, sympy.Mul, sympy.Pow, sympy.Max, sympy.Min, sympy.Mod, sympy.floor, sympy.ceiling, sympy.Abs,
               sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge, sympy.And, sympy.Or, sympy.Not)
 }  # fmt: skip
-RELATIONS = {"Equality": "Eq", "Unequality": "Ne", "StrictLessThan": "Lt", "LessThan": "Le", "StrictGreaterThan": "Gt",
-             "GreaterThan": "Ge"}  # fmt: skip
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")  # the second argument makes the number large
 LARGEST = 2**128
 HIGHEST_POWER = 64
@@ -44,8 +42,7 @@ def function_name(kind: Any, more: Mapping[str, Any]) -> str:
     for name, function in more.items():
         if kind is function:
             return name
-    name = RELATIONS.get(kind.__name__, kind.__name__)
-    return name if FUNCTIONS.get(name) is kind else ""
+    return kind.__name__ if FUNCTIONS.get(kind.__name__) is kind else ""
 
 
 class Writer:
@@ -144,6 +141,14 @@ class Reader:
             case {"expr": tree}:
                 return dim(self.expression(tree))
         raise VerifyError(f"{shown(data)} is not a value")
+
+    def size(self, data: Any) -> Any:
+        """A whole number or an expression for one."""
+        value = self.value(data)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or isinstance(value, sympy.Expr)) or abs(value if whole else 0) > LARGEST:
+            raise VerifyError(f"{shown(data)} is no size")
+        return value
 
     def key(self, data: Any) -> Any:
         if not isinstance(data, str | int | float | bool | None):

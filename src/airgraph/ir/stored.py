@@ -77,7 +77,8 @@ def attribute_extra(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
     missing = [name for name in given if name not in again or name in exact]
     spare = [name for name in again if name not in given]
     stored = {name: writer.data(exact[name]) for name in missing}
-    return {"exact": stored, "absent": spare}
+    found = [*(name for name in again if name not in spare), *(name for name in missing if name not in again)]
+    return {"exact": stored, "absent": spare, "order": list(given) if found != list(given) else None}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -220,7 +221,7 @@ def read_type(desc: Any, symbolic: Any, reader: Reader) -> TensorType:
         raise VerifyError(f"the place of an output is {shown(place)}, not CPU or NPU")
     dims = list(desc.shape.dim)
     if symbolic is not None:
-        sizes = tuple(reader.value(d) for d in symbolic)
+        sizes = tuple(reader.size(d) for d in symbolic)
         if len(sizes) != len(dims) or any(isinstance(s, int) and s != d for s, d in zip(sizes, dims)):
             raise VerifyError(f"the shape of an output is {dims} and {shown(symbolic)} at once")
         return TensorType(dtype, sizes, place)
@@ -241,6 +242,8 @@ def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: Reader) -> 
     attrs = read_attrs(op, row, extra)
     for name, data in (extra.get("exact") or {}).items():
         attrs[name] = reader.value(data)
+    order = [name for name in extra.get("order") or () if name in attrs]
+    attrs = {name: attrs[name] for name in (*order, *attrs)}
     if row is None:
         for key in ("input_names", "output_names"):
             attrs[key] = reader.value(extra["custom"][key])

@@ -122,10 +122,9 @@ class Description:
         return int(found)
 
     def sizes(self, data: Any) -> tuple[Any, ...]:
-        value = self.reader.value(data)
-        if not isinstance(value, list) or any(isinstance(v, float | str | bool | list | None) for v in value):
+        if not isinstance(data, list):
             raise VerifyError(f"{shown(data)} are no sizes")
-        return tuple(value)
+        return tuple(self.reader.size(d) for d in data)
 
     def layout(self, data: Any) -> Layout:
         match data:

@@ -120,6 +120,10 @@ def write_export(stored: StoredModel, target: Target, *, external: bool | None =
         if path.is_symlink():
             raise ExportError(f"{path} is a symbolic link, and an export does not write through one",
                               hint="another export_path or export_name")  # fmt: skip
+    odd = [name for name, t in stored.weights.items() if t.is_quantized or t.layout != torch.strided]
+    if odd:
+        raise ExportError(f"the weight {odd[0]} is quantised or sparse, and a file holds plain tensors",
+                          hint="its integers and its scales as two buffers")  # fmt: skip
     writer = Writer(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
     size = sum(t.numel() * t.element_size() for t in stored.weights.values())

@@ -31,6 +31,7 @@ from airgraph.store.air_file import read_air
 from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel
 
 CHUNK = 64 * 2**20
+QUANTISED = (torch.qint8, torch.quint8, torch.qint32)  # they have scales, and PyTorch makes none from bytes
 
 
 def find_air(path: str | Path) -> Path:
@@ -154,7 +155,7 @@ def read_weight(op: Any, extra: Mapping[str, Any], file: Path, wanted: bool) -> 
     desc = op.output_desc[0]
     shape, ge_type = tuple(desc.shape.dim), dtype_of(desc.dtype)
     dtype = TORCH_TYPES.get(ge_type)
-    if dtype is None or any(d < 0 for d in shape):
+    if dtype is None or dtype in QUANTISED or any(d < 0 for d in shape):
         raise VerifyError(f"a weight cannot be {ge_type.name}{list(shape)}")
     size = dtype.itemsize
     for d in shape:
