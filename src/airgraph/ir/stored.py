@@ -103,7 +103,8 @@ def read_graph(message: Any, reader: Reader) -> Graph:
             node = add_node(graph, op, values, reader)
         except AirgraphError as error:
             raise VerifyError(error.what, where={**place_of(op), **error.where}, hint=error.hint) from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+                ValueError) as error:  # fmt: skip
             # What JSON holds may have any shape: what does not have the expected one ends here.
             raise VerifyError(f"an op is not described as it should be: {error!r}", where=place_of(op)) from error
         values |= {v.tensor: v for v in node.outputs}

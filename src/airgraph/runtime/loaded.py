@@ -49,7 +49,8 @@ def structure(spec: Any) -> Any:
         return [spec.type.__name__, *below]
     if spec.type in (dict, OrderedDict):
         return ["dict", list(spec.context), *below]
-    return [f"{spec.type.__module__}.{spec.type.__qualname__}", keys_of(spec), *below]
+    named = spec.context if isinstance(spec.context, type) else spec.type  # a namedtuple's class is its context
+    return [f"{named.__module__}.{named.__qualname__}", keys_of(spec), *below]
 
 
 def children(spec: Any) -> list[Any]:
@@ -58,7 +59,7 @@ def children(spec: Any) -> list[Any]:
 
 def keys_of(spec: Any) -> list[str]:
     """The names of the parts of a class that is registered with pytree; its numbers where it has no names."""
-    names = getattr(spec.type, "_fields", None) or spec.context
+    names = getattr(spec.context, "_fields", spec.context)
     count = len(children(spec))
     if isinstance(names, list | tuple) and len(names) == count and all(isinstance(n, str) for n in names):
         return list(names)
