@@ -36,7 +36,7 @@ ASSUMPTIONS: tuple[dict[str, bool], ...] = (
 )  # fmt: skip
 
 
-def function_name(kind: Any, more: Mapping[str, Any]) -> str:
+def function_name(kind: type, more: Mapping[str, Any]) -> str:
     """The name an expression's head is written with; "" for one that is not known. `more` is looked at first: PyTorch has
     a Max of its own."""
     for name, function in more.items():
