@@ -481,6 +481,9 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
     name = f"graph_{next(_numbers)}"
     journal = open_journal(name, "inference", chosen.log)
     dump = Dumper(name, "inference", chosen, next(_models))
+    for option in ("buckets", "data_dump", "run_eagerly"):
+        if getattr(chosen, option):
+            journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
         stored = moved(read_export(path), device)
     arguments = stored.boundary.arguments

@@ -23,6 +23,7 @@ from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
 from airgraph.ir.symbols import evaluate
 
 LEAF = "*"
+PLAIN = (torch.Tensor, int, float, bool, str, type(None))  # no containers
 CACHED = 1024  # combinations of sizes that are known to be right
 
 
@@ -129,7 +130,8 @@ class LoadedModel:
         self.written = tuple(written)
         self.checks = bool(contract.guards or contract.ranges)
         self.seen: set[tuple[Any, ...]] = set()
-        self.results = leaf_count(contract.out_spec)
+        count = leaf_count(contract.in_spec)
+        self.flat = contract.in_spec == ["tuple", ["tuple", *[LEAF] * count], ["dict", []]]  # arguments in a row
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self.flatten(args, kwargs)
@@ -144,6 +146,8 @@ class LoadedModel:
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         wanted = self.contract.in_spec
+        if self.flat and not kwargs and len(args) == len(self.arguments) and all(type(a) in PLAIN for a in args):
+            return list(args)
         leaves, spec = pytree.tree_flatten((args, reordered(kwargs, wanted)))
         found = structure(spec)
         if found != wanted:
