@@ -112,11 +112,12 @@ def deep(levels):
         ({"expr": ["__import__", "n"]}, "is not an expression"),
         ({"expr": ["Add"]}, "is not an expression"),
         ({"expr": ["Pow", 10, 10**9]}, "Pow by 1000000000 is too large a number for a size"),
-        ({"expr": ["Pow", ["Pow", ["Pow", 2, 64], 64], 64]}, "a number is too large for a size"),
+        ({"expr": ["Pow", ["Pow", ["Pow", 2, 16], 16], 16]}, "a number is too large for a size"),
         ({"expr": ["Mul", 2**100, 2**100]}, "a number is too large for a size"),
         ({"expr": ["Mod", "n", 0]}, "Mod of 2 arguments cannot be read"),
         ({"expr": {"rational": [1, 0]}}, "is not an expression"),
         (deep(DEEPEST + 1), "an expression is nested too deeply"),
+        ({"expr": ["Add", *["n"] * 300]}, "an expression is too long for a size"),
         ({"float": "1.5"}, "is not a value"),
         ({"attr": ["Float", "a"]}, "ge.attr.Float cannot hold 'a'"),
         ({"attr": ["Nothing", 1]}, "is not a value"),
@@ -138,8 +139,15 @@ def test_what_is_no_size(data):
 
 
 @pytest.mark.parametrize(
-    "symbols", [{"n": 1}, {"n": {"integer": "yes"}}, {"n": {"integer": False, "positive": True, "even": True}}]
+    "symbols",
+    [{"n m": {}}, {"n": 1}, {"n": {"integer": "yes"}}, {"n": {"integer": False, "positive": True, "even": True}}],
 )
 def test_symbols_that_cannot_be(symbols):
-    with pytest.raises(VerifyError, match="the symbol 'n' is described by"):
+    with pytest.raises(VerifyError, match=r"the symbol 'n.*' is described by"):
         Reader(symbols)
+
+
+@pytest.mark.parametrize("data", ["text", {"tuple": [1, "text"]}, [1], {"dict": []}, {"attr": ["Str", "text"]}])
+def test_what_is_never_known(data):
+    with pytest.raises(VerifyError, match="stands where numbers are expected"):
+        Reader({}).known(data)

@@ -459,6 +459,24 @@ def test_only_graphs_of_ge_ops(tmp_path):
         airgraph.export(nn.Linear(2, 2), (torch.ones(1, 2),), path=str(tmp_path), mode="reduce-overhead")
 
 
+def test_weights_that_cannot_be_laid_out_again(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self, w):
+            super().__init__()
+            self.register_buffer("w", w)
+
+        def forward(self, x):
+            return x + self.w
+
+    for w, reason in (
+        (torch.arange(4.0).unfold(0, 2, 1), "the weight w of shape [3, 2] overlaps itself: its strides are [1, 1]"),
+        (torch.zeros(2**22)[:: 2**21], "the weight w of shape [2] lies in 2097153 places: its strides are [2097152]"),
+    ):
+        with pytest.raises(ExportError) as caught:
+            airgraph.export(Odd(w), (torch.ones(w.shape),), path=str(tmp_path))
+        assert reason in str(caught.value) and "its contiguous copy" in str(caught.value)
+
+
 def test_weights_that_are_no_plain_tensors(tmp_path):
     stored = read_export(airgraph.export(nn.Linear(2, 2), (torch.ones(1, 2),), path=str(tmp_path)))
     stored.weights["weight"] = torch.ones(2, 2).to_sparse()
@@ -588,14 +606,17 @@ def call_of(ops):
     [
         (lambda ops, d: setattr(call_of(ops).attr["target"], "s", b"builtins.eval"), "cannot be called: builtins.eval is no op of"),
         (lambda ops, d: setattr(call_of(ops).attr["args"], "s", b'["@op:os.system"]'), "cannot be called: os.system is no op of"),
-        (lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.__setitem__(0, 2**40), "it has 48 bytes, which is not DT_FLOAT[1099511627776, 4]"),
+        (lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.__setitem__(0, 2**40), "it has 48 bytes, which is not float32[1099511627776, 4]"),
         (lambda ops, d: setattr(ops["mask"].attr["value"].t, "data", b"\x01\x02\x00"), "bytes other than 0 and 1, which are no bools\n  weight: 'mask'"),
         (lambda ops, d: setattr(ops["mask"].output_desc[0], "dtype", 18), "a weight cannot be DT_QINT8[3]"),
         (lambda ops, d: d.update(version=99), "it is of version 99, and this airgraph reads 1"),
         (lambda ops, d: d.pop("results"), "'results' of its description is None"),
         (lambda ops, d: d["results"].__setitem__(0, {"fresh": 9, "layout": None, "device": "cpu"}), "'fresh' of its description is 9"),
         (lambda ops, d: d["arguments"].pop(), "its arguments are not the inputs of its graph"),
-        (lambda ops, d: d["arguments"][0].update(strides=[10**12, 1]), "cannot have strides"),
+        (lambda ops, d: d["arguments"][0].update(strides=[10**12, 1]), "lies in 2000000000004 places: its strides are [1000000000000, 1]"),
+        (lambda ops, d: d["arguments"][0].update(strides=[1, 1]), "overlaps itself: its strides are [1, 1]"),
+        (lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.extend([2**62, 0]), "is not a model that can be read"),
+        (lambda ops, d: d["results"][2].update(expr="__import__('os').abort()"), "stands where numbers are expected"),
         (lambda ops, d: d.update(out=["dict", ["y"], "*", "*"]), "is no structure of"),
         (lambda ops, d: d["symbols"].clear(), "is not an expression"),
     ],
@@ -646,6 +667,39 @@ def test_nothing_of_a_file_is_run_to_read_it(small_air, monkeypatch):
     graph = read_export(small_air, weights=False).graph
     monkeypatch.undo()
     assert len(graph.of("AtenCall")) == 1
+
+
+def test_text_where_numbers_are_expected(small_air, tmp_path):
+    """Sympy reads text as Python, so none may get to where a size is computed."""
+    code = "__import__('pathlib').Path('ran').touch()"
+
+    def somewhere(ops, description, key, value):
+        op = next(op for op in ops.values() if "_airgraph" in op.attr and f'"{key}"'.encode() in op.attr["_airgraph"].s)
+        extra = json.loads(op.attr["_airgraph"].s)
+        extra[key] = value
+        op.attr["_airgraph"].s = json.dumps(extra).encode()
+
+    changes = [
+        lambda ops, d: somewhere(ops, d, "known", [code]),
+        lambda ops, d: somewhere(ops, d, "known", [{"tuple": [code]}]),
+        lambda ops, d: somewhere(ops, d, "shapes", [[code, 3]]),
+        lambda ops, d: somewhere(ops, d, "number", [code]),
+        lambda ops, d: somewhere(ops, d, "number", [[code]]),
+        lambda ops, d: d["symbols"].update({code: {}}),
+        lambda ops, d: d["guards"].append(code),
+    ]
+    for change in changes:
+        assert attempt(tmp_path / "x.air", edited(small_air, change)) is not None
+    for op in ModelDef.FromString(small_air.read_bytes()).graph[0].op:
+        for name in op.attr:
+            if not name.startswith("_") and name not in ("mode", "target", "args", "kwargs", "value"):
+
+                def set_text(ops, description, op=op, name=name):
+                    found = next(o for o in ops.values() if o.name == op.name)
+                    found.attr[name].s = code.encode()
+
+                refused = attempt(tmp_path / "x.air", edited(small_air, set_text)) is not None
+                assert refused or code not in to_py(read_export(tmp_path / "x.air").graph), (op.name, name)
 
 
 def test_weights_are_copies(small_air):

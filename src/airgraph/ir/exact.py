@@ -28,8 +28,9 @@ FUNCTIONS: dict[str, Any] = {
 }  # fmt: skip
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")  # the second argument makes the number large
 LARGEST = 2**128
-HIGHEST_POWER = 64
+HIGHEST_POWER = 16
 DEEPEST = 60  # of an expression; sizes of real models stay below ten
+LONGEST = 200  # parts of one
 # Tried in this order; most symbols are sizes.
 ASSUMPTIONS: tuple[dict[str, bool], ...] = (
     {"integer": True, "positive": True}, {"integer": True, "nonnegative": True}, {"integer": True}, {"real": True}, {},
@@ -113,7 +114,12 @@ class Reader:
         self.symbols = {name: self.symbol(name, assumed) for name, assumed in symbols.items()}
 
     def symbol(self, name: Any, assumed: Any) -> sympy.Symbol:
-        if not isinstance(name, str) or not isinstance(assumed, dict) or not set(assumed.values()) <= {True, False}:
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or not isinstance(assumed, dict)
+            or not set(assumed.values()) <= {True, False}
+        ):
             raise VerifyError(f"the symbol {name!r} is described by {assumed!r}")
         try:
             return sympy.Symbol(name, **assumed)
@@ -139,6 +145,8 @@ class Reader:
             case {"attr": [str(kind), content]} if kind in KINDS:
                 return self.attr(kind, self.value(content, depth + 1))
             case {"expr": tree}:
+                if parts(tree) > LONGEST:
+                    raise VerifyError("an expression is too long for a size")
                 return dim(self.expression(tree))
         raise VerifyError(f"{shown(data)} is not a value")
 
@@ -149,6 +157,11 @@ class Reader:
         if not (whole or isinstance(value, sympy.Expr)) or abs(value if whole else 0) > LARGEST:
             raise VerifyError(f"{shown(data)} is no size")
         return value
+
+    def known(self, data: Any) -> Any:
+        """What is known of a value: a number, an expression, or nested tuples of them. Never text, which sympy reads as
+        Python where it expects an expression."""
+        return checked_numbers(self.value(data), tuple)
 
     def key(self, data: Any) -> Any:
         if not isinstance(data, str | int | float | bool | None):
@@ -204,6 +217,21 @@ class Reader:
         if getattr(expr, "is_Integer", False) and abs(int(expr)) > LARGEST:
             raise VerifyError("a number is too large for a size")
         return expr
+
+
+def checked_numbers(value: Any, container: type | tuple[type, ...]) -> Any:
+    """`value` if it is numbers and expressions in nested containers of these types, and nothing else."""
+    nested: Any = value
+    if isinstance(nested, container):
+        for part in value:
+            checked_numbers(part, container)
+    elif value is not None and not isinstance(value, int | float | complex | sympy.Basic):
+        raise VerifyError(f"{shown(value)} stands where numbers are expected")
+    return value
+
+
+def parts(tree: Any) -> int:
+    return 1 + sum(map(parts, tree)) if isinstance(tree, list) else 1
 
 
 def shown(data: Any) -> str:

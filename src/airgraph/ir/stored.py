@@ -19,7 +19,7 @@ import numpy as np
 
 from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir.attr import KINDS
-from airgraph.ir.exact import Reader, Writer, shown
+from airgraph.ir.exact import Reader, Writer, checked_numbers, shown
 from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Input, Node, Note, Value
 from airgraph.ir.ops import OPS, REQUIRED, Op
@@ -30,6 +30,7 @@ from airgraph.ir.verify import verify
 EXTRA = "_airgraph"
 OURS = ("_input_name_key", "_input_name_value", "_output_name_key", "_output_name_value", "_fx_code", "_source",
         "_readable_value", EXTRA)  # fmt: skip
+WORDS = ("mode", "kernel")  # attributes that are text and have no default that says so
 LIST_FIELDS = ("", "s", "i", "f", "b", "", "", "", "", "", "dt")  # of AttrDef.ListValue, by ListValueType
 ATTR_OF_KIND = {kind.ge_kind: kind for kind in KINDS.values()}
 
@@ -131,6 +132,8 @@ def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: Reader) ->
     row = None if "custom" in extra else OPS.get(op.type)
     if row is None and "custom" not in extra:
         raise VerifyError(f"there is no op {shown(op.type)} in the table", hint="a newer airgraph may know it")
+    if "custom" in extra and op.type in OPS and OPS[op.type].infer is None:
+        raise VerifyError(f"{op.type} has inputs and outputs of its own, and this one brings others")
     edges, waits = edges_of(op, values, graph)
     attrs = read_const(op, extra, reader) if op.type == "Const" else attrs_of(op, row, extra, reader)
     types = [read_type(desc, shape, reader) for desc, shape in zip(op.output_desc, shapes_of(op, extra))]
@@ -141,7 +144,7 @@ def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: Reader) ->
         value, dtype = attrs["value"], types[0].dtype
         node.output.known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
     for output, data in zip(node.outputs, extra.get("known") or []):
-        output.known = reader.value(data)
+        output.known = reader.known(data)
     return node
 
 
@@ -245,10 +248,30 @@ def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: Reader) -> 
         attrs[name] = reader.value(data)
     order = [name for name in extra.get("order") or () if name in attrs]
     attrs = {name: attrs[name] for name in (*order, *attrs)}
+    refuse_text(op.type, attrs)
+    if op.type == "AtenCall":
+        checked_numbers(attrs.get("strides"), (list, tuple))
     if row is None:
         for key in ("input_names", "output_names"):
             attrs[key] = reader.value(extra["custom"][key])
     return attrs
+
+
+def refuse_text(op: str, attrs: dict[str, Any]) -> None:
+    """Text only in attributes that are words. Elsewhere a size is expected, and sympy reads text as Python."""
+    row = OPS.get(op)
+    if row is None or op == "AtenCall":
+        return
+    for name, value in attrs.items():
+        if name not in WORDS and not isinstance(row.attrs.get(name), str) and has_text(value):
+            raise VerifyError(f"its attribute {name!r} is {shown(value)}, and no word")
+
+
+def has_text(value: Any) -> bool:
+    value = getattr(value, "value", value)  # of a ge.attr.*
+    if isinstance(value, list | tuple):
+        return any(map(has_text, value))
+    return isinstance(value, str | bytes | dict)
 
 
 def read_attrs(op: Any, row: Op | None, extra: dict[str, Any]) -> dict[str, Any]:
@@ -297,6 +320,8 @@ def read_const(op: Any, extra: dict[str, Any], reader: Reader) -> dict[str, Any]
         return {"value": read_array(op.attr["value"].t), "literal": bool(extra.get("literal", False))}
     (data,) = extra["number"]
     value, tensor = reader.value(data), op.attr["value"].t
+    if dtype_of(tensor.desc.dtype) != DataType.DT_STRING:
+        checked_numbers(value, list)
     if raw_bytes(value, dtype_of(tensor.desc.dtype)) != tensor.data or np.shape(value) != tuple(tensor.desc.shape.dim):
         raise VerifyError("its number and its bytes differ")
     return {"value": value, "literal": bool(extra.get("literal", False))}

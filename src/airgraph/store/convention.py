@@ -6,6 +6,7 @@ Description(data, reader).contract(...)               and back, checked: a file 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, is_structure, leaf_count
 
 VERSION = 1
+SPREAD = 64  # places in memory for each element of a weight
 NUMBERS = {"int": int, "float": float, "bool": bool}
 # PyTorch's functions of sizes, by the name they are written with.
 FUNCTIONS: dict[str, Any] = {
@@ -55,6 +57,20 @@ class StoredModel:
     contract: Contract
     written: list[int] = field(default_factory=list)  # arguments that the graph writes to
     tied: dict[str, str] = field(default_factory=dict)  # other names of a weight → the name it is kept by
+
+
+def layout_refusal(shape: Sequence[int], strides: Sequence[Any]) -> str | None:
+    """Why a weight cannot be laid out so again: its elements overlap, or lie far apart. (A dimension of stride 0 has all of
+    its elements in one place: that is an expanded tensor.)"""
+    steps = sorted((step, size) for step, size in zip(strides, shape) if size > 1)
+    reach = 1
+    for step, size in steps:
+        if not isinstance(step, int) or (step < reach and step != 0):
+            return f"of shape {list(shape)} overlaps itself: its strides are {list(strides)}"
+        reach += step * (size - 1)
+    if reach > SPREAD * max(1, math.prod(shape)) + 2**20:
+        return f"of shape {list(shape)} lies in {reach} places: its strides are {list(strides)}"
+    return None
 
 
 def describe(stored: StoredModel, writer: Writer) -> dict[str, Any]:
@@ -148,7 +164,7 @@ class Description:
                     raise VerifyError(f"the argument {name} is {type_}, with {len(steps)} strides")
                 return TensorIn(name, type_, steps, device)
             case {"number": str(name), "value": value, "kind": str(kind)} if kind in NUMBERS:
-                return NumberIn(name, self.reader.value(value), NUMBERS[kind])
+                return NumberIn(name, self.reader.known(value), NUMBERS[kind])
             case {"object": str(name)}:
                 return ObjectIn(name)
         raise VerifyError(f"{shown(data)} is no argument")
@@ -167,7 +183,7 @@ class Description:
                 place = self.index("of_output", data, outputs)
                 return OfOutput(place, self.sizes(base), self.layout(layout), self.dtype(data), device)
             case {"expr": expr}:
-                return Number(self.reader.value(expr))
+                return Number(self.reader.known(expr))
             case {"plain": value}:
                 return Plain(self.reader.value(value))
         raise VerifyError(f"{shown(data)} is no result")

@@ -35,7 +35,7 @@ from airgraph.ir.stored import EXTRA, put_extra, write_graph
 from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, structure
 from airgraph.store.air_file import write_air, write_file
-from airgraph.store.convention import FUNCTIONS, VERSION, StoredModel, describe
+from airgraph.store.convention import FUNCTIONS, VERSION, StoredModel, describe, layout_refusal
 
 LIMIT = (2048 - 200) * 2**20  # bytes of weights inside the message, which protobuf limits to 2 GiB; as TorchAir
 CHUNK = 64 * 2**20
@@ -120,10 +120,7 @@ def write_export(stored: StoredModel, target: Target, *, external: bool | None =
         if path.is_symlink():
             raise ExportError(f"{path} is a symbolic link, and an export does not write through one",
                               hint="another export_path or export_name")  # fmt: skip
-    odd = [name for name, t in stored.weights.items() if t.is_quantized or t.layout != torch.strided]
-    if odd:
-        raise ExportError(f"the weight {odd[0]} is quantised or sparse, and a file holds plain tensors",
-                          hint="its integers and its scales as two buffers")  # fmt: skip
+    refuse_weights(stored.weights)
     writer = Writer(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
     size = sum(t.numel() * t.element_size() for t in stored.weights.values())
@@ -141,6 +138,16 @@ def write_export(stored: StoredModel, target: Target, *, external: bool | None =
         raise ExportError(f"the export could not be written to {target.air}", where={"reason": str(error)},
                           hint="another export_path") from error  # fmt: skip
     return target.air
+
+
+def refuse_weights(weights: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in weights.items():
+        if tensor.is_quantized or tensor.layout != torch.strided:
+            raise ExportError(f"the weight {name} is quantised or sparse, and a file holds plain tensors",
+                              hint="its integers and its scales as two buffers")  # fmt: skip
+        problem = layout_refusal(tensor.shape, tensor.stride())
+        if problem:
+            raise ExportError(f"the weight {name} {problem}", hint="its contiguous copy")
 
 
 def refuse_calls(graph: Graph) -> None:

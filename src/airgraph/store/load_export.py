@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ import torch
 
 from airgraph.convert.known_calls import refusal
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.strides import contiguous_strides, copy_strided
+from airgraph.engine.strides import copy_strided
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfOutput, TensorIn
 from airgraph.ir.exact import Reader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
 from airgraph.store.air_file import read_air
-from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel
+from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel, layout_refusal
 
 CHUNK = 64 * 2**20
 QUANTISED = (torch.qint8, torch.quint8, torch.qint32)  # they have scales, and PyTorch makes none from bytes
@@ -61,8 +61,8 @@ def read_export(path: str | Path, *, weights: bool = True) -> StoredModel:
     except AirgraphError as error:
         raise ExportError(f"{file} is not a model that can be read: {error.what}", where=error.where,
                           hint=error.hint or "export it again") from error  # fmt: skip
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # JSON of another shape than ours is written in.
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # JSON of another shape than ours is written in, sizes no tensor can have, a file that went away meanwhile.
         raise ExportError(f"{file} is not a model that can be read: {error!r}", hint="export it again") from error
 
 
@@ -101,20 +101,16 @@ def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[s
 
 
 def laid_out(tensor: torch.Tensor, argument: Argument) -> torch.Tensor:
-    """With the strides it had, if they are possible: each element in a place of its own, none far away."""
+    """With the strides it had."""
     assert isinstance(argument, TensorIn)
-    strides = argument.strides
-    if tensor.numel() == 0 or list(strides) == list(contiguous_strides(tensor.shape)):
-        return tensor
-    order = sorted((s, n) for s, n in zip(strides, tensor.shape) if n > 1)
-    reach = 1
-    for step, size in order:
-        if not isinstance(step, int) or step < 0 or (step < reach and step != 0) or step > 4 * tensor.numel():
-            raise VerifyError(
-                f"the weight {argument.name} of shape {list(tensor.shape)} cannot have strides {list(strides)}"
-            )
-        reach = step * (size - 1) + reach if step else reach
-    return tensor if tensor.device.type == "meta" else copy_strided(tensor, strides)
+    problem = layout_refusal(tensor.shape, argument.strides)
+    if problem:
+        raise VerifyError(f"the weight {argument.name} {problem}")
+    return tensor if tensor.device.type == "meta" else with_strides(tensor, argument.strides)
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    return tensor if tensor.numel() == 0 or tensor.stride() == tuple(strides) else copy_strided(tensor, strides)
 
 
 def check_calls(graph: Graph) -> None:
@@ -162,35 +158,50 @@ def read_weight(op: Any, extra: Mapping[str, Any], file: Path, wanted: bool) -> 
         size *= d
     if not wanted:
         return torch.empty(shape, dtype=dtype, device="meta")
-    data = file_bytes(extra, file, size) if "file" in extra else bytearray(op.attr["value"].t.data)
-    if len(data) != size:
-        raise VerifyError(f"it has {len(data)} bytes, which is not {ge_type.name}{list(shape)}")
-    if dtype == torch.bool and data and max(np.frombuffer(data, np.uint8).max(), 0) > 1:
+    if "file" in extra:
+        tensor = from_file(extra, file, shape, dtype, size)
+    else:
+        tensor = from_bytes(op.attr["value"].t.data, shape, dtype, size)
+    if dtype == torch.bool and size and int(tensor.view(torch.uint8).max()) > 1:
         raise VerifyError("it has bytes other than 0 and 1, which are no bools")
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+    return tensor
 
 
-def file_bytes(extra: Mapping[str, Any], air: Path, size: int) -> bytearray:
-    """The bytes of a weight's own file, which lies beside the model whatever path was written into it."""
+def memory_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+
+def from_bytes(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tensor:
+    if len(data) != size:
+        raise VerifyError(f"it has {len(data)} bytes, which is not {str(dtype).removeprefix('torch.')}{list(shape)}")
+    tensor = torch.empty(shape, dtype=dtype)
+    memory_of(tensor)[:] = np.frombuffer(data, np.uint8)
+    return tensor
+
+
+def from_file(
+    extra: Mapping[str, Any], air: Path, shape: tuple[int, ...], dtype: torch.dtype, size: int
+) -> torch.Tensor:
+    """A weight out of its own file, which lies beside the model whatever path was written into it."""
     name, digest = extra["file"], hashlib.sha256()
     if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
         raise VerifyError(f"{shown(name)} is no name of a weight's file")
     path = weight_path(air, name)
     if path.stat().st_size != size:
         raise VerifyError(f"{path} has {path.stat().st_size} bytes, and the weight {size}")
-    data = bytearray(size)
+    tensor = torch.empty(shape, dtype=dtype)
+    memory = memory_of(tensor)
     with open(path, "rb") as file:
         for start in range(0, size, CHUNK):
-            piece = file.read(min(CHUNK, size - start))
-            data[start : start + len(piece)] = piece
+            piece = memoryview(memory)[start : start + CHUNK]  # type: ignore[arg-type]
+            if file.readinto(piece) != len(piece):
+                raise VerifyError(f"{path} ended too early")
             digest.update(piece)
     if digest.hexdigest() != extra.get("sha256"):
         raise VerifyError(
             f"{path} was changed since it was written", where={"try": "copy it again, or export it again"}
         )
-    return data
+    return tensor
 
 
 def weight_path(air: Path, name: str) -> Path:
@@ -219,7 +230,7 @@ def moved(stored: StoredModel, device: str | None) -> StoredModel:
     for node in stored.graph.of("AtenCall"):
         set_devices(node, target)
     held = zip(stored.weights.items(), arguments)
-    weights = {name: tensor.to(a.device) for (name, tensor), a in held if isinstance(a, TensorIn)}
+    weights = {n: with_strides(t.to(a.device), a.strides) for (n, t), a in held if isinstance(a, TensorIn)}
     return replace(stored, boundary=Boundary(arguments, results), weights=weights)
 
 
