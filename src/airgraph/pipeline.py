@@ -439,7 +439,15 @@ def export(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: 
                           hint='mode="max-autotune"')  # fmt: skip
     if dynamic and dynamic_shapes is None:
         dynamic_shapes = all_dynamic(model, example_args, example_kwargs or {})
-    stored = exported_graph(export_model(model, example_args, example_kwargs, dynamic_shapes), chosen)
+    try:
+        exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
+    except Exception as error:  # PyTorch's, of many types
+        reason = next(iter(str(error).splitlines()), "")
+        raise ExportError("torch.export cannot read this model as one graph",
+                          where={"reason": f"{type(error).__name__}: {reason}"},
+                          hint="PyTorch's own message above says where; docs/export.md lists what is not exported"
+                          ) from error  # fmt: skip
+    stored = exported_graph(exported, chosen)
     return write_export(stored, Target(path, name, rank), external=external_weights)
 
 
@@ -474,7 +482,7 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
     `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
     CPU. Options are those of `airgraph.backend`.
     """
-    from airgraph.store.load_export import moved, read_export
+    from airgraph.store.load_export import by_memory, moved, read_export
 
     chosen = make_config(config, options)
     warm_up(chosen)
@@ -486,7 +494,7 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
             journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
         stored = moved(read_export(path), device)
-    arguments = stored.boundary.arguments
+    arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)
     try:
@@ -498,7 +506,7 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
         raise ExportError(f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)},
                           hint="export it again") from error  # fmt: skip
     program = make_program(name, stored.boundary, executable, journal, chosen, len(stored.weights))
-    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, program)
+    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

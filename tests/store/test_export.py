@@ -181,6 +181,15 @@ def test_large_weights_go_out_in_pieces(tmp_path, monkeypatch):
     assert torch.equal(load(air).weights["weight"], model.weight)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_for_terminals(terminal, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    export_module.show_progress(1, 2, 30, 120)
+    export_module.show_progress(2, 2, 120, 120)
+    expected = "\rexport: weight 1 of 2, 25%\rexport: weight 2 of 2, 100%\n"
+    assert capsys.readouterr().err == (expected if terminal else "")
+
+
 def test_names_that_would_share_a_file():
     assert export_module.file_names({"a.b_c": 0, "a_b.c": 0, "x/../y": 0}) == {
         "a.b_c": "a_b_c",
@@ -374,6 +383,86 @@ def test_exactly_eagers_numbers(tmp_path):
         torch.testing.assert_close(ours, eager, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("engine", ["reference", "native"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arguments_that_lie_in_another_way(tmp_path, engine, dynamic):
+    """There are no guards on strides: a view of an argument must not be taken by those of the example."""
+
+    class Views(nn.Module):
+        def forward(self, x, cache):
+            cache.add_(x)
+            return x * 2, x.reshape(-1), x.t(), cache[1:]
+
+    air = airgraph.export(Views(), (torch.randn(4, 4), torch.zeros(4, 4)), path=str(tmp_path), dynamic=dynamic)
+    ours = airgraph.load_export(air, engine=engine)
+    for x in (torch.randn(4, 4), torch.randn(4, 4).t(), torch.randn(8, 8)[::2, 1:5], torch.randn(1, 4).expand(4, 4)):
+        for cache in (torch.zeros(4, 4), torch.zeros(4, 4).t(), torch.zeros(8, 4)[::2]):
+            eager = cache.clone()
+            same(ours(x, cache), Views()(x, eager))
+            same(cache, eager)
+
+
+def test_numbers_that_are_arguments(tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x, k):
+            return x * k
+
+    x = torch.ones(3)
+    ours = load(airgraph.export(Scaled(), (x, 3), path=str(tmp_path), dynamic=True))
+    same(ours(x, 7), x * 7)
+    with pytest.raises(BindError, match=r"argument 1 of .* must be a number \(int\), got 2.5"):
+        ours(x, 2.5)
+    ours = load(airgraph.export(Scaled(), (x, 3), path=str(tmp_path)))
+    with pytest.raises(BindError, match=r"argument 1 of .* is part of the graph: it must be 3, got 4"):
+        ours(x, 4)
+
+
+def test_random_numbers_are_drawn_as_by_eager(tmp_path):
+    class Noise(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(x, 0.5, True) + torch.randn_like(x)
+
+    x = torch.randn(32, 4)
+    ours = load(airgraph.export(Noise(), (x,), path=str(tmp_path)))
+    torch.manual_seed(3)
+    found = ours(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, Noise()(x))
+
+
+def test_ops_and_kernels_of_the_users_own(tmp_path):
+    """GE ops that are not in the table are stored; loading needs their kernel."""
+    from airgraph.convert.registry import REGISTRY
+    from airgraph.engine.meanings import USER_KERNELS
+    from airgraph.ir import attr, ge
+
+    class Own(nn.Module):
+        def forward(self, x):
+            return torch.ops.test_own.scale(x, 2.5) + 1
+
+    library = torch.library.Library("test_own", "DEF")
+    library.define("scale(Tensor x, float factor) -> Tensor")
+    library.impl("scale", lambda x, factor: x * factor, "CompositeExplicitAutograd")
+    target = torch.ops.test_own.scale.default
+    try:
+        airgraph.register_kernel("MyScale")(lambda x, factor: x * factor)
+
+        @airgraph.register_converter(target)
+        def convert(x, factor):
+            return ge.custom_op("MyScale", inputs={"x": x}, outputs=["y"], attrs={"factor": attr.Float(factor)})
+
+        x = torch.randn(3)
+        air = airgraph.export(Own(), (x,), path=str(tmp_path))
+        same(load(air)(x), x * 2.5 + 1)
+        USER_KERNELS.clear()
+        with pytest.raises(AirgraphError, match="no kernel for GE op MyScale"):
+            load(air)
+    finally:
+        USER_KERNELS.clear()
+        REGISTRY.converters.pop(target, None)
+        library._destroy()
+
+
 # -- sizes ----------------------------------------------------------------------------------------------------------
 def test_static_sizes_are_checked(tmp_path):
     ours = load(airgraph.export(nn.Linear(4, 3), (torch.randn(5, 4),), path=str(tmp_path)))
@@ -452,6 +541,27 @@ def test_strict_is_for_ges_own_tools(tmp_path):
         airgraph.export(Rare(), (torch.ones(3),), path=str(tmp_path), strict=True)
     x = torch.randn(3)
     same(load(airgraph.export(Rare(), (x,), path=str(tmp_path)))(x), Rare()(x))
+
+
+def test_a_model_that_is_no_graph(tmp_path):
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ExportError) as caught:
+        airgraph.export(Branch(), (torch.ones(2),), path=str(tmp_path))
+    assert "torch.export cannot read this model as one graph\n  reason: " in str(caught.value)
+    assert "data-dependent" in str(caught.value) and caught.value.__cause__ is not None
+
+
+def test_an_argument_of_another_shape_afterwards(tmp_path):
+    class Turn(nn.Module):
+        def forward(self, x):
+            x.t_()
+            return x + 1
+
+    with pytest.raises(ConvertError, match="the model changes the size, strides or memory of an argument"):
+        airgraph.export(Turn(), (torch.ones(2, 3),), path=str(tmp_path))
 
 
 def test_only_graphs_of_ge_ops(tmp_path):

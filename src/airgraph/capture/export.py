@@ -129,7 +129,8 @@ def dynamic_sizes(value: Any) -> Any:
     auto = torch.export.Dim.AUTO
     if isinstance(value, torch.Tensor):
         fixed: set[int] = getattr(value, "_dynamo_static_indices", set())
-        return {i: None if i in fixed or size in (0, 1) else auto for i, size in enumerate(value.shape)}
+        static = torch.export.Dim.STATIC
+        return {i: static if i in fixed or size in (0, 1) else auto for i, size in enumerate(value.shape)}
     return auto if type(value) is int and value not in (0, 1) else None
 
 
@@ -145,9 +146,17 @@ class CompiledModel:
         self.count = self.in_spec.num_leaves
         self.flat = self.in_spec == pytree.tree_structure((tuple(range(self.count)), {}))  # plain arguments, in a row
         self.single = self.out_spec == pytree.tree_structure(0)
+        # Plain numbers and words of the example are part of the graph; another one would be another graph.
+        given = exported.inputs[len(exported.state) :]
+        symbolic = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+        self.fixed = [(i, value) for i, value in enumerate(given) if not isinstance(value, symbolic)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
+        for i, value in self.fixed:
+            if type(leaves[i]) is not type(value) or leaves[i] != value:
+                raise BindError(f"argument {i} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
+                                hint="compile again with this value, or make it dynamic: dynamic_shapes")  # fmt: skip
         results = self.run(*self.state, *leaves)
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
 

@@ -11,13 +11,14 @@ graph, and what PyTorch assumed of symbolic sizes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import BindError
 from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
 from airgraph.ir.symbols import evaluate
@@ -119,8 +120,11 @@ class Contract:
 
 
 class LoadedModel:
+    """`by_memory`: arguments of which more than the values counts, so that they must lie as the exported one did."""
+
     def __init__(self, name: str, contract: Contract, boundary: Boundary, weights: dict[str, torch.Tensor],
-                 written: Sequence[int], run: Callable[[list[Any]], list[Any]]) -> None:  # fmt: skip
+                 written: Sequence[int], by_memory: Collection[int], run: Callable[[list[Any]], list[Any]]
+                 ) -> None:  # fmt: skip
         self.name = name
         self.contract = contract
         self.weights = weights
@@ -128,6 +132,8 @@ class LoadedModel:
         self.first = list(weights.values())
         self.arguments = boundary.arguments[len(weights) :]
         self.written = tuple(written)
+        self.laid = [(i, a) for i, a in enumerate(boundary.arguments) if i in by_memory and isinstance(a, TensorIn)]
+        self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn)]
         self.checks = bool(contract.guards or contract.ranges)
         self.seen: set[tuple[Any, ...]] = set()
         count = leaf_count(contract.in_spec)
@@ -139,10 +145,28 @@ class LoadedModel:
         given = [*self.first, *leaves]
         changed = [given[i] for i in self.written]
         with torch.no_grad():
+            copies = self.lay_out(given)
             results = self.run(given)
+            for original, copy in copies:
+                original.copy_(copy)
         if changed:
             torch.autograd.graph.increment_version(changed)
         return rebuilt(self.contract.out_spec, iter(results))
+
+    def lay_out(self, given: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Arguments whose place in memory counts and that lie in another way than the exported ones become copies that do
+        not: (original, copy) of those that are written to."""
+        copies = []
+        for i, spec in self.laid:
+            tensor = given[i]
+            if not isinstance(tensor, torch.Tensor) or len(spec.strides) != tensor.ndim:
+                continue  # the program says what is wrong with it
+            strides = evaluate(spec.strides, self.symbols(given[len(self.first) :]))
+            if not same_layout(tensor, strides):
+                given[i] = copy_strided(tensor, strides)
+                if i in self.written:
+                    copies.append((tensor, given[i]))
+        return copies
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         wanted = self.contract.in_spec
@@ -162,6 +186,10 @@ class LoadedModel:
             if type(leaf) is not type(value) or leaf != value:
                 raise BindError(f"argument {place} of {self.name} is part of the graph: it must be {value!r}, got {leaf!r}",
                                 hint="export again with this value")  # fmt: skip
+        for place, kind in self.kinds:
+            if type(leaves[place]) is not kind:
+                what = f"argument {place} of {self.name} must be a number ({kind.__name__}), got {leaves[place]!r}"
+                raise BindError(what, hint="export again with an example of that type")
         if self.checks:
             symbols = self.symbols(leaves)
             key = tuple(symbols.values())

@@ -23,7 +23,7 @@ from airgraph.convert.known_calls import refusal
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import AirgraphError, ExportError, VerifyError
-from airgraph.ir.boundary import Argument, Boundary, Fresh, OfOutput, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
 from airgraph.ir.exact import Reader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
@@ -118,6 +118,14 @@ def check_calls(graph: Graph) -> None:
         problem = refusal(node.attrs, len(list(node.values())))
         if problem:
             raise VerifyError(f"{node.name} cannot be called: {problem}")
+
+
+def by_memory(stored: StoredModel) -> set[int]:
+    """Arguments of which more than the values counts: results are views of them, or an op counts in their memory."""
+    viewed = {r.argument for r in stored.boundary.results if isinstance(r, OfInput)}
+    calls = [n for n in stored.graph.of("AtenCall") if n.attrs["target"].startswith("aten.as_strided")]
+    read = {value.node.name for node in calls for value in node.values()}
+    return viewed | {i for i, a in enumerate(stored.boundary.arguments) if a.name in read}
 
 
 # -- weights --------------------------------------------------------------------------------------------------------
