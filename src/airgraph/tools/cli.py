@@ -5,6 +5,7 @@ airgraph run -m MODULE [ARGS]  the same for a module, as `python -m` does
 airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
 airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
 airgraph doctor [SCRIPT …]     what is emulated here, by what; or which names scripts would miss, without running them
+airgraph show FILE             an exported model (.air) as the text of its graph, with its weights listed
 airgraph demo                  the three graphs of one small model, printed and checked
 """
 
@@ -65,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
                                  "found by reading it, never by running it. Exit code 0: none, 1: some.")  # fmt: skip
     doctor.add_argument("scripts", nargs="*", metavar="SCRIPT")
     doctor.set_defaults(command=doctor_command)
+    show = commands.add_parser("show", help="an exported model (.air) as the text of its graph",
+                               description="Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, "
+                               "with its weights listed above. Nothing of it is run.")  # fmt: skip
+    show.add_argument("file", metavar="FILE")
+    show.set_defaults(command=show_command)
     demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
     demo.set_defaults(command=demo_command)
     return top
@@ -92,6 +98,12 @@ def doctor_command(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
     return doctor(args.scripts)
+
+
+def show_command(args: argparse.Namespace) -> int:
+    from airgraph.tools.show import show
+
+    return show(args.file)
 
 
 def demo_command(args: argparse.Namespace) -> int:
