@@ -234,7 +234,7 @@ def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journ
 def as_emitted(gm: torch.fx.GraphModule, graph: Graph, config: Config, journal: Journal) -> Graph:
     """What the converters emitted, to be read: with the op types of the user's own for which PyTorch stands in, having no
     kernel here."""
-    if not config.dump or not journal.counters["without a kernel"]:
+    if not config.dump or not journal.fallbacks:
         return graph
     return convert(gm, journal.graph, registry_of(config), Journal(), has_kernel=lambda op: True)[0]
 
