@@ -289,8 +289,17 @@ def batches(
         need(q.shape[1] % k.shape[1] == 0, "npu_fusion_attention",
              f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys")  # fmt: skip
         k, v = (t.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        check_pse(pse, q, k)
         seen = mask[..., : q.shape[2], : k.shape[2]] if layout == "TND" and mask is not None else mask
         yield Rows(q.float(), k, v, pse, hidden_keys(q, k, seen, settings))
+
+
+def check_pse(pse: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """One number for each pair of a query and a key; the compressed form has fewer rows than there are queries."""
+    shape = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]]
+    fits = pse is None or (pse.dim() == 4 and all(n in (1, size) for n, size in zip(pse.shape, shape)))
+    need(fits, "npu_fusion_attention", f"pse {list(pse.shape) if pse is not None else ''} does not fit {shape}: one number "
+         "for each query and key; its compressed form is not emulated")  # fmt: skip
 
 
 def heads_of_keys(query: Tensor, key: Tensor, heads: int, layout: str) -> int:
