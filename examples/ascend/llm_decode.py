@@ -28,8 +28,8 @@ class Layer(nn.Module):
         normed = torch_npu.npu_rms_norm(x, self.norms[0])[0]
         q, k, v = self.qkv(normed).unflatten(2, (-1, SIZE)).split([HEADS, KEY_HEADS, KEY_HEADS], 2)
         q, k = torch_npu.npu_rotary_mul(q, cos, sin), torch_npu.npu_rotary_mul(k, cos, sin)
-        self.keys.index_copy_(1, places, k)
-        self.values.index_copy_(1, places, v)
+        torch_npu.scatter_update_(self.keys, places[:1], k, 1)
+        torch_npu.scatter_update_(self.values, places[:1], v, 1)
         attended, _ = torch_npu.npu_fused_infer_attention_score(
             q, self.keys, self.values, atten_mask=hidden, actual_seq_lengths_kv=[length], num_heads=HEADS,
             num_key_value_heads=KEY_HEADS, input_layout="BSND", scale=SIZE**-0.5, sparse_mode=0,

@@ -1,8 +1,8 @@
 """A mixture of experts: every token goes to the two experts that fit it best.
 
 `npu_moe_gating_top_k_softmax` chooses, `npu_moe_init_routing` puts the tokens of one expert side by side,
-`npu_grouped_matmul` multiplies each group with its expert's weights, and `npu_moe_finalize_routing` brings the results
-back and adds them up.
+`npu_moe_compute_expert_tokens` says where they end, `npu_grouped_matmul` multiplies each group with its expert's weights, and
+`npu_moe_finalize_routing` brings the results back and adds them up.
 """
 
 import torch
@@ -24,7 +24,7 @@ class MixtureOfExperts(nn.Module):
         weight, expert, row = torch_npu.npu_moe_gating_top_k_softmax(self.gate(x), k=CHOICES)
         weight = weight / weight.sum(-1, keepdim=True)
         tokens, place, of_expert = torch_npu.npu_moe_init_routing(x, row, expert, x.shape[0])
-        ends = (of_expert[None, :] <= torch.arange(EXPERTS, device=x.device)[:, None]).sum(1)
+        ends = torch_npu.npu_moe_compute_expert_tokens(of_expert, EXPERTS).to(torch.int64)
         hidden = self.grouped(tokens, self.up, ends)
         result = self.grouped(torch_npu.npu_swiglu(hidden), self.down, ends)
         return torch_npu.npu_moe_finalize_routing(result, None, None, None, weight, place, expert)

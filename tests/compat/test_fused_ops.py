@@ -817,15 +817,27 @@ NOT_EMULATED = [
     ("npu_incre_flash_attention", (normal(1, 1, 4), int8(1, 1, 4), int8(1, 1, 4)), {}, "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32"),
     ("npu_dynamic_quant", (normal(2, 4),), {"dst_type": torch.float8_e4m3fn}, "dst_type torch.float8_e4m3fn is not emulated, only torch.int8"),
     *(("npu_quantize", (normal(2, 4), normal(4), None, kind), {}, f"dtype {kind} is not emulated, only qint8, quint8 and int32") for kind in (torch.quint4x2, torch.float8_e5m2)),
-    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), torch.ones(3, dtype=torch.int64)), {}, "npu_quant_matmul: scale is torch.int64, and has to be one of float32, bfloat16"),
+    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3).half()), {}, "npu_quant_matmul: scale is torch.float16, and has to be one of float32, bfloat16, int64"),
+    ("npu_trans_quant_param", (normal(3), None, 1), {}, "round_mode 1 is not emulated, only 0"),
     ("npu_quant_matmul", (INT4, INT4, normal(4)), {}, "npu_quant_matmul: x1 is torch.int32, and has to be one of int8"),
     ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3)), {"group_sizes": [1, 1, 4]}, "npu_quant_matmul: group_sizes is not emulated"),
     ("npu_weight_quant_batchmatmul", (normal(2, 4), INT4, normal(4)), {}, "npu_weight_quant_batchmatmul: weight is torch.int32, and has to be one of int8"),
     *not_emulated("npu_weight_quant_batchmatmul", (normal(2, 4), int8(4, 3), normal(3)), "quant_scale quant_offset"),
     *((op, args, {**named, name: [ONE]}, f"{op}: {name} is not emulated") for op, args, named, names in [
-        ("npu_grouped_matmul", GROUPED, GROUPS, "scale offset antiquant_scale antiquant_offset per_token_scale activation_input activation_quant_scale activation_quant_offset"),
+        ("npu_grouped_matmul", GROUPED, GROUPS, "offset activation_input activation_quant_scale activation_quant_offset"),
     ] for name in names.split()),
-    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), GROUPS, "x_or_weight is torch.int8, and has to be one of float16, bfloat16, float32"),
+    ("npu_grouped_matmul", ([INT4], [INT4, INT4]), GROUPS, "x_or_weight is torch.int32, and has to be one of float16, bfloat16, float32, int8"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), GROUPS, "x in int8 needs output_dtype float16, bfloat16 or int32"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), {**GROUPS, "output_dtype": torch.float16}, "an output of int32 has no scale, and others need one"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [normal(4, 3), normal(4, 3)]), GROUPS, "x is torch.int8, and weight torch.float32"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "scale": [normal(2, 3)]}, "scale and per_token_scale are for x in int8"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_scale": [normal(2, 3)]}, "antiquant_scale is for a weight in int8 and x that is not"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_offset": [normal(2, 3)]}, "antiquant_offset needs antiquant_scale"),
+    ("npu_moe_compute_expert_tokens", (torch.tensor([0, 1]), 2), {}, "sorted_expert_for_source_row is torch.int64, and has to be one of int32"),
+    ("npu_moe_compute_expert_tokens", (int32(0, 1), 0), {}, "num_expert is 0, and has to be above zero"),
+    ("scatter_update", (normal(2, 4, 3), int32([0, 1]), normal(1, 1, 3), 1), {}, "indices with 2 axes are not emulated, only with 1: a place for each row"),
+    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 3), 0), {}, r"axis is 0, and has to be one of data \[2, 4, 3\] behind the first, which counts the rows"),
+    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 2), 1), {}, r"updates \[2, 1, 2\] do not fit 2 places in data \[2, 4, 3\]"),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "act_type": 1}, "act_type 1 is not emulated, only 0"),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "group_type": 2}, "group_type 2 is not emulated, only -1 and 0"),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "split_item": 0}, "split_item 0 with group_list is not emulated, only 2 and 3: one output"),
@@ -898,7 +910,7 @@ def test_an_op_of_torch_library() -> None:
 def test_the_document_lists_every_op() -> None:
     """In its table, and the ops of gradients below it; each in backquotes."""
     text = DOCUMENT.read_text().partition("## Fused ops")[2].partition("What the documents")[0]
-    listed = set(re.findall(r"`(npu_\w+)`", text))
+    listed = set(re.findall(r"`((?:npu|scatter)_\w+)`", text))
     ours = {name for name in REFERENCES if "for_test" not in name and "." not in name}
     ours.discard("npu_deep_norm")  # an example
     others = {"npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"}
