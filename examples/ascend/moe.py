@@ -1,8 +1,8 @@
 """A mixture of experts: every token goes to the two experts that fit it best.
 
 `npu_moe_gating_top_k_softmax` chooses, `npu_moe_init_routing` puts the tokens of one expert side by side,
-`npu_moe_compute_expert_tokens` says where they end, `npu_grouped_matmul` multiplies each group with its expert's weights, and
-`npu_moe_finalize_routing` brings the results back and adds them up.
+`npu_moe_compute_expert_tokens` says where they end, `npu_grouped_matmul` multiplies each group with the weights of its
+expert, and `npu_moe_finalize_routing` brings the results back and adds them up.
 """
 
 import torch

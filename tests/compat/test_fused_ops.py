@@ -493,6 +493,55 @@ def test_a_length_that_changes_compiles_once() -> None:
     assert count.frame_count == 1
 
 
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int8)
+
+
+# Ops whose first arguments have as many rows as there are tokens, made for a number of them.
+TOKENS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Tensor, ...]]]] = {
+    "npu_moe_gating_top_k_softmax": (lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, k=2), lambda n: (normal(n, 8),)),
+    "npu_moe_init_routing": (lambda x, row, expert: torch_npu.npu_moe_init_routing(x, row, expert, x.shape[0]),
+                             lambda n: (normal(n, 8), torch.arange(2 * n).int().view(2, n).t().contiguous(), ones(n, 2).int())),
+    "npu_moe_compute_expert_tokens": (lambda e: torch_npu.npu_moe_compute_expert_tokens(e, 3), lambda n: (ones(n).int(),)),
+    "npu_moe_finalize_routing": (lambda x, w, p, e: torch_npu.npu_moe_finalize_routing(x, None, None, None, w, p, e),
+                                 lambda n: (normal(2 * n, 8), normal(n, 2), torch.arange(2 * n).int(), ones(n, 2).int())),
+    "npu_grouped_matmul": (lambda x, w: torch_npu.npu_grouped_matmul([x], [w], group_list=[1, 2], split_item=3, group_type=0),
+                           lambda n: (normal(n, 8), normal(2, 8, 4))),
+    "npu_dynamic_quant": (torch_npu.npu_dynamic_quant, lambda n: (normal(n, 8),)),
+    "npu_quant_matmul": (lambda a, b, s: torch_npu.npu_quant_matmul(a, b, s, output_dtype=torch.bfloat16),
+                         lambda n: (ones(n, 8), ones(8, 4), normal(4))),
+    "npu_weight_quant_batchmatmul": (torch_npu.npu_weight_quant_batchmatmul, lambda n: (normal(n, 8), ones(8, 4), normal(4))),
+    "npu_rotary_mul": (torch_npu.npu_rotary_mul, lambda n: (normal(1, n, 2, 8), normal(1, n, 1, 8), normal(1, n, 1, 8))),
+    "npu_prompt_flash_attention": (lambda q: torch_npu.npu_prompt_flash_attention(q, q, q, num_heads=2), lambda n: (normal(2, n, 8),)),
+    "npu_fusion_attention": (lambda q: torch_npu.npu_fusion_attention(q, q, q, 2, "BSH"), lambda n: (normal(2, n, 8),)),
+    "scatter_update": (lambda c, p, u: torch_npu.scatter_update(c, p, u, 1), lambda n: (normal(2, 50, 4), ones(2).int(), normal(2, n, 4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", TOKENS)
+def test_a_number_of_tokens_that_changes_compiles_once(op: str) -> None:
+    call, make = TOKENS[op]
+    count = torch._dynamo.testing.CompileCounterWithBackend("airgraph")
+    compiled = torch.compile(call, backend=count, dynamic=True, fullgraph=True)
+    for tokens in (12, 40, 7):
+        given = [t.npu() for t in make(tokens)]
+        torch.testing.assert_close(compiled(*given), call(*given), rtol=1e-5, atol=1e-6)
+    assert count.frame_count == 1
+
+
+def test_dropout_with_a_length_that_changes_compiles_once() -> None:
+    count = torch._dynamo.testing.CompileCounterWithBackend("airgraph")
+    call = lambda q: torch_npu.npu_fusion_attention(q, q, q, 2, "BSH", keep_prob=0.9)[0]  # noqa: E731
+    compiled = torch.compile(call, backend=count, dynamic=True, fullgraph=True)
+    for tokens in (12, 40, 7):
+        q = normal(2, tokens, 8).npu()
+        torch.manual_seed(tokens)
+        got = compiled(q)
+        torch.manual_seed(tokens)
+        torch.testing.assert_close(got, call(q), rtol=1e-5, atol=1e-6)
+    assert count.frame_count == 1
+
+
 def test_numbers_kept_for_the_backward_have_no_gradient() -> None:
     y, rstd = torch_npu.npu_rms_norm(torch.randn(2, 4, requires_grad=True), torch.ones(4))
     assert y.requires_grad and not rstd.requires_grad

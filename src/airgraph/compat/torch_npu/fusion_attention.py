@@ -104,7 +104,7 @@ def npu_fusion_attention(
     if drops is None:
         return result, top, total, query.new_empty(0), 0, 0, 0
     kept = drops.bytes()
-    return result, top, total, kept, drops.seed, 0, kept.numel()
+    return result, top, total, kept, drops.seed, 0, 0 if is_fake(query) else kept.numel()
 
 
 @reference(
@@ -256,7 +256,10 @@ class Drops:
         if self.known is not None:
             begin, self.place = self.place, self.place + math.prod(shape)
             return self.known[begin : self.place].view(shape)
-        kept = (torch.rand(shape, device=rows.q.device, generator=self.generator) < keep_prob).to(torch.uint8)
+        own = (
+            {} if self.generator is None else {"generator": self.generator}
+        )  # even None would fix the sizes of a graph
+        kept = (torch.rand(shape, device=rows.q.device, **own) < keep_prob).to(torch.uint8)
         self.parts.append(kept)
         return kept
 

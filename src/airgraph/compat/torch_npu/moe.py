@@ -12,6 +12,8 @@ r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are the
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ def npu_moe_gating_top_k_softmax(
     weights, experts = x.float().softmax(-1).topk(k, -1)
     if finished is not None:
         experts = experts.masked_fill(finished.reshape(x.shape[:-1]).unsqueeze(-1), x.shape[-1])
-    rows = torch.arange(x.shape[:-1].numel() * k, dtype=torch.int32, device=x.device)
+    rows = torch.arange(math.prod(x.shape[:-1]) * k, dtype=torch.int32, device=x.device)
     return weights.to(x.dtype), experts.int(), rows.view(k, -1).t().reshape(experts.shape)
 
 

@@ -12,6 +12,7 @@ Sums of products of int8 are exact. int4 packed into int32 and eight-bit floats 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def smoothing(op: str, x: Tensor, scales: Tensor, group_index: Tensor | None) ->
         need(scales.dim() == 1, op, "smooth_scales with more than one row needs group_index")
         return scales.float()
     need(scales.dim() == 2, op, "smooth_scales has to have a row for each group")
-    rows = torch.arange(x.shape[:-1].numel(), device=x.device)
+    rows = torch.arange(math.prod(x.shape[:-1]), device=x.device)
     group = torch.searchsorted(group_index.to(rows.dtype), rows, right=True).clamp(max=scales.shape[0] - 1)
     return scales.float()[group].view(x.shape)
 
