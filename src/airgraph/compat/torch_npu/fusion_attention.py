@@ -256,9 +256,8 @@ class Drops:
         if self.known is not None:
             begin, self.place = self.place, self.place + math.prod(shape)
             return self.known[begin : self.place].view(shape)
-        own = (
-            {} if self.generator is None else {"generator": self.generator}
-        )  # even None would fix the sizes of a graph
+        # With generator=None, too, PyTorch wants sizes that are numbers.
+        own: dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
         kept = (torch.rand(shape, device=rows.q.device, **own) < keep_prob).to(torch.uint8)
         self.parts.append(kept)
         return kept
