@@ -100,6 +100,15 @@ class Config:
     buckets: Mapping[str, Any] | None = option(
         None, 'sizes to pad to, {"batch": [1, 2, 4], "seq": "auto"}; docs/buckets.md says which dimensions these are'
     )
+    enable_shape_handling: bool = option(
+        False, "sizes are padded to the gears of shape_handling_configs; docs/buckets.md"
+    )
+    shape_handling_configs: list[Any] | None = option(
+        None, 'gears, [{"type": "BATCHSIZE", "gears": [4, 8]}]; None: batches from 1 to 1024'
+    )
+    shape_handling_dict: Mapping[str, Any] | None = option(
+        None, "functions from arguments to tensors and back; only with airgraph.compat.shape_handling.install()"
+    )
     decompositions: Mapping[Any, Callable[..., Any]] | None = option(None, "ATen op → decomposition, added to our own")
     trace: bool = option(
         False, "write every stage of every graph under torch_compile_debug/, as TORCH_COMPILE_DEBUG=1 does for all"
@@ -126,8 +135,10 @@ class Config:
     def make(cls, base: Config | None = None, **options: Any) -> Config:
         """`base` with `options` on top; an unknown name is an error that lists the known ones.
 
-        Asking for mode="max-autotune" asks for `autotune` too; the same mode by default times nothing.
+        Asking for mode="max-autotune" asks for `autotune` too; the same mode by default times nothing. As in Inductor, `-`
+        may stand for `_`.
         """
+        options = {name.replace("-", "_"): value for name, value in options.items()}
         for name in options:
             if name not in cls.names():
                 raise ConfigError(f"unknown option {name!r}", where={"known": ", ".join(cls.names())})
@@ -137,7 +148,7 @@ class Config:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
-    """Literal, bool, str, int, tuple of str, Callable and Mapping, each possibly `| None`."""
+    """Literal, bool, str, int, tuple of str, list, Callable and Mapping, each possibly `| None`."""
     choices = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     optional = type(None) in typing.get_args(hint)
     if optional:
@@ -157,6 +168,8 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a whole number from 1 on"})
     elif typing.get_origin(hint) is tuple and not (isinstance(value, tuple) and all(isinstance(v, str) for v in value)):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a tuple of strings"})
+    elif typing.get_origin(hint) is list and not isinstance(value, list):
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a list or None"})
     elif typing.get_origin(hint) is Callable and not callable(value):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a callable or None"})
     elif typing.get_origin(hint) is Mapping and not isinstance(value, Mapping):

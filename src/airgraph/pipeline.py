@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
 from airgraph.capture.export import CompiledModel, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert
@@ -214,14 +215,16 @@ def in_buckets(program: Runner, gm: torch.fx.GraphModule, inputs: Sequence[Any],
                marks: Mapping[Any, str]) -> Runner:  # fmt: skip
     """The program behind the buckets that are asked for. Whether a size may be padded is found out on a graph of GE ops,
     also where the program is one of ATen ops: there are rules for the former, and one set of rules is enough."""
-    if config.buckets is None:
+    gears = gears_of(config)
+    if config.buckets is None and not gears:
         return program
     if journal.phase != "inference":
         journal.remark(f"buckets: a {journal.phase} graph runs at its true sizes; only inference is padded")
         return program
     with _disable_current_modes(), journal.stage("buckets"):
         graph, boundary = convert(gm, journal.graph, REGISTRY, Journal(), has_kernel=lambda op: True)
-        return bucketed(program, graph, boundary, Buckets.make(config.buckets), marks, Limits.of(inputs), journal)
+        buckets = Buckets.make({**(config.buckets or {}), **{g.type: g.gears for g in gears}})
+        return bucketed(program, graph, boundary, buckets, marks, Limits.of(inputs), journal)
 
 
 def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, engine: ReferenceEngine,
@@ -271,6 +274,9 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
     if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
         journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
+    idle = [name for name in ("shape_handling_configs", "shape_handling_dict") if getattr(config, name)]
+    if idle and not config.enable_shape_handling:
+        journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
 def remarks_in(gm: torch.fx.GraphModule) -> list[str]:
@@ -355,7 +361,8 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         warm_up(chosen)
         model = next(_models)
         write_model(model, gm, chosen)
-        programs, compiler = collecting(chosen, model, bucket_marks(gm, example_inputs))
+        marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
+        programs, compiler = collecting(chosen, model, marks)
         traced = compile_by_aot(gm, example_inputs, compiler, keep_input_mutations=chosen.keep_input_mutations,
                                 decompositions=chosen.decompositions)  # fmt: skip
         return shortest(programs, traced, len(example_inputs))
@@ -408,6 +415,7 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     config = Config.make(base, **options)
     Buckets.make(config.buckets or {})
+    gears_of(config)
     known = [*PASSES, *FAMILIES]
     for name in config.passes_off:
         if name not in known:

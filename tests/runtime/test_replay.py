@@ -24,6 +24,7 @@ from airgraph.runtime.arena import arenas
 
 _earlier = weakref.WeakSet()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.fixture(params=DEVICES)
@@ -516,7 +517,7 @@ def test_nested_calls(device):
         torch._dynamo.reset()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@on_gpu
 def test_streams():
     """Two streams take turns: each waits for the other's work in the memory they share."""
     fast = compiled(lambda x: (x @ x).softmax(-1) @ x)
@@ -551,6 +552,147 @@ def test_capture_bytes(device):
             x = torch.randn(n, device=device)
             assert torch.equal(fast(x), x * 2)
     assert any("capture_bytes is 3000" in r for p in programs() for r in p.journal.remarks)
+
+
+# -- memory on a GPU --------------------------------------------------------------------------------------------------
+def chain(x):
+    return ((x * 2).relu() + 1).cumsum(-1) - x
+
+
+def pools():
+    """The memory pools of everything that is captured."""
+    recordings = [r for p in programs() for e in p.entries.values() for r in e.recordings]
+    return {part.graph.pool() for r in recordings for part in r.parts}
+
+
+def segments_of(pool):
+    return [s for s in torch.cuda.memory_snapshot() if tuple(s.get("segment_pool_id", ())) == tuple(pool)]
+
+
+@on_gpu
+def test_a_pool_of_the_users():
+    """Two functions and a graph made by hand share it."""
+    pool = torch.cuda.graph_pool_handle()
+    fast, other = (compiled(f, use_graph_pool=pool) for f in (chain, lambda x: chain(x).exp() * 3))
+    x = torch.randn(1 << 20, device="cuda") / 1e6
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), chain(x))
+        torch.testing.assert_close(other(x), chain(x).exp() * 3)
+    assert pools() == {pool} and segments_of(pool)
+    by_hand = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(by_hand, pool=pool):
+        y = chain(x)
+    for _ in range(3):
+        x.normal_()
+        by_hand.replay()
+        want, kept = chain(x), fast(x)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(kept, want)
+    del by_hand, y, kept
+    torch._dynamo.reset()
+    airgraph.release()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert not segments_of(pool)
+
+
+@on_gpu
+@pytest.mark.parametrize("reuse", [True, False])
+def test_recordings_share_their_intermediates_or_do_not(reuse):
+    fast = compiled(chain, dynamic=True, reuse_graph_pool_in_same_fx=reuse)
+    for n in (300, 500, 700, 300, 500, 700, 500, 300):
+        x = torch.randn(4, n, device="cuda")
+        torch.testing.assert_close(fast(x), chain(x))
+    assert len(airgraph.graphs()) == 3
+    assert len(pools()) == (1 if reuse else 3)
+
+
+@on_gpu
+def test_capture_bytes_on_a_gpu():
+    """Sizes come and go; what is captured stays within its budget, and so does the memory that is held for it."""
+    limit, rows = 256 << 20, 1 << 20
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    fast = compiled(lambda x: x.relu() * 2 + 1, dynamic=True, capture_bytes=limit)
+    for n in (*range(4, 14), 4, 8, 13, 5):
+        for _ in range(3):
+            x = torch.randn(n, rows, device="cuda")
+            torch.testing.assert_close(fast(x), x.relu() * 2 + 1)
+    assert sum(g.nbytes for g in airgraph.graphs()) <= limit
+    assert sum(p.journal.counters["evicted"] for p in programs()) >= 3
+    assert any(f"capture_bytes is {limit}" in r for p in programs() for r in p.journal.remarks)
+    del x
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before <= limit
+
+
+# -- streams inside a function ----------------------------------------------------------------------------------------
+def beside(x, side, event):
+    y = x * 2
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        z = y.relu() + 1
+    torch.cuda.current_stream().wait_stream(side)
+    return z * y
+
+
+def by_event(x, side, event):
+    y = x @ x
+    event.record()
+    with torch.cuda.stream(side):
+        event.wait()
+        z = (y + 1).softmax(-1)
+        event.record()
+    event.wait()
+    return z @ y
+
+
+def on_and_back(x, side, event):
+    with torch.cuda.stream(side):
+        side.wait_stream(torch.cuda.default_stream())
+        y = x.cumsum(0)
+    torch.cuda.current_stream().wait_stream(side)
+    return y.sin()
+
+
+@on_gpu
+@pytest.mark.parametrize("f", [beside, by_event, on_and_back])
+@pytest.mark.parametrize("policy", ["lease", "clone"])
+def test_streams_inside_a_compiled_function(f, policy):
+    """Whatever becomes of them, results are eager's and what is held stays as it is."""
+    side, event = torch.cuda.Stream(), torch.cuda.Event()
+    try:
+        torch.compile(f, backend="aot_eager")(torch.randn(2, 2, device="cuda"), side, event)
+    except Exception as error:
+        pytest.skip(f"PyTorch itself cannot: {error}")
+    fast = compiled(f, output_policy=policy)
+    held = []
+    for _ in range(6):
+        x = torch.randn(256, 256, device="cuda")
+        torch.cuda.synchronize()
+        held.append((fast(x, side, event), f(x, side, event)))
+        torch.cuda.synchronize()
+    for got, want in held:
+        torch.testing.assert_close(got, want)
+    assert captures() >= 1 or f is on_and_back  # Dynamo does not trace a wait for the default stream
+
+
+@on_gpu
+def test_a_write_on_another_stream_is_seen():
+    def f(cache, x, side):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            cache.add_(x)
+        torch.cuda.current_stream().wait_stream(side)
+        return cache * 2
+
+    fast, side = compiled(f), torch.cuda.Stream()
+    ours, theirs = (torch.zeros(64, device="cuda") for _ in range(2))
+    for _ in range(5):
+        x = torch.randn(64, device="cuda")
+        theirs.add_(x)
+        torch.testing.assert_close(fast(ours, x, side), theirs * 2)
+        torch.testing.assert_close(ours, theirs)
 
 
 # -- what cannot be captured ------------------------------------------------------------------------------------------
@@ -617,7 +759,7 @@ def test_an_unsafe_op_splits_the_graph(device):
         torch._dynamo.reset()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@on_gpu
 def test_an_op_that_fails_while_it_is_captured():
     """Nothing says that it waits for the GPU; capturing it shows."""
     with torch.library._scoped_library("airgraph_test", "FRAGMENT") as lib:
@@ -751,3 +893,34 @@ def test_no_warning_is_shown(device):
         fast = compiled(lambda x: x + 1)
         for _ in range(3):
             fast(torch.ones(2, device=device))
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bad", range(5))
+def test_a_call_that_fails_is_forgotten(bad):
+    """In the warm-up, the recording or a replay; on a CPU, since a GPU does not recover from such an index."""
+
+    def f(x, i):
+        return x.index_select(0, i) * 2
+
+    fast, x = compiled(f), torch.randn(4, 3)
+    for call in range(5):
+        i = torch.tensor([3, call % 2])
+        if call == bad:
+            with pytest.raises((IndexError, RuntimeError), match="out of range"):
+                fast(x, i + 4)
+        assert torch.equal(fast(x, i), f(x, i))
+    assert len(airgraph.graphs()) == 1
+
+
+def test_held_results_under_the_error_policy_and_on(device):
+    fast = compiled(lambda x: x + 1, output_policy="error")
+    x = torch.ones(3, device=device)
+    fast(x), fast(x)
+    for _ in range(2):
+        held = fast(x)
+        with pytest.raises(ReplayError, match="would overwrite a result of a former call that is still alive"):
+            fast(x)
+        assert held.tolist() == [2.0] * 3
+        del held
+        assert fast(x).tolist() == [2.0] * 3

@@ -5,7 +5,6 @@ torch_npu lists options for it and drops them all; here they mean what they say:
     triton.cudagraphs       False: nothing is captured
     trace.enabled           write every stage of every graph under torch_compile_debug/
     npu_backend             which compiler makes NPU kernels: checked, and named in the journal
-    enable_shape_handling, shape_handling_configs, shape_handling_dict
 
 and beside them every field of `airgraph.Config` but `mode`. As in Inductor, `-` may stand for `_`.
 """
@@ -15,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airgraph.compat.shape_handling import OPTIONS, check_options
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
 BACKENDS = ("default", "mlir", "dvm", "ascendc", "triton_experimental")
 FIELDS = [name for name in Config.names() if name not in ("mode", "foreign")]
-KNOWN = ["triton.cudagraphs", "trace.enabled", "npu_backend", *OPTIONS, *FIELDS]
+KNOWN = ["triton.cudagraphs", "trace.enabled", "npu_backend", *FIELDS]
 
 
 def to_config(options: Mapping[str, Any] | None, mode: str | None = None) -> Config:
@@ -32,13 +30,12 @@ def to_config(options: Mapping[str, Any] | None, mode: str | None = None) -> Con
     for name in given:
         if name not in KNOWN:
             raise ConfigError(f'unknown option {name!r} of backend="npugraphs"', where={"known": ", ".join(KNOWN)})
-    remarks = shape_handling({name: given.get(name) for name in OPTIONS})
     fields = {name: given[name] for name in FIELDS if name in given}
     if not checked(given, "triton.cudagraphs", True):
         fields["force_eager"] = True
     if checked(given, "trace.enabled", False):
         fields["trace"] = True
-    remarks += npu_backend(given.get("npu_backend"))
+    remarks = npu_backend(given.get("npu_backend"))
     fields["remarks"] = (*fields.get("remarks", ()), *remarks)
     return Config(**{"log": "npugraphs", **fields, "mode": "reduce-overhead"})
 
@@ -56,14 +53,3 @@ def npu_backend(name: Any) -> list[str]:
     if name not in BACKENDS:
         raise ConfigError(f"npu_backend cannot be {name!r}", where={"allowed": ", ".join(map(repr, BACKENDS))})
     return [f"npu_backend={name!r} has no effect: there are no kernels for NPUs to compile here"]
-
-
-def shape_handling(options: Mapping[str, Any]) -> list[str]:
-    """They are for `torch.compile` itself (compat.shape_handling), which takes them out once it is installed."""
-    check_options(options)
-    if options["enable_shape_handling"]:
-        raise ConfigError(
-            "shape handling needs airgraph.compat.install() before torch.compile", hint="airgraph run SCRIPT"
-        )
-    idle = [name for name in ("shape_handling_configs", "shape_handling_dict") if options[name]]
-    return [f"{' and '.join(idle)} have no effect while enable_shape_handling is False"] if idle else []

@@ -35,131 +35,26 @@ from torch.utils import _pytree as pytree
 
 from airgraph import pipeline
 from airgraph.capture.aot import compile_by_aot
+from airgraph.capture.gears import (
+    BATCH,
+    OPTIONS,
+    SEQUENCE,
+    Place,
+    places_of,
+    read_configs,
+    read_functions,
+)
 from airgraph.config import Config
 from airgraph.convert.metadata import size_of
-from airgraph.errors import ConfigError
 from airgraph.ir.symbols import evaluate
 from airgraph.passes.padding import Padding, Refusal, padding_of
 from airgraph.passes.padding_facts import has
 from airgraph.runtime.buckets import Limits
 
-BATCH, SEQUENCE = "BATCHSIZE", "SEQLEN"
-LARGEST = {BATCH: 8192, SEQUENCE: 1310720}
-MOST_GEARS = 64
-OPTIONS = {"enable_shape_handling": bool, "shape_handling_configs": list, "shape_handling_dict": dict}
-FUNCTIONS = ("trans_pre_fn", "trans_post_fn", "re_pre_fn", "re_post_fn")
 WEAK_MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Gears:
-    """One entry of `shape_handling_configs`, checked."""
-
-    type: str
-    gears: tuple[int, ...]
-    dimensions: tuple[int, ...]
-    indices: tuple[int, ...]  # of tensors among the flattened arguments; empty: all that have the dimension
-    value: float | None  # None: the last row once more
-
-    def choose(self, size: int) -> int | None:
-        """The smallest gear that fits; None above the largest."""
-        return next((g for g in self.gears if g >= size), None)
-
-
-def read_configs(configs: Sequence[Mapping[str, Any]] | None) -> tuple[Gears, ...]:
-    """The settings, or ValueError. None, or an empty list: batches from 1 to 1024."""
-    given = [{"type": BATCH}] if not configs else list(configs)
-    if len(given) > 2:
-        raise ValueError("NPUShapeHandling currently supports only two dimensions.")
-    found = tuple(read_config(dict(entry)) for entry in given)
-    if len({g.type for g in found}) != len(found):
-        raise ValueError(f"shape_handling_configs: two entries have the type {found[0].type!r}")
-    return found
-
-
-KEYS = ("type", "dimensions", "indices", "value", "gears", "min_size", "max_size", "policy")
-
-
-def read_config(entry: dict[str, Any]) -> Gears:
-    for key in entry:
-        if key not in KEYS:
-            raise ValueError(f"shape_handling_configs: unknown key {key!r}, known are {', '.join(KEYS)}")
-    kind = entry.get("type")
-    if kind not in LARGEST:
-        raise ValueError(f"shape_handling_configs: type must be {BATCH!r} or {SEQUENCE!r}, got {kind!r}")
-    if entry.get("policy", "TIMES") not in ("TIMES", "CUSTOM"):
-        raise ValueError(f"shape_handling_configs: policy must be 'TIMES' or 'CUSTOM', got {entry['policy']!r}")
-    dimensions = entry.get("dimensions", 0 if kind == BATCH else 1)
-    dimensions = whole_numbers("dimensions", [dimensions] if isinstance(dimensions, int) else dimensions) or (
-        0 if kind == BATCH else 1,
-    )
-    indices = whole_numbers("indices", entry.get("indices", []))
-    if len(set(indices)) != len(indices):
-        raise ValueError(f"shape_handling_configs: indices {list(indices)} has a number twice")
-    if kind == BATCH:
-        dimensions = dimensions[:1]
-    elif len(dimensions) > 1 and len(dimensions) != len(indices):
-        raise ValueError(f"shape_handling_configs: {len(dimensions)} dimensions for {len(indices)} indices")
-    value = entry.get("value")
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise ValueError(f"shape_handling_configs: value must be a number, got {value!r}")
-    return Gears(kind, read_gears(kind, entry), dimensions, indices, value)
-
-
-def whole_numbers(key: str, numbers: Any) -> tuple[int, ...]:
-    if not isinstance(numbers, list | tuple) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"shape_handling_configs: {key} must be a list of whole numbers from 0 on, got {numbers!r}")
-    return tuple(numbers)
-
-
-def read_gears(kind: str, entry: Mapping[str, Any]) -> tuple[int, ...]:
-    """Explicit gears, else those from min_size to max_size."""
-    gears = whole_numbers("gears", entry.get("gears") or [])
-    if not gears:
-        if entry.get("policy", "TIMES") != "TIMES":
-            raise ValueError("Currently, only the TIMES policy supports passing min_size and max_size parameters.")
-        gears = times_gears(entry.get("min_size", 1), entry.get("max_size", 1024))
-    gears = tuple(sorted(set(gears)))
-    if len(gears) > MOST_GEARS or gears[0] < 1 or gears[-1] > LARGEST[kind]:
-        raise ValueError(f"shape_handling_configs: {kind} takes up to {MOST_GEARS} gears from 1 to {LARGEST[kind]}, got "
-                         f"{len(gears)} from {gears[0]} to {gears[-1]}")  # fmt: skip
-    return gears
-
-
-def times_gears(smallest: Any, largest: Any) -> tuple[int, ...]:
-    """The smallest, the powers of two between, the largest.
-
-    times_gears(3, 20)  →  (3, 4, 8, 16, 20)
-    """
-    if type(smallest) is not int or type(largest) is not int or not 1 <= smallest <= largest:
-        raise ValueError(
-            f"shape_handling_configs: 1 <= min_size <= max_size must hold, got {smallest!r} and {largest!r}"
-        )
-    powers = [1 << k for k in range(largest.bit_length()) if smallest < 1 << k <= largest]
-    return tuple(sorted({smallest, *powers, largest}))
-
-
-def read_functions(functions: Mapping[str, Any] | None) -> dict[str, Callable[..., Any]]:
-    found = {name: function for name, function in (functions or {}).items() if function is not None}
-    for name, function in found.items():
-        if name not in FUNCTIONS:
-            raise ValueError(f"shape_handling_dict: unknown key {name!r}, known are {', '.join(FUNCTIONS)}")
-        if not callable(function):
-            raise ValueError(f"shape_handling_dict: {name} must be a function, got {type(function).__name__}")
-    return found
-
-
 # -- what is known of a function ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Place:
-    """A size that is handled: where it is among the tensors."""
-
-    tensor: int
-    dim: int
-    gears: Gears
-
-
 @dataclass(frozen=True)
 class Learned:
     """What the first look told: the symbol of each place, the sizes of each result, and what stands in the way."""
@@ -246,7 +141,7 @@ class HandledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors = self.handling.tensors(args, kwargs)
-        places = self.places(tensors)
+        places = places_of(self.handling.gears, tensors)
         sizes = {p: tensors[p.tensor].shape[p.dim] for p in places}
         if not places or any(size < 1 for size in sizes.values()):
             return self.compiled(*args, **kwargs)
@@ -259,29 +154,6 @@ class HandledFunction:
         if known.refusal is not None:
             return self.compiled(*args, **kwargs)
         return self.run(known, tensors, sizes, args, kwargs)
-
-    def places(self, tensors: Sequence[torch.Tensor]) -> list[Place]:
-        """Where the sizes are. Without `indices`: every tensor that has the dimension, and there the size of the first."""
-        found: list[Place] = []
-        for gears in self.handling.gears:
-            dims = gears.dimensions
-            if gears.indices:
-                at = [(i, dims[n] if len(dims) > 1 else dims[0]) for n, i in enumerate(gears.indices)]
-            else:
-                having = [i for i, t in enumerate(tensors) if t.ndim > dims[0]]
-                first = tensors[having[0]].shape[dims[0]] if having else 0
-                at = [(i, dims[0]) for i in having if tensors[i].shape[dims[0]] == first]
-            for i, dim in at:
-                if i >= len(tensors) or dim >= tensors[i].ndim:
-                    raise ValueError(f"shape handling: there is no dimension {dim} in tensor {i} of {len(tensors)}")
-                found.append(Place(i, dim, gears))
-        self.check_batch(tensors, found)
-        return found
-
-    def check_batch(self, tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
-        sizes = {tensors[p.tensor].shape[p.dim] for p in places if p.gears.type == BATCH}
-        if len(sizes) > 1:
-            raise ValueError(f"shape handling: the batch is {', '.join(map(str, sorted(sizes)))} in several tensors")
 
     def key(self, tensors: Sequence[torch.Tensor], places: Sequence[Place], args: Any, kwargs: Any) -> Any:
         """What a look depends on: everything but the sizes that are handled."""
@@ -545,16 +417,9 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], di
     """Ours, under either spelling, and the rest for the backend."""
     named = {key.replace("-", "_"): key for key in options or {} if key.replace("-", "_") in OPTIONS}
     mine = {name: (options or {})[key] for name, key in named.items()}
-    check_options(mine)
+    Config(**{name: value for name, value in mine.items() if value is not None})  # checks them
     others = {key: value for key, value in (options or {}).items() if key not in named.values()}
     return mine, (others or None)
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    for name, wanted in OPTIONS.items():
-        value = options.get(name)
-        if value is not None and not isinstance(value, wanted):
-            raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": f"a {wanted.__name__}"})
 
 
 def wrapped(handling: ShapeHandling, model: Any, compiled: Any) -> Any:

@@ -8,11 +8,14 @@ number only meets tensors as an operand, it is handed to PyTorch as a tensor wit
 replay writes the new value there first (`free_numbers`). Types do not change by that: such a tensor has no say in them
 against one with dimensions of the same kind of type, as a number has none. Half precision is left out: there PyTorch
 computes with a number in float32, but would round a tensor to half first. Other numbers that are no sizes are part of the
-key at first; one that keeps changing is left to the ops that read it, which then run by themselves (`other_numbers`).
+key at first; one that keeps changing is left to the ops that read it, which then run by themselves (`other_numbers`). Of
+some ops it is known beforehand that their numbers change with every call, like the lengths an attention is given
+(`updatable`): theirs are left to them from the beginning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from airgraph.engine.reference import ReferenceExecutable
@@ -51,6 +54,18 @@ def is_operand(node: Node, value: Value) -> bool:
         return False
     tensor = operands[0]
     return tensor.dtype in EXACT and len(tensor.type.shape or ()) > 0
+
+
+_updatable: list[Callable[[str], bool]] = []
+
+
+def updatable(test: Callable[[str], bool]) -> None:
+    """Ops for which `test("library.op.overload")` holds are given other numbers at each call, if any change at all."""
+    _updatable.append(test)
+
+
+def is_updatable(node: Node) -> bool:
+    return node.op == "AtenCall" and any(test(node.attrs["target"]) for test in _updatable)
 
 
 def other_numbers(boundary: Boundary, executable: ReferenceExecutable) -> dict[int, list[Node]]:

@@ -34,7 +34,7 @@ from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, Place, arena_of, arenas
-from airgraph.runtime.numbers import free_numbers, other_numbers
+from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
 from airgraph.runtime.parts import Bound, Captured, Part, Recorder, Work, split_text, written_inputs
 from airgraph.runtime.program import Program, quiet, strided, to_host
 from airgraph.runtime.recording import Layout, Recording
@@ -71,15 +71,18 @@ class ReplayProgram(Program):
         self.changing = {i: n for i, n in other_numbers(boundary, executable).items() if i not in self.numbers}
         self.left: set[int] = set()  # those of them that are left to the ops that read them
         self.values: dict[int, set[Any]] = {i: set() for i in self.changing}  # seen
+        self.refused: dict[Any, str] = {}  # nodes that are not captured, and why
+        for i in self.changing:
+            if any(is_updatable(node) for node in self.changing[i]):
+                self.leave(i)
         self.tellers = [*self.find_tellers()]
         self.sizes: set[Any] = set()
         self.entries: dict[Key, Entry] = {}
-        self.refused: dict[Any, str] = {}  # nodes that are not captured, and why
         self.told: set[Any] = set()  # those the journal knows of
         simple = [r.index for r in boundary.results if isinstance(r, Fresh)]
         plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
         careful = config.force_eager or config.force_recapture or config.check is not None
-        self.short = plain and not careful and self.on_host()
+        self.short = plain and not careful and not self.left and self.on_host()
         _PROGRAMS.add(self)
 
     def on_host(self) -> bool:
@@ -171,16 +174,18 @@ class ReplayProgram(Program):
 
     def leave_changing(self, given: Sequence[Any]) -> None:
         """A number with yet another value is taken out of the key: the ops that read it run by themselves from now on."""
-        for i, nodes in self.changing.items():
+        for i in self.changing:
             self.values[i].add(given[i])
             if i not in self.left and len(self.values[i]) > CHANGES:
-                self.left.add(i)
-                self.refused.update(
-                    dict.fromkeys(nodes, f"its number {self.boundary.arguments[i].name} keeps changing")
-                )
+                self.leave(i)
                 self.forget([r for e in self.entries.values() for r in e.recordings])
                 self.entries.clear()
                 self.tellers, self.short = [*self.find_tellers()], False
+
+    def leave(self, i: int) -> None:
+        self.left.add(i)
+        why = f"its number {self.boundary.arguments[i].name} keeps changing"
+        self.refused.update(dict.fromkeys(self.changing[i], why))
 
     def warm_up(self, args: Sequence[Any], symbols: Symbols, key: Key) -> list[Any]:
         """Run op by op. Libraries make their workspaces now, which they cannot while a graph is captured; and what the

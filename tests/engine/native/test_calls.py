@@ -183,6 +183,21 @@ def test_a_call_reads_what_a_call_made(no_python):
     same(run, function, x)
 
 
+def test_a_memory_format_shows_in_the_stride_of_an_axis_with_one_element(no_python):
+    """PyTorch tells by it whether its result is channels last."""
+
+    def function(x, places):
+        return torch.ops.aten.max_unpool2d(x, places, [3, 6])
+
+    places = torch.tensor([0, 2, 4]).expand(1, 2, 1, 3)
+    args = [t.contiguous(memory_format=torch.channels_last) for t in (torch.randn(1, 2, 1, 3), places)]
+    run, _ = compiled(function, *args)
+    no_python()
+    found, wanted = run(*args), function(*args)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride() == (36, 1, 12, 2)
+
+
 def test_views_are_copied(no_python):
     """The memory that an argument of a call lies in is used again by later steps."""
 

@@ -18,7 +18,8 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     storage     deepcopy, torch.load
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
-    graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
+    graphs      capture and replay, of ops recorded by `capture` or (`pieces`) by CUDA;  `graphed` callables
+    work        what is under way
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
     steps       torch.compiler.npugraph_mark_step_begin
     transfer    scripts that say cuda

@@ -17,9 +17,10 @@ gets its content back, and no random number has been drawn.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -102,6 +103,9 @@ class Call:
         """The results, as the op handed them out."""
         return tree_unflatten(self.results, self.spec)
 
+    def describe(self) -> list[dict[str, Any]]:
+        return [described_op(self.func, (self.args, self.kwargs), self.results)]
+
 
 @dataclass
 class SaveState:
@@ -123,12 +127,44 @@ class LoadState:
         random.generator().set_state(self.state)
 
 
-@dataclass
 class TaskList:
-    """What was captured, and the memory it lives in."""
+    """What was captured, and the memory it lives in. (On a CUDA host: `pieces.Pieces`.)"""
 
-    tasks: list[Any] = field(default_factory=list)
-    memory: list[torch.Tensor] = field(default_factory=list)
+    side: Any = None  # the stream of the host that captures
+    stance: Any = None  # of torch.compile, while ops are written down
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.tasks: list[Any] = []
+        self.memory: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        self.stance = compiled_code_off()
+
+    def end(self) -> None:
+        if self.stance is not None:
+            self.stance.__exit__(None, None, None)
+        self.stance = None
+
+    def clear(self) -> None:
+        self.tasks.clear()
+        self.memory.clear()
+
+    def add(self, task: Any) -> None:
+        with self.between():
+            self.tasks.append(task)
+
+    def between(self) -> AbstractContextManager[None]:
+        """Something is done that is no captured work itself."""
+        return nullcontext()
+
+    def begin_group(self) -> None:
+        """Ops are written down here anyway, so a task group is nothing special."""
+
+    def end_group(self) -> None: ...
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [line for task in self.tasks for line in _described(task)]
 
     def replay(self, start: int = 0) -> None:
         """Do the tasks again. At an event that was not recorded the rest is left to whoever records it."""
@@ -140,6 +176,28 @@ class TaskList:
                 elif not task.event.recorded:
                     task.event.park(current_stream(), lambda rest=place: self.replay(rest))  # type: ignore[misc]
                     return
+
+
+def compiled_code_off() -> Any:
+    """Where ops are written down compiled functions run as they were written: a compiled program works below the ops."""
+    if "torch._dynamo" not in sys.modules:
+        return None
+    return torch.compiler.set_stance("force_eager")
+
+
+def _described(task: Any) -> list[dict[str, Any]]:
+    return task.describe() if hasattr(task, "describe") else [{"op": type(task).__name__}]
+
+
+def described_op(func: torch._ops.OpOverload, arguments: Any, results: Any) -> dict[str, Any]:
+    inputs, outputs = ([_shown(value) for value in tree_leaves(tree)] for tree in (arguments, results))
+    return {"op": str(func), "inputs": inputs, "outputs": outputs}
+
+
+def _shown(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+    return {"dtype": str(value.dtype), "shape": list(value.shape), "data_ptr": value.data_ptr()}
 
 
 @contextmanager
@@ -155,11 +213,15 @@ def _as_recorded() -> Iterator[None]:
 class Recording(TorchDispatchMode):
     """Writes down every op of the capture's streams."""
 
-    def __init__(self, capture: work.Capture, graph: TaskList) -> None:
+    def __init__(self, capture: work.Capture) -> None:
         super().__init__()
         self.capture = capture
-        self.graph = graph
+        self.content = capture.content
         self.before = _Before()
+
+    def writes_down(self) -> bool:
+        """Whether ops are written down now."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,15 +233,13 @@ class Recording(TorchDispatchMode):
             return self.keep(func, func(*args, **kwargs))
         self.capture.forks.work(stream)
         if func in _ONLY_AT_REPLAY:
-            self.graph.tasks.append(_call(func, frozen(args, func), frozen(kwargs, func), None))
+            self.content.add(_call(func, frozen(args, func), frozen(kwargs, func), None))
             return None
         return self.record(func, args, kwargs)
 
     def record(self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         read = frozen(args, func), frozen(kwargs, func)
-        self.before.keep(written_tensors(func, args, kwargs))
-        with random_numbers_kept((args, kwargs)):
-            result = func(*args, **kwargs)
+        result = self.perform(func, args, kwargs)
         # An argument that was written may have got other memory (`out=` is resized); the others are as they were.
         call = _call(func, *read, result)
         for place, name in _written_names(func):
@@ -187,8 +247,14 @@ class Recording(TorchDispatchMode):
                 call.kwargs[name] = frozen(kwargs[name], func)
             elif place < len(args):
                 call.args[place] = frozen(args[place], func)
-        self.graph.tasks.append(call)
+        self.content.tasks.append(call)
         return self.keep(func, result)
+
+    def perform(self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The op, in such a way that it can be undone."""
+        self.before.keep(written_tensors(func, args, kwargs))
+        with random_numbers_kept((args, kwargs)):
+            return func(*args, **kwargs)
 
     def keep(self, func: torch._ops.OpOverload, result: Any) -> Any:
         """Remember memory made in the capture: it belongs to the graph, and its content need not be restored."""
@@ -196,7 +262,7 @@ class Recording(TorchDispatchMode):
             return result
         for tensor, fresh in zip(tree_leaves(result), _fresh_results(func, result)):
             if fresh and _is_npu(tensor):
-                self.graph.memory.append(alias(tensor))
+                self.content.memory.append(alias(tensor))
                 self.before.made.add(tensor.untyped_storage().data_ptr())
         return result
 
@@ -207,7 +273,7 @@ class Recording(TorchDispatchMode):
 
 def recording_here() -> bool:
     """Whether ops of this thread are being written down (autograd's threads have the modes of the one that calls them)."""
-    return any(isinstance(mode, Recording) for mode in _get_current_dispatch_mode_stack())
+    return any(isinstance(mode, Recording) and mode.writes_down() for mode in _get_current_dispatch_mode_stack())
 
 
 class _Before:

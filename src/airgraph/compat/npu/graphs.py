@@ -6,8 +6,8 @@
     x.copy_(new_data)           # the graph reads the memory x had in the capture
     g.replay()                  # and writes the memory of y
 
-On a CPU host `capture` records and replays the ops; on a CUDA host it is CUDA's own graph of the same memory, unless it
-shall be updatable (`auto_dispatch_capture`).
+On a CPU host `capture` records and replays the ops; on a CUDA host `pieces` has CUDA's own graphs of the same memory, and
+records what these cannot hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import gc
 import itertools
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,8 +23,9 @@ from typing import Any, TypeAlias
 import torch
 
 from airgraph.compat.npu import state, work
-from airgraph.compat.npu.capture import Call, Recording, TaskList
+from airgraph.compat.npu.capture import TaskList
 from airgraph.compat.npu.handlers import GraphDispatchMode, check_updates
+from airgraph.compat.npu.pieces import on_cuda, recording_of
 from airgraph.compat.npu.streams import Stream, StreamContext, current_stream, default_stream, synchronize
 from airgraph.errors import CompatError
 
@@ -55,8 +55,8 @@ class NPUGraph:
     def __init__(self) -> None:
         self.auto_dispatch_capture = False
         self.graph_dispatch_mode = GraphDispatchMode()
-        self._captured: _Emulated | _OnCuda | None = None
-        self._capturing: _Emulated | _OnCuda | None = None
+        self._captured: _Body | None = None
+        self._capturing: _Body | None = None
 
     def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
         """Write down what the current stream does from now on, until `capture_end()`."""
@@ -77,10 +77,7 @@ class NPUGraph:
                 "on the default stream.)",
                 hint="with torch.npu.stream(torch.npu.Stream()):, or with torch.npu.graph(g):",
             )
-        # A CUDA graph has no arguments to update: where that is asked for, ops are recorded on a GPU as well.
-        by_cuda = state.host_device().type == "cuda" and not self.auto_dispatch_capture
-        kind = _OnCuda if by_cuda else _Emulated
-        body = kind(self, _checked_pool(pool), stream, capture_error_mode)
+        body = _Body(self, _checked_pool(pool), stream, capture_error_mode)
         self.graph_dispatch_mode.records.clear()
         body.begin()
         self._capturing = body
@@ -104,7 +101,7 @@ class NPUGraph:
                 f"the capture ends with work of {strays[0]} that its first stream has not waited for",
                 hint="first_stream.wait_stream(that_stream) before the capture ends; what was captured is lost",
             )
-        if body.is_empty():
+        if not body.content.tasks:
             warnings.warn("the captured graph is empty: no work was given to the stream that captures", stacklevel=2)
         self._captured = body
 
@@ -114,21 +111,21 @@ class NPUGraph:
         if work.capture is not None and is_current_stream_capturing():
             raise CompatError(f"{work.NOT_PERMITTED}: a replay cannot be part of another capture")
         work.check_not_blocked("a replay", current_stream())
-        body.replay()
+        body.content.replay()
 
     def reset(self) -> None:
         """Forget what was captured; `capture_begin` may be called again."""
         if self._capturing is not None:
             raise CompatError("a graph cannot be reset while it captures", hint="call capture_end() first")
         if self._captured is not None:
-            self._captured.reset()
+            self._captured.content.clear()
         self._captured = None
         self.auto_dispatch_capture = False
         self.graph_dispatch_mode.records.clear()
 
     def pool(self) -> Pool:
         """The token of this graph's memory pool."""
-        return self._owned("Called NPUGraph::pool() without a preceding successful capture.").pool()
+        return self._owned("Called NPUGraph::pool() without a preceding successful capture.").content.pool
 
     def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
         """New values for host arguments of captured ops, for the next replay.
@@ -153,7 +150,7 @@ class NPUGraph:
     def debug_dump(self, debug_path: str) -> None:
         """Write the captured ops to a JSON file, in order, with the types and sizes of what they read and give."""
         body = self._owned("Called NPUGraph::debug_dump without a preceding successful capture.")
-        Path(debug_path).write_text(json.dumps({"tasks": body.describe()}, indent=1) + "\n", encoding="utf-8")
+        Path(debug_path).write_text(json.dumps({"tasks": body.content.describe()}, indent=1) + "\n", encoding="utf-8")
 
     def register_generator_state(self, generator: Any) -> None:
         warnings.warn(
@@ -168,7 +165,7 @@ class NPUGraph:
             raise CompatError("no graph is capturing", hint="torch.npu.is_current_stream_capturing() tells")
         return work.capture.graph
 
-    def _owned(self, otherwise: str) -> _Emulated | _OnCuda:
+    def _owned(self, otherwise: str) -> _Body:
         if self._captured is None:
             raise CompatError(otherwise, hint="capture_begin() … capture_end(), or with torch.npu.graph(g):")
         return self._captured
@@ -222,114 +219,36 @@ class graph:
             self.on_stream.__exit__()
 
 
-# What a graph is made of, by host.
-
-
-class _Emulated:
-    """A list of ops."""
+class _Body:
+    """A capture and what came of it."""
 
     def __init__(self, graph: NPUGraph, pool: Pool | None, stream: torch.Stream, error_mode: str) -> None:
-        self.content = TaskList()
-        self.capture = work.Capture(graph, stream, error_mode, self.content.tasks)
-        self.recording = Recording(self.capture, self.content)
-        self._pool = pool or graph_pool_handle()
-        self._stance: Any = None
+        self.capture = work.Capture(graph, stream, error_mode, new_content(pool, error_mode))
+        self.content: TaskList = self.capture.content
+        self.recording = recording_of(self.capture)
 
     def begin(self) -> None:
         work.begin(self.capture)
-        self._stance = _compiled_code_off()
+        try:
+            self.content.begin()
+        except BaseException:
+            work.end()
+            raise
         self.recording.__enter__()
 
     def end(self) -> None:
         self.recording.__exit__(None, None, None)
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-        work.end()
+        try:
+            self.content.end()
+        finally:
+            work.end()
         self.recording.undo()
 
-    def replay(self) -> None:
-        self.content.replay()
 
-    def reset(self) -> None:
-        self.content.tasks.clear()
-        self.content.memory.clear()
-
-    def pool(self) -> Pool:
-        return self._pool
-
-    def is_empty(self) -> bool:
-        return not self.content.tasks
-
-    def describe(self) -> list[dict[str, Any]]:
-        return [_describe(task) for task in self.content.tasks]
-
-
-class _OnCuda:
-    """On a GPU: CUDA's own graph. The capture needs a stream of CUDA's that is not the default one."""
-
-    def __init__(self, graph: NPUGraph, pool: Pool | None, stream: torch.Stream, error_mode: str) -> None:
-        self.side = torch.cuda.Stream(state.host_device())
-        self.capture = work.Capture(graph, stream, error_mode, tasks=None, side=self.side)
-        self.graph = torch.cuda.CUDAGraph()
-        self._pool: Any = pool
-
-    def begin(self) -> None:
-        work.begin(self.capture)
-        self.outer = torch.cuda.current_stream(state.host_device())
-        self.side.wait_stream(self.outer)
-        self.on_side = torch.cuda.stream(self.side)
-        self.on_side.__enter__()
-        try:
-            self.graph.capture_begin(pool=self._pool, capture_error_mode=self.capture.error_mode)
-        except BaseException:
-            self._leave()
-            raise
-
-    def end(self) -> None:
-        try:
-            self.graph.capture_end()
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self.on_side.__exit__(None, None, None)
-        self.outer.wait_stream(self.side)
-        work.end()
-
-    def replay(self) -> None:
-        self.graph.replay()
-
-    def reset(self) -> None:
-        self.graph.reset()
-
-    def pool(self) -> Pool:
-        return self.graph.pool()
-
-    def is_empty(self) -> bool:
-        return False  # CUDA has its own warning
-
-    def describe(self) -> list[dict[str, Any]]:
-        raise CompatError("a graph captured by CUDA cannot be listed", hint='host="cpu", where ops are recorded')
-
-
-def _compiled_code_off() -> Any:
-    """Inside the capture compiled functions run as they were written: a compiled program works below the ops."""
-    if "torch._dynamo" not in sys.modules:
-        return None
-    return torch.compiler.set_stance("force_eager")
-
-
-def _describe(task: Any) -> dict[str, Any]:
-    if not isinstance(task, Call):
-        return {"op": type(task).__name__}
-    inputs = [_shown(v) for v in torch.utils._pytree.tree_leaves((task.args, task.kwargs))]
-    return {"op": str(task.func), "inputs": inputs, "outputs": [_shown(v) for v in task.results]}
-
-
-def _shown(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-    return {"dtype": str(value.dtype), "shape": list(value.shape), "data_ptr": value.data_ptr()}
+def new_content(pool: Pool | None, error_mode: str) -> TaskList:
+    """What a graph is made of, by host: a list of ops, or CUDA's graphs."""
+    host = state.host_device()
+    return on_cuda(pool, error_mode, host) if host.type == "cuda" else TaskList(pool or graph_pool_handle())
 
 
 def _checked_pool(pool: Any) -> Pool | None:

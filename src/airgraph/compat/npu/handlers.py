@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from airgraph.compat.npu.streams import ExternalEvent, Stream, StreamContext, current_stream
 from airgraph.compat.npu.update import TaskGroup, graph_task_group_begin, graph_task_group_end, updating
 from airgraph.errors import CompatError
+from airgraph.runtime.numbers import updatable
 
 log = logging.getLogger("torch_npu.npugraph")
 Spec = tuple[str, Any, str]
@@ -101,6 +102,10 @@ def base_name(op_name: str) -> str:
 
 def handler_of(op_name: str) -> type[NpuGraphOpHandler] | None:
     return _NPU_GRAPH_OP_HANDLERS.get(op_name) or _NPU_GRAPH_OP_HANDLERS.get(base_name(op_name))
+
+
+# What torch.compile captures leaves the numbers of these ops open in the same way.
+updatable(lambda target: handler_of(target.partition(".")[2]) is not None)
 
 
 # Capturing.

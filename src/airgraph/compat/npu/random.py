@@ -57,22 +57,24 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    found = generator().get_state()
-    if work.capture is not None and work.capture.tasks is not None:
-        from airgraph.compat.npu.capture import SaveState
+    if work.capture is None:
+        return generator().get_state()
+    from airgraph.compat.npu.capture import SaveState
 
-        work.capture.tasks.append(SaveState(found))
+    with work.capture.content.between():
+        found = generator().get_state()
+        work.capture.content.tasks.append(SaveState(found))
     return found
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    if work.capture is None or work.capture.tasks is None:
+    if work.capture is None:
         generator().set_state(new_state)
         return
     from airgraph.compat.npu.capture import LoadState
 
     _check_seed(_seed_of(new_state))
-    work.capture.tasks.append(LoadState(new_state))
+    work.capture.content.add(LoadState(new_state))
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -85,7 +87,10 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def _check_seed(seed: int) -> None:
-    if seed % 2**64 != generator().initial_seed() % 2**64:
+    assert work.capture is not None
+    with work.capture.content.between():  # CUDA does not tell while it captures
+        original = generator().initial_seed()
+    if seed % 2**64 != original % 2**64:
         raise CompatError(OTHER_SEED, hint="seed before the capture; a replay goes on from where the generator stands")
 
 

@@ -253,11 +253,6 @@ def _captured(task: Wait | Reset, stream: torch.Stream) -> bool:
     capture = work.capture
     if capture is None or not capture.forks.takes_part(stream):
         return False
-    if capture.tasks is None:
-        raise CompatError(
-            "an ExternalEvent cannot be part of a capture on a CUDA host",
-            hint='host="cpu", where captured work is emulated',
-        )
     capture.forks.work(stream)
-    capture.tasks.append(task)
+    capture.content.add(task)
     return True

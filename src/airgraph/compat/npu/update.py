@@ -38,16 +38,16 @@ def graph_task_group_begin(stream: torch.Stream) -> None:
     capture = _capture_on(stream, "graph_task_group_begin")
     if capture.group is not None:
         raise CompatError("a task group is open already", hint="graph_task_group_end(stream) first")
-    assert capture.tasks is not None
-    capture.group = len(capture.tasks)
+    capture.content.begin_group()
+    capture.group = len(capture.content.tasks)
 
 
 def graph_task_group_end(stream: torch.Stream) -> TaskGroup:
     capture = _capture_on(stream, "graph_task_group_end")
     if capture.group is None:
         raise CompatError("no task group is open", hint="graph_task_group_begin(stream) first")
-    assert capture.tasks is not None
-    tasks, capture.group = capture.tasks[capture.group :], None
+    tasks, capture.group = capture.content.tasks[capture.group :], None
+    capture.content.end_group()
     return TaskGroup([task for task in tasks if isinstance(task, Call)])
 
 
@@ -55,11 +55,6 @@ def _capture_on(stream: torch.Stream, name: str) -> work.Capture:
     capture = work.capture
     if capture is None or not capture.forks.takes_part(stream):
         raise CompatError(f"{name}: {stream} is not capturing", hint="task groups are part of a capture")
-    if capture.tasks is None:
-        raise CompatError(
-            f"{name}: a CUDA graph has no arguments to update",
-            hint='auto_dispatch_capture=True, or host="cpu": then ops are recorded one by one',
-        )
     return capture
 
 

@@ -62,14 +62,17 @@ class Capture:
     graph: Any
     stream: torch.Stream
     error_mode: str
-    tasks: list[Any] | None  # what is recorded; None on a CUDA host, where CUDA records
+    content: Any  # what is captured: a TaskList
     thread: int = field(default_factory=threading.get_ident)
-    # On a CUDA host: the stream of the host that captures. Autograd's threads must work there as well.
-    side: torch.cuda.Stream | None = None
     group: int | None = None  # where an open task group began
 
     def __post_init__(self) -> None:
         self.forks = Forks(self.stream)
+
+    @property
+    def side(self) -> torch.cuda.Stream | None:
+        """On a CUDA host: the stream of the host that captures. Autograd's threads must work there as well."""
+        return self.content.side
 
     def stream_here(self, current: torch.Stream) -> torch.Stream:
         """The stream of an op: the caller's, or for a thread of autograd's that of the capture."""

@@ -368,10 +368,18 @@ def call_input(value: Value, layout: Any, recorder: Recorder, env: Mapping[int, 
     shape, strides, dtype = x.seen()
     wanted = tuple(layout) if layout is not None else strides_of(shape)
     if all(same(a, b) or same(n, 1) for a, b, n in zip(strides, wanted, shape)):
-        return x
+        return shown(x, wanted)
     if any(same(s, 0) and not same(n, 1) for s, n in zip(wanted, shape)):
         raise Refusal("an argument with elements that lie on top of each other")
     view = x.operand if isinstance(x.operand, View) else None
     if view is None or not same_shape(view.shape, shape):
         raise Refusal("a constant with strides of its own")
     return StandIn.make(recorder, Laid(view, wanted), (shape, wanted, dtype))
+
+
+def shown(x: StandIn, strides: tuple[Dim, ...]) -> StandIn:
+    """The same elements. The stride of an axis with one element means nothing, but some ops tell a memory format by it."""
+    shape, now, dtype = x.seen()
+    if not isinstance(x.operand, View) or all(map(same, now, strides)):
+        return x
+    return StandIn.make(x.tape, replace(x.operand, strides=strides), (shape, strides, dtype))
