@@ -25,8 +25,8 @@ quick: $(STAMP)  ## the tests of every day, about a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 lint: $(STAMP)   ## ruff and mypy
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONNX Runtime and OpenVINO (half an hour)

@@ -111,7 +111,7 @@ def build(
         graph, boundary = to_graph(gm, name, config, journal, engine)
     if config.summary:
         write_summary(gm, registry_of(config), journal, config.dump_path)
-    dump.graph("original", graph)
+    dump.graph("original", as_emitted(gm, graph, config, journal))
     return make_ready(graph, boundary, engine, config, journal, dump, device), boundary
 
 
@@ -257,6 +257,14 @@ def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journ
     """The graph before its passes. `made` is filled with what each FX node became."""
     registry, kernel = registry_of(config), engine.has_kernel
     return convert(gm, name, registry, journal, strict=config.strict, has_kernel=kernel, made=made)
+
+
+def as_emitted(gm: torch.fx.GraphModule, graph: Graph, config: Config, journal: Journal) -> Graph:
+    """What the converters emitted, to be read: with the op types of the user's own for which PyTorch stands in, having no
+    kernel here."""
+    if not config.dump or not journal.fallbacks:
+        return graph
+    return convert(gm, journal.graph, registry_of(config), Journal(), has_kernel=lambda op: True)[0]
 
 
 def switched_off(config: Config) -> tuple[str, ...]:

@@ -493,6 +493,55 @@ def test_a_length_that_changes_compiles_once() -> None:
     assert count.frame_count == 1
 
 
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int8)
+
+
+# Ops whose first arguments have as many rows as there are tokens, made for a number of them.
+TOKENS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Tensor, ...]]]] = {
+    "npu_moe_gating_top_k_softmax": (lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, k=2), lambda n: (normal(n, 8),)),
+    "npu_moe_init_routing": (lambda x, row, expert: torch_npu.npu_moe_init_routing(x, row, expert, x.shape[0]),
+                             lambda n: (normal(n, 8), torch.arange(2 * n).int().view(2, n).t().contiguous(), ones(n, 2).int())),
+    "npu_moe_compute_expert_tokens": (lambda e: torch_npu.npu_moe_compute_expert_tokens(e, 3), lambda n: (ones(n).int(),)),
+    "npu_moe_finalize_routing": (lambda x, w, p, e: torch_npu.npu_moe_finalize_routing(x, None, None, None, w, p, e),
+                                 lambda n: (normal(2 * n, 8), normal(n, 2), torch.arange(2 * n).int(), ones(n, 2).int())),
+    "npu_grouped_matmul": (lambda x, w: torch_npu.npu_grouped_matmul([x], [w], group_list=[1, 2], split_item=3, group_type=0),
+                           lambda n: (normal(n, 8), normal(2, 8, 4))),
+    "npu_dynamic_quant": (torch_npu.npu_dynamic_quant, lambda n: (normal(n, 8),)),
+    "npu_quant_matmul": (lambda a, b, s: torch_npu.npu_quant_matmul(a, b, s, output_dtype=torch.bfloat16),
+                         lambda n: (ones(n, 8), ones(8, 4), normal(4))),
+    "npu_weight_quant_batchmatmul": (torch_npu.npu_weight_quant_batchmatmul, lambda n: (normal(n, 8), ones(8, 4), normal(4))),
+    "npu_rotary_mul": (torch_npu.npu_rotary_mul, lambda n: (normal(1, n, 2, 8), normal(1, n, 1, 8), normal(1, n, 1, 8))),
+    "npu_prompt_flash_attention": (lambda q: torch_npu.npu_prompt_flash_attention(q, q, q, num_heads=2), lambda n: (normal(2, n, 8),)),
+    "npu_fusion_attention": (lambda q: torch_npu.npu_fusion_attention(q, q, q, 2, "BSH"), lambda n: (normal(2, n, 8),)),
+    "scatter_update": (lambda c, p, u: torch_npu.scatter_update(c, p, u, 1), lambda n: (normal(2, 50, 4), ones(2).int(), normal(2, n, 4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", TOKENS)
+def test_a_number_of_tokens_that_changes_compiles_once(op: str) -> None:
+    call, make = TOKENS[op]
+    count = torch._dynamo.testing.CompileCounterWithBackend("airgraph")
+    compiled = torch.compile(call, backend=count, dynamic=True, fullgraph=True)
+    for tokens in (12, 40, 7):
+        given = [t.npu() for t in make(tokens)]
+        torch.testing.assert_close(compiled(*given), call(*given), rtol=1e-5, atol=1e-6)
+    assert count.frame_count == 1
+
+
+def test_dropout_with_a_length_that_changes_compiles_once() -> None:
+    count = torch._dynamo.testing.CompileCounterWithBackend("airgraph")
+    call = lambda q: torch_npu.npu_fusion_attention(q, q, q, 2, "BSH", keep_prob=0.9)[0]  # noqa: E731
+    compiled = torch.compile(call, backend=count, dynamic=True, fullgraph=True)
+    for tokens in (12, 40, 7):
+        q = normal(2, tokens, 8).npu()
+        torch.manual_seed(tokens)
+        got = compiled(q)
+        torch.manual_seed(tokens)
+        torch.testing.assert_close(got, call(q), rtol=1e-5, atol=1e-6)
+    assert count.frame_count == 1
+
+
 def test_numbers_kept_for_the_backward_have_no_gradient() -> None:
     y, rstd = torch_npu.npu_rms_norm(torch.randn(2, 4, requires_grad=True), torch.ones(4))
     assert y.requires_grad and not rstd.requires_grad
@@ -667,6 +716,33 @@ def test_keys_in_blocks(layout: str, by_head: bool) -> None:
     want = want if layout == "BNSD" else want.transpose(1, 2).reshape(given.shape)
     torch.testing.assert_close(got.cpu(), want)
 
+    named = {"num_key_value_heads": 2, "input_layout": layout, "block_table": table.npu(), "block_size": 2}
+    again, _ = torch_npu.npu_fused_infer_attention_score(
+        given.npu(), keys.npu(), values.npu(), num_heads=4, scale=0.3, actual_seq_lengths_kv=[5, 3], **named
+    )
+    second, _ = torch_npu.npu_fused_infer_attention_score_v2(
+        given.npu(), keys.npu(), values.npu(), num_query_heads=4, softmax_scale=0.3, actual_seq_kvlen=[5, 3], **named
+    )
+    assert torch.equal(again, got) and torch.equal(second, got)
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_part_of_each_head_for_the_scores_alone(in_blocks: bool) -> None:
+    """As MLA has it: one head of keys, and a rotated part of keys and queries that is no part of the values."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 1, 6, 8)
+    q_rope, k_rope = torch.randn(2, 4, 3, 2), torch.randn(2, 1, 6, 2)
+    hidden = (torch.arange(6) >= torch.tensor([6, 4])[:, None])[:, None, None]
+    want = attend(torch.cat([q, q_rope], -1), torch.cat([k, k_rope], -1), k, hidden.expand(2, 1, 3, 6), 0.3)
+    named: dict[str, Any] = {}
+    if in_blocks:  # [blocks, heads, block, size]
+        k, k_rope = (t.unflatten(2, (3, 2)).transpose(1, 2).flatten(0, 1) for t in (k, k_rope))
+        named = {"block_table": int32([0, 1, 2], [3, 4, 5]).npu(), "block_size": 2}
+    got, _ = torch_npu.npu_fused_infer_attention_score_v2(
+        q.npu(), k.npu(), k.npu(), query_rope=q_rope.npu(), key_rope=k_rope.npu(), num_query_heads=4,
+        num_key_value_heads=1, softmax_scale=0.3, input_layout="BNSD", actual_seq_kvlen=[6, 4], **named)  # fmt: skip
+    torch.testing.assert_close(got.cpu(), want)
+
 
 class Block(nn.Module):
     """A layer of a language model, by torch_npu's ops or in plain PyTorch."""
@@ -735,7 +811,7 @@ REFUSED = [
     ("npu_gelu", (normal(2),), {"approximate": "fast"}, "approximate is 'fast', and has to be 'none' or 'tanh'"),
     ("npu_scaled_masked_softmax", (normal(1, 1, 2, 2), normal(1, 1, 2, 2)), {}, "mask is torch.float32, and has to be one of bool"),
     ("npu_rotary_mul", (normal(1, 1, 2, 4),) * 3 + ("quarter",), {}, "rotary_mode is 'quarter', and has to be 'half' or 'interleave'"),
-    ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"keep_prob": 0.9}, "dropout .keep_prob 0.9. is not emulated"),
+    ("npu_rotary_mul", (normal(1, 1, 2, 4),) * 3 + ("interleave-half",), {}, "rotary_mode is 'interleave-half', and has to be 'half' or 'interleave'"),
     ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BDSN"), {}, "input_layout is 'BDSN', and has to be one of BSH, SBH, BSND, BNSD, TND"),
     ("npu_fusion_attention", (normal(2, 1, 4),) * 3 + (1, "TND"), {}, "layout TND needs actual_seq_qlen and actual_seq_kvlen"),
     ("npu_fusion_attention_grad", (normal(1, 1, 2, 4),) * 4 + (1, "BNSD"), {}, "softmax_max, softmax_sum and attention_in of the forward op are needed"),
@@ -758,6 +834,78 @@ REFUSED = [
     ("npu_prefetch", (normal(2), None, 0), {}, "max_size is 0, and has to be above zero"),
     ("npu_kv_rmsnorm_rope_cache", (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), torch.zeros(2, 3, dtype=torch.int64), normal(2, 1, 5, 4), normal(2, 1, 5, 6)), {"cache_mode": "PA_NZ"}, "cache_mode 'PA_NZ' is not emulated, only Norm, PA, PA_BNSD"),
 ]  # fmt: skip
+
+# The last column of the document's table: every argument it names, given.
+BNSD = (normal(1, 1, 2, 4),) * 3
+NEXT = (normal(1, 1, 4),) * 3
+ONE = normal(1)
+INT4 = int32(*[[1, 2, 3, 4]] * 4)  # eight of them in each number
+
+
+def not_emulated(op: str, args: tuple[Any, ...], names: str, **more: Any) -> list[tuple[Any, ...]]:
+    """A row for each of the names, given a tensor."""
+    return [
+        (op, args, {**more, name: ONE}, f"{op}: {name} is not emulated\n  try: leave it out") for name in names.split()
+    ]
+
+
+GROUPED = ([normal(4, 4)], [normal(4, 3), normal(4, 3)])
+GROUPS = {"group_list": torch.tensor([2, 4]), "split_item": 3, "group_type": 0}
+MLA = (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
+FIA, FIA2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+NOT_EMULATED = [
+    *(("npu_fusion_attention", (*BNSD, 1, "BNSD"), {"sparse_mode": mode}, f"sparse_mode {mode} is not emulated, only 0 to 4") for mode in (5, 6, 7, 8)),
+    *not_emulated("npu_fusion_attention", (*BNSD, 1, "BNSD"), "padding_mask"),
+    ("npu_fusion_attention", (*BNSD, 1, "BNSD", normal(1, 1, 1024, 2)), {}, r"pse \[1, 1, 1024, 2\] does not fit \[1, 1, 2, 2\]: one number for each query and key; its compressed form is not emulated"),
+    ("npu_fusion_attention", (*(normal(2, 1, 4),) * 3, 1, "TND", normal(1, 1, 2, 2)), {"actual_seq_qlen": [2], "actual_seq_kvlen": [2]}, "pse with layout TND is not emulated"),
+    *not_emulated("npu_prompt_flash_attention", BNSD, "padding_mask pse_shift deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2", input_layout="BNSD"),
+    *(("npu_prompt_flash_attention", BNSD, {"input_layout": layout}, f"input_layout '{layout}' is not emulated, only BSH, BSND, BNSD") for layout in ("TND", "NSD", "BNSD_BSND")),
+    ("npu_prompt_flash_attention", BNSD, {"input_layout": "BNSD", "sparse_mode": 4}, "sparse_mode 4 is not emulated, only 0 to 3"),
+    ("npu_prompt_flash_attention", (int8(1, 1, 2, 4),) * 3, {"input_layout": "BNSD"}, "npu_prompt_flash_attention: query is torch.int8, and has to be one of float16, bfloat16, float32"),
+    *not_emulated("npu_incre_flash_attention", NEXT, "padding_mask pse_shift antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 kv_padding_size"),
+    ("npu_incre_flash_attention", (normal(1, 1, 4), int8(1, 1, 4), int8(1, 1, 4)), {}, "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32"),
+    ("npu_dynamic_quant", (normal(2, 4),), {"dst_type": torch.float8_e4m3fn}, "dst_type torch.float8_e4m3fn is not emulated, only torch.int8"),
+    *(("npu_quantize", (normal(2, 4), normal(4), None, kind), {}, f"dtype {kind} is not emulated, only qint8, quint8 and int32") for kind in (torch.quint4x2, torch.float8_e5m2)),
+    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3).half()), {}, "npu_quant_matmul: scale is torch.float16, and has to be one of float32, bfloat16, int64"),
+    ("npu_trans_quant_param", (normal(3), None, 1), {}, "round_mode 1 is not emulated, only 0"),
+    ("npu_quant_matmul", (INT4, INT4, normal(4)), {}, "npu_quant_matmul: x1 is torch.int32, and has to be one of int8"),
+    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3)), {"group_sizes": [1, 1, 4]}, "npu_quant_matmul: group_sizes is not emulated"),
+    ("npu_weight_quant_batchmatmul", (normal(2, 4), INT4, normal(4)), {}, "npu_weight_quant_batchmatmul: weight is torch.int32, and has to be one of int8"),
+    *not_emulated("npu_weight_quant_batchmatmul", (normal(2, 4), int8(4, 3), normal(3)), "quant_scale quant_offset"),
+    *((op, args, {**named, name: [ONE]}, f"{op}: {name} is not emulated") for op, args, named, names in [
+        ("npu_grouped_matmul", GROUPED, GROUPS, "offset activation_input activation_quant_scale activation_quant_offset"),
+    ] for name in names.split()),
+    ("npu_grouped_matmul", ([INT4], [INT4, INT4]), GROUPS, "x_or_weight is torch.int32, and has to be one of float16, bfloat16, float32, int8"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), GROUPS, "x in int8 needs output_dtype float16, bfloat16 or int32"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), {**GROUPS, "output_dtype": torch.float16}, "an output of int32 has no scale, and others need one"),
+    ("npu_grouped_matmul", ([int8(4, 4)], [normal(4, 3), normal(4, 3)]), GROUPS, "x is torch.int8, and weight torch.float32"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "scale": [normal(2, 3)]}, "scale and per_token_scale are for x in int8"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_scale": [normal(2, 3)]}, "antiquant_scale is for a weight in int8 and x that is not"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_offset": [normal(2, 3)]}, "antiquant_offset needs antiquant_scale"),
+    ("npu_moe_compute_expert_tokens", (torch.tensor([0, 1]), 2), {}, "sorted_expert_for_source_row is torch.int64, and has to be one of int32"),
+    ("npu_moe_compute_expert_tokens", (int32(0, 1), 0), {}, "num_expert is 0, and has to be above zero"),
+    ("scatter_update", (normal(2, 4, 3), int32([0, 1]), normal(1, 1, 3), 1), {}, "indices with 2 axes are not emulated, only with 1: a place for each row"),
+    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 3), 0), {}, r"axis is 0, and has to be one of data \[2, 4, 3\] behind the first, which counts the rows"),
+    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 2), 1), {}, r"updates \[2, 1, 2\] do not fit 2 places in data \[2, 4, 3\]"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "act_type": 1}, "act_type 1 is not emulated, only 0"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "group_type": 2}, "group_type 2 is not emulated, only -1 and 0"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "split_item": 0}, "split_item 0 with group_list is not emulated, only 2 and 3: one output"),
+    ("npu_moe_finalize_routing", (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 3), {}, "drop_pad_mode 3 is not emulated, only 0 and 2"),
+    ("npu_kv_rmsnorm_rope_cache", (*MLA, int8(2, 1, 5, 4), int8(2, 1, 5, 6)), {}, "k_cache is torch.int8, and has to be one of float16, bfloat16, float32"),
+    *not_emulated("npu_kv_rmsnorm_rope_cache", (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)), "k_rope_scale c_kv_scale k_rope_offset c_kv_offset"),
+    ("npu_kv_rmsnorm_rope_cache", (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)), {"cache_mode": "PA_BLK_NZ"}, "cache_mode 'PA_BLK_NZ' is not emulated, only Norm, PA, PA_BNSD"),
+    *not_emulated(FIA, BNSD, "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_shared_prefix value_shared_prefix key_rope_antiquant_scale", input_layout="BNSD"),
+    *((FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name} is not emulated") for name, given in (("actual_shared_prefix_len", [1]), ("antiquant_mode", 1), ("key_antiquant_mode", 1), ("value_antiquant_mode", 1))),
+    *not_emulated(FIA2, BNSD, "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out learnable_sink", input_layout="BNSD"),
+    *((FIA2, BNSD, {"input_layout": "BNSD", name: 1}, f"{FIA2}: {name} is not emulated") for name in ("query_quant_mode", "key_quant_mode", "value_quant_mode")),
+    (FIA, (normal(1, 1, 2, 4), int8(1, 1, 2, 4), int8(1, 1, 2, 4)), {"input_layout": "BNSD"}, f"{FIA}: key is torch.int8, and has to be one of float16, bfloat16, float32"),
+    (FIA, BNSD, {"input_layout": "BNSD", "query_rope": normal(1, 1, 2, 2)}, "query_rope and key_rope go together"),
+    (FIA, BNSD, {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 2}, "block_table needs actual_seq_lengths_kv: how far its blocks are filled"),
+    (FIA, BNSD, {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 3, "actual_seq_lengths_kv": [1]}, "block_size is 3, and a block of key has 2 tokens"),
+    (FIA, BNSD, {"input_layout": "BNSD", "sparse_mode": 4}, "sparse_mode 4 is not emulated, only 0, 2 and 3"),
+    (FIA, BNSD, {"input_layout": "BNSD", "atten_mask": below(2, 2), "pre_tokens": 1}, "pre_tokens and next_tokens are not emulated"),
+]  # fmt: skip
+REFUSED += NOT_EMULATED
 
 
 @pytest.mark.parametrize(("op", "args", "named", "text"), REFUSED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REFUSED)])
@@ -811,7 +959,7 @@ def test_an_op_of_torch_library() -> None:
 def test_the_document_lists_every_op() -> None:
     """In its table, and the ops of gradients below it; each in backquotes."""
     text = DOCUMENT.read_text().partition("## Fused ops")[2].partition("What the documents")[0]
-    listed = set(re.findall(r"`(npu_\w+)`", text))
+    listed = set(re.findall(r"`((?:npu|scatter)_\w+)`", text))
     ours = {name for name in REFERENCES if "for_test" not in name and "." not in name}
     ours.discard("npu_deep_norm")  # an example
     others = {"npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"}

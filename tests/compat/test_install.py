@@ -1,6 +1,7 @@
 """`compat.install()`: what it makes importable, what it refuses, what it takes away again."""
 
 import importlib.machinery
+import os
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,48 @@ def test_a_real_one_is_never_shadowed(tmp_path, name):
     """)
     assert f"CompatError: a real {name} is installed here, and airgraph does not shadow it" in result.stderr
     assert f"pip uninstall {name}" in result.stderr
+
+
+def test_a_refused_installation_leaves_nothing_behind(tmp_path):
+    (tmp_path / "torch_npu.py").write_text("raise AssertionError('must not be imported')\n")
+    result = run(f"""
+        import sys, torch
+        call = torch._TorchCompileInductorWrapper.__call__
+        sys.path.insert(0, {str(tmp_path)!r})
+        import airgraph.compat as compat
+        from airgraph.errors import CompatError
+        try:
+            compat.install()
+        except CompatError as error:
+            print(error)
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+        assert not hasattr(torch, "npu") and not hasattr(torch.Tensor, "npu")
+        assert torch._TorchCompileInductorWrapper.__call__ is call
+        assert not [name for name in sys.modules if name.split(".")[0] in ("torch_npu", "torchair", "npugraph_ex")]
+        sys.path.remove({str(tmp_path)!r})
+        compat.install()
+        print(torch.ones(2).npu().device)
+    """)
+    assert result.stdout == (
+        "a real torch_npu is installed here, and airgraph does not shadow it\n"
+        "  try: use it as it is, or pip uninstall torch_npu to run on the emulation\nnpu:0\n"
+    ), result.stderr
+
+
+def test_a_script_is_not_run_beside_a_real_torch_npu(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "torch_npu.py").write_text("real = True\n")
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    path = os.pathsep.join([str(tmp_path / "real"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "airgraph", "run", "script.py"]
+    result = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "airgraph: a real torch_npu is installed here, and airgraph does not shadow it\n"
+        "  try: use it as it is, or pip uninstall torch_npu to run on the emulation\n"
+    )
 
 
 def test_installing_twice_and_uninstalling():

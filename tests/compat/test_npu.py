@@ -343,6 +343,44 @@ def test_state_dict_there_and_back() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
+def test_moving_a_model_keeps_its_parameters() -> None:
+    """As between the CPU and a GPU: the objects stay, so what is shared stays shared, gradients too."""
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+    model[1].weight = weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model.npu()
+    assert model[0].weight is model[1].weight is weight and weight.is_npu and weight.is_leaf
+    model(torch.tensor([1, 2]).npu()).sum().backward()
+    before = weight.detach().cpu().clone()
+    optimizer.step()
+    assert not torch.equal(weight.detach().cpu(), before)
+    gradient = weight.grad
+    model.cpu().half()
+    assert model[1].weight is weight and weight.grad is gradient
+    assert {weight.device.type, gradient.device.type} == {"cpu"} and weight.dtype == gradient.dtype == torch.float16
+
+
+def test_data_of_another_device() -> None:
+    x, y = torch.ones(2), torch.full((3,), 2.0, device="npu")
+    x.data = y
+    assert x.device == y.device and x.data_ptr() == y.data_ptr() and (x + 1).tolist() == [3, 3, 3]
+    for other in (torch.ones(2, device="meta"), torch.eye(2).to_sparse()):
+        with pytest.raises(RuntimeError, match="incompatible tensor type"):
+            x.data = other
+    model = nn.Linear(2, 2, device="meta").to_empty(device="npu")
+    assert model.weight.device.type == "npu"
+
+
+def test_moving_a_model_inside_a_capture() -> None:
+    graph, model = torch.npu.NPUGraph(), nn.Linear(2, 2).npu()
+    x = torch.ones(1, 2, device="npu")
+    with torch.npu.graph(graph):
+        model.weight.data = model.weight.data  # no work of the device
+        y = model(x)
+    graph.replay()
+    assert same(y, model(x).detach().cpu())
+
+
 def test_deepcopy_save_and_load() -> None:
     x = torch.randn(4, 3).npu()
     kept = {"x": x, "row": x[1]}

@@ -186,6 +186,22 @@ def test_custom_op_without_a_kernel_runs_by_pytorch(custom_op):
     assert "its converter emits TestUnknown, which has no kernel" in fallback.reason
 
 
+def test_custom_op_without_a_kernel_is_in_the_dump(custom_op, tmp_path):
+    """The original dump is what the converters emitted, as it would be on the chip; the optimized one is what runs."""
+
+    @register_fx_node_ge_converter(custom_op)
+    def convert_scale(x, factor, *, meta_outputs=None):
+        return ge.custom_op("TestUnknown", inputs={"x": x}, outputs=["y"], attrs={"factor": ge.attr.Float(factor)})
+
+    x = torch.randn(4)
+    run = compiled(lambda x: torch.ops.test_air.scale(x, 0.25) + 1, dump="py", dump_path=str(tmp_path))
+    assert torch.equal(run(x), x * 0.25 + 1)
+    original, optimized = (next(tmp_path.glob(f"dynamo_{stage}_*")).read_text() for stage in ("original", "optimized"))
+    assert 'ge.custom_op("TestUnknown"' in original and "AtenCall" not in original
+    assert "TestUnknown" not in optimized and 'target="test_air.scale.default"' in optimized
+    assert len(JOURNALS[-1].fallbacks) == 1
+
+
 def test_converter_on_npu_tensors(custom_op):
     @register_fx_node_ge_converter(custom_op)
     def convert_scale(x, factor, *, meta_outputs=None):

@@ -22,6 +22,7 @@ NAMES = {
         "register_fx_node_ge_converter": "aten_op",
         "register_replacement": "search_fn, replace_fn, example_inputs, trace_fn, extra_check, search_fn_pattern, "
         "scalar_workaround, skip_duplicates",
+        "dynamo_export": "args, model, export_path, export_name, dynamic, config, kwargs",
         "patch_for_hcom": "",
         "use_internal_format_weight": "model",
         "npu_format_cast_via_cpu": "self, acl_format, customize_dtype, input_dtype",

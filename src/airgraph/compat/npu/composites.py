@@ -4,6 +4,10 @@
 below and on an accelerator by fused kernels that the accelerator is expected to bring. Taking the CPU's way makes
 eager results bitwise the CPU's, and makes the graphs that are traced on `npu` the same as those traced on the CPU, so
 that a compiler needs to know one set of ops.
+
+One more question PyTorch answers by device type: whether `param.data = …` may take memory of another device. It may, as
+on a GPU and on the real npu, so `model.npu()` keeps its parameters: weights that are shared stay shared, and an
+optimizer that was made before still trains the model.
 """
 
 from __future__ import annotations
@@ -79,7 +83,18 @@ def rms_norm(
     return (result if weight is None else result * weight).to(input.dtype)
 
 
+def has_compatible_shallow_copy_type(self: Tensor, other: Tensor) -> bool:
+    return all(map(_is_plain, (self, other))) or aten._has_compatible_shallow_copy_type.default.decompose(self, other)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """With memory of its own on a device, and nothing that stands between it and its ops."""
+    by_itself = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return by_itself and tensor.layout is torch.strided and tensor.device.type in ("npu", "cpu", "cuda")
+
+
 COMPOSITES: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     aten.rms_norm.default: rms_norm,
+    aten._has_compatible_shallow_copy_type.default: has_compatible_shallow_copy_type,
 }

@@ -60,7 +60,7 @@ __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith(("npu_", "_npu_")):
+    if name.startswith(("npu_", "_npu_")) or name in REFERENCES:
         op = getattr(torch.ops.npu, name, None)
         if op is None:
             raise missing(name)

@@ -6,7 +6,11 @@
 softmax(q·kᵀ·scale)·v for each head, computed in float32: keys past a sequence's length take no part, queries past
 theirs give zeros. The lengths change from token to token in decoding, which makes this the op that replay-time updates
 are for. What there is: layouts BSH, BSND and BNSD, grouped heads, a mask (True hides), sparse modes 0, 2 and 3, the
-logarithm of the sums. Quantised, paged and shared-prefix arguments are not there and cannot be given.
+logarithm of the sums; `query_rope` and `key_rope`, a part of each head that takes part in the scores alone. Quantised and
+shared-prefix arguments are in the schema and refused.
+
+Keys and values may lie in blocks of a cache, [blocks, block_size, heads · size] or [blocks, heads, block_size, size]:
+`block_table` [batch, …] has the numbers of a sequence's blocks, and the lengths say how far they are filled.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.references import need, not_emulated
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated
 
 OP = "npu_fused_infer_attention_score"
 
@@ -26,15 +30,28 @@ _FIRST = (
     "Tensor query, Tensor key, Tensor value, Tensor? pse_shift=None, Tensor? atten_mask=None, "
     "SymInt[]? actual_seq_lengths=None, SymInt[]? actual_seq_lengths_kv=None, *, int num_heads=1, float scale=1.0, "
     "int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout='BSH', int num_key_value_heads=0, "
-    "int sparse_mode=0, int inner_precise=0, bool softmax_lse_flag=False"
+    "int sparse_mode=0, int inner_precise=0, bool softmax_lse_flag=False, Tensor? block_table=None, int block_size=0, "
+    "Tensor? query_rope=None, Tensor? key_rope=None, Tensor? dequant_scale1=None, Tensor? quant_scale1=None, "
+    "Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? antiquant_scale=None, "
+    "Tensor? antiquant_offset=None, Tensor? key_antiquant_scale=None, Tensor? key_antiquant_offset=None, "
+    "Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None, Tensor? query_padding_size=None, "
+    "Tensor? kv_padding_size=None, Tensor? key_shared_prefix=None, Tensor? value_shared_prefix=None, "
+    "SymInt[]? actual_shared_prefix_len=None, Tensor? key_rope_antiquant_scale=None, int antiquant_mode=0, "
+    "int key_antiquant_mode=0, int value_antiquant_mode=0"
 )
 _SECOND = (
     "Tensor query, Tensor key, Tensor value, Tensor? query_rope=None, Tensor? key_rope=None, Tensor? pse_shift=None, "
     "Tensor? atten_mask=None, SymInt[]? actual_seq_qlen=None, SymInt[]? actual_seq_kvlen=None, *, "
     "int num_query_heads=1, int num_key_value_heads=0, float softmax_scale=1.0, int pre_tokens=2147483647, "
     "int next_tokens=2147483647, str input_layout='BSH', int sparse_mode=0, int inner_precise=0, "
-    "bool return_softmax_lse=False"
+    "bool return_softmax_lse=False, Tensor? block_table=None, int block_size=0, Tensor? dequant_scale_query=None, "
+    "Tensor? dequant_scale_key=None, Tensor? dequant_offset_key=None, Tensor? dequant_scale_value=None, "
+    "Tensor? dequant_offset_value=None, Tensor? dequant_scale_key_rope=None, Tensor? quant_scale_out=None, "
+    "Tensor? quant_offset_out=None, Tensor? learnable_sink=None, int query_quant_mode=0, int key_quant_mode=0, "
+    "int value_quant_mode=0"
 )
+# Arguments of the second version that are the first's.
+_SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")
 _OUT = ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
 _LAYOUTS = ("BSH", "BSND", "BNSD")
 Lengths = Sequence[int] | Tensor
@@ -58,11 +75,25 @@ def first(
     sparse_mode: int = 0,
     inner_precise: int = 0,
     softmax_lse_flag: bool = False,
+    block_table: Tensor | None = None,
+    block_size: int = 0,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    check(pse_shift, input_layout, sparse_mode)
+    not_emulated(OP, pse_shift=pse_shift, **others)
+    check(query, key, value, query_rope, key_rope, input_layout, sparse_mode)
+    if block_table is not None:
+        check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
+        key_heads = num_key_value_heads or num_heads
+        key, value = (one_piece(cache, block_table, key_heads, input_layout) for cache in (key, value))
+        key_rope = None if key_rope is None else one_piece(key_rope, block_table, key_heads, input_layout)
     band = sparse_mode == 0 and atten_mask is not None and min(pre_tokens, next_tokens) < max(atten_mask.shape[-2:])
     need(not band, OP, "pre_tokens and next_tokens are not emulated", hint="put the band into atten_mask")
     q, k, v = (split(t, input_layout, n) for t, n in zip((query, key, value), heads(num_heads, num_key_value_heads)))
+    if query_rope is not None and key_rope is not None:
+        q = torch.cat([q, split(query_rope, input_layout, num_heads)], -1)
+        k = torch.cat([k, split(key_rope, input_layout, num_key_value_heads or num_heads)], -1)
     hidden = hidden_places(q, k, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
     result, lse = attention(q, k, v, scale, hidden, actual_seq_lengths)
     return joined(result, query, input_layout), lse if softmax_lse_flag else lse.new_zeros(1)
@@ -83,18 +114,48 @@ def second(
     num_key_value_heads: int = 0,
     softmax_scale: float = 1.0,
     return_softmax_lse: bool = False,
-    **same: Any,
+    **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    not_emulated(f"{OP}_v2", query_rope=query_rope, key_rope=key_rope)
+    not_emulated(f"{OP}_v2", **{name: value for name, value in others.items() if name not in _SAME})
     return first(query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, num_heads=num_query_heads,
                  num_key_value_heads=num_key_value_heads, scale=softmax_scale, softmax_lse_flag=return_softmax_lse,
-                 **same)  # fmt: skip
+                 query_rope=query_rope, key_rope=key_rope, **others)  # fmt: skip
 
 
-def check(pse_shift: Tensor | None, layout: str, sparse_mode: int) -> None:
-    not_emulated(OP, pse_shift=pse_shift)
+def check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    layout: str,
+    sparse_mode: int,
+) -> None:
+    need_types(OP, FLOATS, query=query, key=key, value=value, query_rope=query_rope, key_rope=key_rope)
+    need(query.dtype == key.dtype == value.dtype, OP, "query, key and value have to have one type")
+    need((query_rope is None) == (key_rope is None), OP, "query_rope and key_rope go together")
     need(layout in _LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(_LAYOUTS)}")
     need(sparse_mode in (0, 2, 3), OP, f"sparse_mode {sparse_mode} is not emulated, only 0, 2 and 3")
+
+
+# Keys in blocks.
+
+
+def check_blocks(op: str, key: Tensor, table: Tensor, size: int, lengths: bool, name: str) -> None:
+    need(lengths, op, f"block_table needs {name}: how far its blocks are filled")
+    need_types(op, (torch.int32,), block_table=table)
+    need(size == key.shape[-2], op, f"block_size is {size}, and a block of key has {key.shape[-2]} tokens")
+
+
+def one_piece(cache: Tensor, table: Tensor, heads: int, layout: str) -> Tensor:
+    """The blocks of each sequence side by side, in the layout of the query. Numbers behind its last block may be
+    anything: what they name is behind its length, too."""
+    x = cache[table.long().clamp(0, cache.shape[0] - 1)]
+    if cache.dim() == 4:  # [batch, blocks, heads, block, size]
+        x = x.transpose(1, 2).flatten(2, 3)
+    else:  # [batch, blocks, block, heads · size]
+        x = x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x if layout == "BNSD" else x.transpose(1, 2).flatten(2) if layout == "BSH" else x.transpose(1, 2)
 
 
 # The arithmetic, on [batch, heads, length, size].

@@ -6,8 +6,14 @@
 softmax(mask((q·kᵀ + pse) · scale)) · v for each head, computed in float32. Layouts BSH, SBH, BSND, BNSD and TND, where
 sequences lie one after another and `actual_seq_qlen`, `actual_seq_kvlen` are the sums of their lengths; grouped heads;
 sparse modes 0 to 4. Without `atten_mask` nothing is hidden, whatever the mode. A query that sees no key gives zeros.
-`softmax_max` and `softmax_sum` are the two parts of each row's softmax, eight times over along the last axis. Dropout is
-not emulated (its bits come from a generator of the chip), nor are prefixes and the compressed form of `pse`.
+`softmax_max` and `softmax_sum` are the two parts of each row's softmax, eight times over along the last axis. Prefixes and
+the compressed form of `pse` are not emulated.
+
+Dropout (`keep_prob` below 1) leaves out weights after the softmax and scales the others up. Which ones cannot be those
+that the chip leaves out; they follow from `seed`, which is drawn from the device's generator, so that torch.manual_seed
+repeats them. The gradient needs the same ones: `softmax_out`, which is empty on the chip, has them as bytes, and that is
+what a compiled graph hands on, since a seed would be a constant in it. `npu_fusion_attention_grad` called by hand takes
+them as `softmax_in`, or draws them again from `seed`.
 """
 
 from __future__ import annotations
@@ -18,7 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from airgraph.compat.npu import state
 from airgraph.compat.torch_npu.attention import positions
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 from airgraph.errors import CompatError
@@ -36,6 +44,7 @@ class Settings(NamedTuple):
     sparse_mode: int
     pre: int
     next: int
+    keep_prob: float = 1.0
 
 
 class Rows(NamedTuple):
@@ -53,7 +62,8 @@ class Rows(NamedTuple):
     "Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
     "int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? actual_seq_qlen=None, "
     "int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, "
-    'str softmax_layout="") -> (Tensor, Tensor, Tensor, Tensor, int, int, int)'
+    'str softmax_layout="") -> (Tensor, Tensor, Tensor, Tensor, int, int, int)',
+    random=True,
 )
 def npu_fusion_attention(
     query: Tensor,
@@ -79,18 +89,22 @@ def npu_fusion_attention(
 ) -> Seven:
     check("npu_fusion_attention", query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
     not_emulated("npu_fusion_attention", padding_mask=padding_mask, prefix=prefix)
-    settings = Settings(scale, sparse_mode, pre_tockens, next_tockens)
+    settings = Settings(scale, sparse_mode, pre_tockens, next_tockens, keep_prob)
+    drops = Drops.drawn(query) if keep_prob < 1 else None
     outputs, greatest, sums = [], [], []
     for rows in batches(query, key, value, pse, atten_mask, head_num, input_layout, settings,
                         (actual_seq_qlen, actual_seq_kvlen)):  # fmt: skip
-        out, top, total = forward(rows, settings)
+        out, top, total = forward(rows, settings, None if drops is None else drops.next(rows, keep_prob))
         outputs.append(out)
         greatest.append(top)
         sums.append(total)
     varied = input_layout == "TND"
     result = joined(outputs, input_layout, query.shape[0]).to(query.dtype)
     top, total = (statistics(part, varied, softmax_layout, query) for part in (greatest, sums))
-    return result, top, total, query.new_empty(0), 0, 0, 0
+    if drops is None:
+        return result, top, total, query.new_empty(0), 0, 0, 0
+    kept = drops.bytes()
+    return result, top, total, kept, drops.seed, 0, 0 if is_fake(query) else kept.numel()
 
 
 @reference(
@@ -115,11 +129,13 @@ def npu_fusion_attention_grad(
     atten_mask: Tensor | None = None,
     softmax_max: Tensor | None = None,
     softmax_sum: Tensor | None = None,
+    softmax_in: Tensor | None = None,
     attention_in: Tensor | None = None,
     scale_value: float = 1.0,
     keep_prob: float = 1.0,
     pre_tockens: int = FAR,
     next_tockens: int = FAR,
+    seed: int = 0,
     prefix: Sequence[int] | None = None,
     actual_seq_qlen: Sequence[int] | None = None,
     actual_seq_kvlen: Sequence[int] | None = None,
@@ -132,7 +148,8 @@ def npu_fusion_attention_grad(
     not_emulated(op, padding_mask=padding_mask, prefix=prefix)
     if softmax_max is None or softmax_sum is None or attention_in is None:
         raise CompatError(f"{op}: softmax_max, softmax_sum and attention_in of the forward op are needed")
-    settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens)
+    settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens, keep_prob)
+    drops = Drops.again(query, softmax_in, seed) if keep_prob < 1 else None
     lengths = (actual_seq_qlen, actual_seq_kvlen)
     parts: list[tuple[Tensor, ...]] = []
     for rows, top, total, grad, out in zip(
@@ -143,7 +160,8 @@ def npu_fusion_attention_grad(
         ),
         *(batches_of(t, head_num, input_layout, lengths[0]) for t in (dy, attention_in)),
     ):
-        parts.append(backward(rows, settings, top, total, grad.float(), out.float()))
+        kept = None if drops is None else drops.next(rows, keep_prob)
+        parts.append(backward(rows, settings, top, total, grad.float(), out.float(), kept))
     return *gathered(parts, input_layout, (query, key, value), head_num), pse_gradient(parts, pse, query)
 
 
@@ -158,21 +176,26 @@ def scores(rows: Rows, settings: Settings) -> Tensor:
     return s if rows.hidden is None else s.masked_fill(rows.hidden, -math.inf)
 
 
-def forward(rows: Rows, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+def forward(rows: Rows, settings: Settings, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     s = scores(rows, settings)
     top = torch.nn.functional.pad(s, (0, 1), value=-math.inf).amax(-1, keepdim=True)  # of no keys at all: -inf
     weights = (s - top.clamp(min=torch.finfo(torch.float32).min)).exp()  # no NaN where all is hidden
     total = weights.sum(-1, keepdim=True)
-    return (weights / nonzero(total)) @ rows.v, top, total
+    return dropped(weights / nonzero(total), settings, kept) @ rows.v, top, total
 
 
 def backward(
-    rows: Rows, settings: Settings, top: Tensor, total: Tensor, dy: Tensor, out: Tensor
+    rows: Rows, settings: Settings, top: Tensor, total: Tensor, dy: Tensor, out: Tensor, kept: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     s = scores(rows, settings)
     p = (s - top.clamp(min=torch.finfo(torch.float32).min)).exp() / nonzero(total)
-    ds = p * (dy @ rows.v.transpose(-1, -2) - (dy * out).sum(-1, keepdim=True)) * settings.scale
-    return ds @ rows.k, ds.transpose(-1, -2) @ rows.q, p.transpose(-1, -2) @ dy, ds
+    dp = dropped(dy @ rows.v.transpose(-1, -2), settings, kept)
+    ds = p * (dp - (dy * out).sum(-1, keepdim=True)) * settings.scale
+    return ds @ rows.k, ds.transpose(-1, -2) @ rows.q, dropped(p, settings, kept).transpose(-1, -2) @ dy, ds
+
+
+def dropped(x: Tensor, settings: Settings, kept: Tensor | None) -> Tensor:
+    return x if kept is None else x * kept / settings.keep_prob
 
 
 def nonzero(total: Tensor) -> Tensor:
@@ -202,6 +225,51 @@ def band(row: Tensor, column: Tensor, settings: Settings) -> Tensor:
     return (column > row + settings.next) | (column < row - settings.pre)
 
 
+# Dropout.
+
+
+class Drops:
+    """Which weights are kept, batch by batch: drawn, or those that were drawn before."""
+
+    def __init__(self, device: torch.device, seed: int, known: Tensor | None = None) -> None:
+        self.seed, self.known, self.place = seed, known, 0
+        self.parts: list[Tensor] = []
+        self.generator = torch.Generator(device).manual_seed(seed) if seed else None
+
+    @classmethod
+    def drawn(cls, query: Tensor) -> Drops:
+        """Without data there is nothing to draw; a CUDA graph takes numbers from the device's generator alone."""
+        if is_fake(query) or "cuda" in (query.device.type, state.host_device().type):
+            return cls(query.device, 0)
+        return cls(query.device, int(torch.randint(1, 2**62, (1,), device=query.device)))
+
+    @classmethod
+    def again(cls, query: Tensor, kept: Tensor | None, seed: int) -> Drops:
+        if kept is not None and kept.numel() > 0:
+            return cls(query.device, 0, kept)
+        need(seed != 0, "npu_fusion_attention_grad", "keep_prob below 1 needs softmax_in or seed of the forward op: they "
+             "say what was dropped")  # fmt: skip
+        return cls(query.device, seed)
+
+    def next(self, rows: Rows, keep_prob: float) -> Tensor:
+        shape = (*rows.q.shape[:3], rows.k.shape[2])
+        if self.known is not None:
+            begin, self.place = self.place, self.place + math.prod(shape)
+            return self.known[begin : self.place].view(shape)
+        # With generator=None, too, PyTorch wants sizes that are numbers.
+        own: dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
+        kept = (torch.rand(shape, device=rows.q.device, **own) < keep_prob).to(torch.uint8)
+        self.parts.append(kept)
+        return kept
+
+    def bytes(self) -> Tensor:
+        return torch.cat([part.flatten() for part in self.parts])
+
+
+def is_fake(x: Tensor) -> bool:
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
 # Layouts.
 
 
@@ -223,8 +291,17 @@ def batches(
         need(q.shape[1] % k.shape[1] == 0, "npu_fusion_attention",
              f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys")  # fmt: skip
         k, v = (t.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        check_pse(pse, q, k)
         seen = mask[..., : q.shape[2], : k.shape[2]] if layout == "TND" and mask is not None else mask
         yield Rows(q.float(), k, v, pse, hidden_keys(q, k, seen, settings))
+
+
+def check_pse(pse: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """One number for each pair of a query and a key; the compressed form has fewer rows than there are queries."""
+    shape = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]]
+    fits = pse is None or (pse.dim() == 4 and all(n in (1, size) for n, size in zip(pse.shape, shape)))
+    need(fits, "npu_fusion_attention", f"pse {list(pse.shape) if pse is not None else ''} does not fit {shape}: one number "
+         "for each query and key; its compressed form is not emulated")  # fmt: skip
 
 
 def heads_of_keys(query: Tensor, key: Tensor, heads: int, layout: str) -> int:
@@ -329,19 +406,21 @@ PASSED_ON = {
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
-    out, top, total, *_ = output
+    out, top, total, kept, *_ = output
     names = (argument.name for argument in torch.ops.npu.npu_fusion_attention.default._schema.arguments)
     given = dict(zip(names, inputs))
-    ctx.save_for_backward(*(given[name] for name in ("query", "key", "value", "pse", "atten_mask")), top, total, out)
-    ctx.mark_non_differentiable(top, total, output[3])
+    ctx.save_for_backward(
+        *(given[name] for name in ("query", "key", "value", "pse", "atten_mask")), top, total, out, kept
+    )
+    ctx.mark_non_differentiable(top, total, kept)
     ctx.heads, ctx.layout = given["head_num"], given["input_layout"]
     ctx.named = {PASSED_ON[name]: value for name, value in given.items() if name in PASSED_ON}
 
 
 def gradient(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    query, key, value, pse, mask, top, total, out = ctx.saved_tensors
+    query, key, value, pse, mask, top, total, out, kept = ctx.saved_tensors
     dq, dk, dv, dpse = npu_fusion_attention_grad(query, key, value, dy, ctx.heads, ctx.layout, pse=pse, atten_mask=mask,
-                                                 softmax_max=top, softmax_sum=total, attention_in=out,
+                                                 softmax_max=top, softmax_sum=total, softmax_in=kept, attention_in=out,
                                                  **ctx.named)  # fmt: skip
     return dq, dk, dv, None, None, None if pse is None else dpse, *[None] * 14
 
@@ -365,7 +444,6 @@ def check(
     need_types(op, (torch.bool, torch.uint8), atten_mask=mask)
     need(query.dtype == key.dtype == value.dtype, op, "query, key and value have to have one type")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
-    need(keep_prob == 1.0, op, f"dropout (keep_prob {keep_prob}) is not emulated: its bits come from the chip",
-         "keep_prob=1.0, with dropout outside the op")  # fmt: skip
+    need(0 < keep_prob <= 1, op, f"keep_prob is {keep_prob}, and has to be above 0 and at most 1")
     need(0 <= sparse_mode <= 4, op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
     need(pse is None or layout != "TND", op, "pse with layout TND is not emulated")

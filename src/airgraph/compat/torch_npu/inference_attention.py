@@ -7,9 +7,7 @@ Both are `npu_fused_infer_attention_score` with fewer arguments; what is emulate
 and sparse mode 0, a query of a prompt sees the keys from `pre_tokens` before it to `next_tokens` after it: by default
 none after it. Without a mask it sees all of them.
 
-Keys and values of the next token may lie in blocks of a cache, [blocks, block_size, heads · size] or
-[blocks, heads, block_size, size]: `block_table` [batch, …] has the numbers of a sequence's blocks, and
-`actual_seq_lengths` says how far they are filled.
+Keys and values of the next token may lie in blocks of a cache, as there.
 """
 
 from __future__ import annotations
@@ -20,8 +18,9 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu import attention
+from airgraph.compat.torch_npu.attention import check_blocks, one_piece
 from airgraph.compat.torch_npu.fusion_attention import Settings, band
-from airgraph.compat.torch_npu.references import need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 FAR = 2147483647
 
@@ -51,7 +50,7 @@ def npu_prompt_flash_attention(
     **others: object,
 ) -> Tensor:
     op = "npu_prompt_flash_attention"
-    check(op, query, atten_mask, input_layout, others)
+    check(op, query, key, value, atten_mask, input_layout, others)
     need(sparse_mode in (0, 1, 2, 3), op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 3")
     mask = None if atten_mask is None else atten_mask.bool()
     if mask is not None and sparse_mode == 0:
@@ -89,17 +88,11 @@ def npu_incre_flash_attention(
     **others: object,
 ) -> Tensor:
     op = "npu_incre_flash_attention"
-    check(op, query, atten_mask, input_layout, others)
+    check(op, query, key, value, atten_mask, input_layout, others)
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
     if block_table is not None:
-        need(actual_seq_lengths is not None, op, "block_table needs actual_seq_lengths: how far its blocks are filled")
-        need_types(op, (torch.int32,), block_table=block_table)
-        need(
-            block_size == key.shape[-2],
-            op,
-            f"block_size is {block_size}, and a block of key has {key.shape[-2]} tokens",
-        )
+        check_blocks(op, key, block_table, block_size, actual_seq_lengths is not None, "actual_seq_lengths")
         heads = num_key_value_heads or num_heads
         key, value = (one_piece(cache, block_table, heads, input_layout) for cache in (key, value))
     mask = None if atten_mask is None else atten_mask.bool().reshape(atten_mask.shape[0], 1, 1, atten_mask.shape[-1])
@@ -109,23 +102,12 @@ def npu_incre_flash_attention(
     return result
 
 
-def one_piece(cache: Tensor, table: Tensor, heads: int, layout: str) -> Tensor:
-    """The blocks of each sequence side by side, in the layout of the query. Numbers behind its last block may be
-    anything: what they name is behind its length, too."""
-    x = cache[table.long().clamp(0, cache.shape[0] - 1)]
-    if cache.dim() == 4:  # [batch, blocks, heads, block, size]
-        x = x.transpose(1, 2).flatten(2, 3)
-    else:  # [batch, blocks, block, heads · size]
-        x = x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return x if layout == "BNSD" else x.transpose(1, 2).flatten(2) if layout == "BSH" else x.transpose(1, 2)
-
-
-def check(op: str, query: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]) -> None:
+def check(
+    op: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]
+) -> None:
     not_emulated(op, **others)
-    need(
-        layout in attention._LAYOUTS,
-        op,
-        f"input_layout {layout!r} is not emulated, only {', '.join(attention._LAYOUTS)}",
-    )
+    layouts = attention._LAYOUTS
+    need(layout in layouts, op, f"input_layout {layout!r} is not emulated, only {', '.join(layouts)}")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
+    need_types(op, FLOATS, query=query, key=key, value=value)
     need_types(op, (torch.bool, torch.int8, torch.uint8), atten_mask=mask)

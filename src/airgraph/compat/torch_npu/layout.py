@@ -3,6 +3,7 @@
     torch_npu.npu_format_cast(weight, 29)                       a copy: here every tensor lies as PyTorch has it
     torch_npu.npu_confusion_transpose(x, [0, 2, 1, 3], (b, s, n, d), False)     reshape, then transpose
     torch_npu.npu_scatter_nd_update_(cache, indices, updates)   cache[indices[..., 0], indices[..., 1], …] = updates
+    torch_npu.scatter_update_(cache, places, updates, -2)       cache[i, …, places[i] + t, :] = updates[i, …, t, :]
     torch_npu.npu_prefetch(weight, after, 1 << 20)              nothing: there is no cache to fill
 
 They are opened in a compiled graph: it has PyTorch's own ops, which are converted and fused as those are.
@@ -71,6 +72,38 @@ def check_scatter(op: str, x: Tensor, indices: Tensor, updates: Tensor) -> None:
     need(x.dtype == updates.dtype, op, f"updates are {updates.dtype}, and self {x.dtype}")
     need(updates.shape == indices.shape[:-1] + x.shape[depth:], op,
          f"updates {list(updates.shape)} do not fit indices {list(indices.shape)} into self {list(x.shape)}")  # fmt: skip
+
+
+@reference("scatter_update(Tensor data, Tensor indices, Tensor updates, int axis) -> Tensor", opened=True)
+def scatter_update(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    return scatter_update_(data.clone(), indices, updates, axis)
+
+
+@reference("scatter_update_(Tensor(a!) data, Tensor indices, Tensor updates, int axis) -> Tensor(a!)", opened=True)
+def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Row i of `updates` goes into row i of `data`, along the axis from place indices[i] on."""
+    check_update("scatter_update_", data, indices, updates, axis)
+    row = torch.arange(updates.shape[0], device=data.device).unsqueeze(1)
+    place = indices.long().unsqueeze(1) + torch.arange(updates.shape[axis], device=data.device)
+    data.movedim(axis, 1).index_put_((row, place), updates.movedim(axis, 1))
+    return data
+
+
+def check_update(op: str, data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> None:
+    need_types(op, (torch.int32, torch.int64), indices=indices)
+    need(
+        indices.dim() == 1, op, f"indices with {indices.dim()} axes are not emulated, only with 1: a place for each row"
+    )
+    need(data.dtype == updates.dtype, op, f"updates are {updates.dtype}, and data {data.dtype}")
+    behind = -data.dim() <= axis < data.dim() and axis % data.dim() != 0
+    need(
+        behind,
+        op,
+        f"axis is {axis}, and has to be one of data {list(data.shape)} behind the first, which counts the rows",
+    )
+    alike = all(a == b for i, (a, b) in enumerate(zip(data.shape, updates.shape)) if i not in (0, axis % data.dim()))
+    fits = data.dim() == updates.dim() and alike and updates.shape[0] == indices.shape[0] <= data.shape[0]
+    need(fits, op, f"updates {list(updates.shape)} do not fit {indices.shape[0]} places in data {list(data.shape)}")
 
 
 @reference("npu_prefetch(Tensor self, Tensor? dependency, int max_size, int offset=0) -> ()", opened=True)

@@ -2,6 +2,7 @@
 
     weight, expert, row = torch_npu.npu_moe_gating_top_k_softmax(logits, k=2)
     tokens, places, experts = torch_npu.npu_moe_init_routing(x, row, expert, active_num=x.shape[0])
+    ends = torch_npu.npu_moe_compute_expert_tokens(experts, 8)      where the tokens of each of 8 experts end
     ...                                                     each expert on its tokens, which lie side by side
     y = torch_npu.npu_moe_finalize_routing(tokens, None, None, None, weight, places, expert)
 
@@ -10,6 +11,8 @@ r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are the
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -30,7 +33,7 @@ def npu_moe_gating_top_k_softmax(
     weights, experts = x.float().softmax(-1).topk(k, -1)
     if finished is not None:
         experts = experts.masked_fill(finished.reshape(x.shape[:-1]).unsqueeze(-1), x.shape[-1])
-    rows = torch.arange(x.shape[:-1].numel() * k, dtype=torch.int32, device=x.device)
+    rows = torch.arange(math.prod(x.shape[:-1]) * k, dtype=torch.int32, device=x.device)
     return weights.to(x.dtype), experts.int(), rows.view(k, -1).t().reshape(experts.shape)
 
 
@@ -52,6 +55,20 @@ def npu_moe_init_routing(
     )
     active = torch.sym_min(active_num, x.shape[0]) * expert_idx.shape[1]
     return x[rows[:active].long() % x.shape[0]], places, experts
+
+
+@reference("npu_moe_compute_expert_tokens(Tensor sorted_expert_for_source_row, int num_expert) -> Tensor")
+def npu_moe_compute_expert_tokens(sorted_experts: Tensor, num_expert: int) -> Tensor:
+    op = "npu_moe_compute_expert_tokens"
+    need_types(op, (torch.int32,), sorted_expert_for_source_row=sorted_experts)
+    need(
+        sorted_experts.dim() == 1,
+        op,
+        f"sorted_expert_for_source_row has {sorted_experts.dim()} axes, and has to have 1",
+    )
+    need(num_expert > 0, op, f"num_expert is {num_expert}, and has to be above zero")
+    experts = torch.arange(num_expert, dtype=torch.int32, device=sorted_experts.device)
+    return torch.searchsorted(sorted_experts, experts, right=True, out_int32=True)
 
 
 @reference(

@@ -5,14 +5,16 @@
     y = torch_npu.npu_quant_matmul(a, b, scale, pertoken_scale=s, output_dtype=torch.bfloat16)
     y = torch_npu.npu_weight_quant_batchmatmul(x, weight, scale, offset)    x @ ((weight + offset) · scale)
     ys = torch_npu.npu_grouped_matmul([x], [w1, w2], group_list=ends, split_item=3, group_type=0)
+    packed = torch_npu.npu_trans_quant_param(scale, offset)             one int64 for each scale, as some outputs want it
 
-Sums of products of int8 are exact. int4 packed into int32, scales packed into int64 and eight-bit floats are not emulated.
+Sums of products of int8 are exact. int4 packed into int32 and eight-bit floats are not emulated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +54,7 @@ def smoothing(op: str, x: Tensor, scales: Tensor, group_index: Tensor | None) ->
         need(scales.dim() == 1, op, "smooth_scales with more than one row needs group_index")
         return scales.float()
     need(scales.dim() == 2, op, "smooth_scales has to have a row for each group")
-    rows = torch.arange(x.shape[:-1].numel(), device=x.device)
+    rows = torch.arange(math.prod(x.shape[:-1]), device=x.device)
     group = torch.searchsorted(group_index.to(rows.dtype), rows, right=True).clamp(max=scales.shape[0] - 1)
     return scales.float()[group].view(x.shape)
 
@@ -112,7 +114,7 @@ def npu_quant_matmul(
 ) -> Tensor:
     op = "npu_quant_matmul"
     need_types(op, (torch.int8,), x1=x1, x2=x2)
-    need_types(op, (torch.float32, torch.bfloat16), scale=scale)
+    need_types(op, (torch.float32, torch.bfloat16, torch.int64), scale=scale)
     need_types(op, (torch.float32,), offset=offset, pertoken_scale=pertoken_scale)
     not_emulated(op, group_sizes=group_sizes)
     target = output_dtype or torch.int8
@@ -123,6 +125,9 @@ def npu_quant_matmul(
         sums = sums + bias
     if target == torch.int32:
         return sums
+    if scale.dtype == torch.int64:
+        scale, packed = unpacked(scale)
+        offset = packed if offset is None else offset
     y = sums.float() * scale.float()
     if pertoken_scale is not None:
         y = y * pertoken_scale.unsqueeze(-1)
@@ -131,6 +136,29 @@ def npu_quant_matmul(
     if target == torch.int8:
         return rounded(y if offset is None else y + offset, torch.int8)
     return y.to(target)
+
+
+# Bits of a packed scale: 0 to 31 a float32 of which 19 count, 37 to 45 the offset in two's complement, 46 always set.
+SCALE_BITS, OFFSET_AT, MARK = 0xFFFFE000, 37, 1 << 46
+
+
+@reference("npu_trans_quant_param(Tensor scale, Tensor? offset=None, int round_mode=0) -> Tensor")
+def npu_trans_quant_param(scale: Tensor, offset: Tensor | None = None, round_mode: int = 0) -> Tensor:
+    op = "npu_trans_quant_param"
+    need_types(op, (torch.float32,), scale=scale, offset=offset)
+    need(round_mode == 0, op, f"round_mode {round_mode} is not emulated, only 0")
+    packed = (scale.contiguous().view(torch.int32).long() & SCALE_BITS) | MARK
+    if offset is not None:
+        packed = packed | ((torch.round(offset).clamp(-256, 255).long() & 0x1FF) << OFFSET_AT)
+    return packed
+
+
+def unpacked(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the offset in each number."""
+    low = packed & 0xFFFFFFFF
+    scale = (low - ((low >> 31) << 32)).int().view(torch.float32)  # as a signed number of 32 bits
+    nine = (packed >> OFFSET_AT) & 0x1FF
+    return scale, (nine - ((nine >> 8) << 9)).float()
 
 
 def products(x1: Tensor, x2: Tensor) -> Tensor:
@@ -184,11 +212,24 @@ _GROUPED = (
 )
 
 
+class Expert(NamedTuple):
+    """A weight with what goes with it: `scale` for int8 by int8, `antiquant` (scale, offset) for a weight alone in int8."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    antiquant: tuple[Tensor | None, Tensor | None]
+
+
 def grouped_matmul(
     x: Sequence[Tensor],
     weight: Sequence[Tensor],
     *,
     bias: Sequence[Tensor] | None = None,
+    scale: Sequence[Tensor] | None = None,
+    antiquant_scale: Sequence[Tensor] | None = None,
+    antiquant_offset: Sequence[Tensor] | None = None,
+    per_token_scale: Sequence[Tensor] | None = None,
     group_list: Tensor | Sequence[int] | None = None,
     split_item: int | None = 0,
     group_type: int | None = None,
@@ -200,26 +241,75 @@ def grouped_matmul(
 ) -> list[Tensor]:
     op = "npu_grouped_matmul"
     not_emulated(op, **others)
-    for t in (*x, *weight):
-        need_types(op, FLOATS, x_or_weight=t)
     need(not act_type, op, f"act_type {act_type} is not emulated, only 0")
     need(group_type in (None, -1, 0), op, f"group_type {group_type} is not emulated, only -1 and 0")
     need(group_list_type in (None, 0, 1), op, f"group_list_type {group_list_type} is not emulated, only 0 and 1")
+    check_quantised(op, x, weight, scale, per_token_scale, antiquant_scale, output_dtype)
+    need(antiquant_offset is None or antiquant_scale is not None, op, "antiquant_offset needs antiquant_scale")
     target = output_dtype or x[0].dtype
-    experts = [*weight[0]] if len(weight) == 1 and weight[0].dim() == 3 else [*weight]
-    biases = None if bias is None else [*bias[0]] if len(bias) == 1 and bias[0].dim() == 2 else [*bias]
+    lists = (bias, scale, antiquant_scale, antiquant_offset)
+    experts = [Expert(w, b, s, (a, o)) for w, b, s, a, o in zip(*(apart(given, weight) for given in (weight, *lists)))]
+    rows = [None] * len(x) if per_token_scale is None else per_token_scale
     if group_list is None:
         need(len(x) == len(experts), op, f"{len(x)} x and {len(experts)} weights need group_list to be told apart")
-        ys = [product(one, experts, biases, i).to(target) for i, one in enumerate(x)]
+        ys = [product(one, expert, by_row).to(target) for one, expert, by_row in zip(x, experts, rows)]
         return [torch.cat(ys)] if split_item in (2, 3) else ys
     need(len(x) == 1, op, f"{len(x)} x with group_list is not emulated, only one")
     need(split_item in (2, 3), op, f"split_item {split_item} with group_list is not emulated, only 2 and 3: one output")
-    return [one_after_another(x[0], experts, biases, ends_of(group_list, group_list_type, x[0])).to(target)]
+    return [one_after_another(x[0], experts, rows[0], ends_of(group_list, group_list_type, x[0])).to(target)]
 
 
-def product(x: Tensor, experts: Sequence[Tensor], biases: Sequence[Tensor] | None, i: int) -> Tensor:
-    y = x.float() @ experts[i].float()
-    return y if biases is None else y + biases[i].float()
+def check_quantised(op: str, x: Sequence[Tensor], weight: Sequence[Tensor], scale: Sequence[Tensor] | None,
+                    by_row: Sequence[Tensor] | None, antiquant: Sequence[Tensor] | None,
+                    output_dtype: torch.dtype | None) -> None:  # fmt: skip
+    """int8 by int8 has scales, floats by int8 the others, and floats by floats none."""
+    for t in (*x, *weight):
+        need_types(op, (*FLOATS, torch.int8), x_or_weight=t)
+    exact, stored = x[0].dtype == torch.int8, weight[0].dtype == torch.int8
+    need(stored or not exact, op, f"x is torch.int8, and weight {weight[0].dtype}")
+    need(exact or (scale is None and by_row is None), op, "scale and per_token_scale are for x in int8")
+    need(
+        (antiquant is not None) == (stored and not exact),
+        op,
+        "antiquant_scale is for a weight in int8 and x that is not",
+    )
+    if exact:
+        need(output_dtype in (*FLOATS[:2], torch.int32), op, "x in int8 needs output_dtype float16, bfloat16 or int32")
+        need(
+            (scale is None) == (output_dtype == torch.int32), op, "an output of int32 has no scale, and others need one"
+        )
+
+
+def apart(given: Sequence[Tensor] | None, weight: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """One for each expert: lists have one each, or a single tensor with the experts along its first axis."""
+    in_one = len(weight) == 1 and weight[0].dim() == 3
+    count = weight[0].shape[0] if in_one else len(weight)
+    if given is None:
+        return [None] * count
+    return [*given[0]] if len(given) == 1 and (in_one or count > 1) else [*given]
+
+
+def product(x: Tensor, expert: Expert, by_row: Tensor | None) -> Tensor:
+    weight, bias, scale, (antiquant, offset) = expert
+    if x.dtype == torch.int8:
+        sums = products(x, weight)
+        if bias is not None and bias.dtype == torch.int32:
+            sums, bias = sums + bias, None
+        if scale is None:
+            return sums
+        y = sums.float() * (unpacked(scale)[0] if scale.dtype == torch.int64 else scale.float())
+        y = y if by_row is None else y * by_row.float().unsqueeze(-1)
+    else:
+        wide = weight.float() if antiquant is None else opened_weight(weight, antiquant, offset)
+        y = x.float() @ wide
+    return y if bias is None else y + bias.float()
+
+
+def opened_weight(weight: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+    """(weight + offset) · scale, for a column or for each group of its rows."""
+    group = weight.shape[-2] // scale.shape[-2] if scale.dim() > 1 else 0
+    wide = weight.float() if offset is None else weight.float() + for_weight(offset, weight, group)
+    return wide * for_weight(scale, weight, group)
 
 
 def ends_of(group_list: Tensor | Sequence[int], kind: int | None, x: Tensor) -> Tensor:
@@ -229,13 +319,14 @@ def ends_of(group_list: Tensor | Sequence[int], kind: int | None, x: Tensor) -> 
     return group_list.long().cumsum(0) if kind == 1 else group_list.long()
 
 
-def one_after_another(x: Tensor, experts: Sequence[Tensor], biases: Sequence[Tensor] | None, ends: Tensor) -> Tensor:
+def one_after_another(x: Tensor, experts: Sequence[Expert], by_row: Tensor | None, ends: Tensor) -> Tensor:
     """Every weight on every row, of which its group's are taken: sizes that only the device knows stay there, as a graph
     needs it. Rows behind the last group are zeros."""
     group = torch.searchsorted(ends, torch.arange(x.shape[0], device=x.device), right=True).unsqueeze(-1)
-    y = x.new_zeros((x.shape[0], experts[0].shape[-1]), dtype=torch.float32)
-    for i in range(len(experts)):
-        y = torch.where(group == i, product(x, experts, biases, i), y)
+    y: Tensor | int = 0
+    for i, expert in enumerate(experts):
+        y = torch.where(group == i, product(x, expert, by_row), y)
+    assert isinstance(y, Tensor)
     return y
 
 

@@ -27,8 +27,11 @@ REFERENCES: dict[str, Any] = {}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def reference(schema: str, *, opened: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Define `npu::name` by its schema, with the decorated function as its meaning; the op takes the function's place."""
+def reference(schema: str, *, opened: bool = False, random: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Define `npu::name` by its schema, with the decorated function as its meaning; the op takes the function's place.
+
+    `random`: it may draw random numbers, so two equal calls are not one.
+    """
     name, bracket, _ = schema.partition("(")
     if not bracket or "->" not in schema:
         raise CompatError(f"{schema!r} is not the schema of an op",
@@ -36,9 +39,10 @@ def reference(schema: str, *, opened: bool = False) -> Callable[[Callable[..., A
     if name in REFERENCES:
         raise CompatError(f"torch_npu.{name} has a reference already", hint="give yours another name")
     key = "CompositeImplicitAutograd" if opened else "CompositeExplicitAutograd"
+    tags = (torch.Tag.nondeterministic_seeded,) if random else ()
 
     def register(meaning: Callable[..., Any]) -> Any:
-        torch.library.define(f"{NAMESPACE}::{name}", schema[len(name) :])
+        torch.library.define(f"{NAMESPACE}::{name}", schema[len(name) :], tags=tags)
         torch.library.impl(f"{NAMESPACE}::{name}", key)(meaning)
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops, NAMESPACE), packet)
