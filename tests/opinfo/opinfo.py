@@ -220,10 +220,13 @@ def alarm(*_: Any) -> None:
     raise TooSlow(f"more than {SECONDS} s")
 
 
-def work(names: list[str], dtypes: list[str], queue: Any) -> None:
+def work(names: list[str], dtypes: list[str], npu: bool, queue: Any) -> None:
     """One process: its ops in turn. `("start", name)` goes first, so that a crash can be told from the outside."""
     import torch
 
+    run = run_pair
+    if npu:
+        from npu import run_pair as run
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch._dynamo.config.suppress_errors = False
@@ -236,7 +239,7 @@ def work(names: list[str], dtypes: list[str], queue: Any) -> None:
             queue.put(("start", name, dtype))
             signal.alarm(SECONDS)
             try:
-                outcome = run_pair(name, ops[name], dtype)
+                outcome = run(name, ops[name], dtype)
             except TooSlow as error:
                 outcome = Outcome(name, dtype, "fail", str(error))
             finally:
@@ -248,15 +251,15 @@ def work(names: list[str], dtypes: list[str], queue: Any) -> None:
 class Worker:
     """A process and what it was doing last. If it dies, that pair is a failure and a new process takes the rest."""
 
-    def __init__(self, names: list[str], dtypes: list[str]) -> None:
-        self.names, self.dtypes = names, dtypes
+    def __init__(self, names: list[str], dtypes: list[str], npu: bool) -> None:
+        self.names, self.dtypes, self.npu = names, dtypes, npu
         self.current: tuple[str, str] | None = None
         self.start()
 
     def start(self) -> None:
         context = mp.get_context("spawn")
         self.queue = context.Queue()
-        self.process = context.Process(target=work, args=(self.names, self.dtypes, self.queue), daemon=True)
+        self.process = context.Process(target=work, args=(self.names, self.dtypes, self.npu, self.queue), daemon=True)
         self.process.start()
 
     def poll(self) -> tuple[list[Outcome], bool]:
@@ -285,8 +288,8 @@ class Worker:
         return outcomes, False
 
 
-def run_all(names: list[str], dtypes: list[str], jobs: int) -> list[Outcome]:
-    workers = [Worker(names[i::jobs], dtypes) for i in range(min(jobs, len(names)))]
+def run_all(names: list[str], dtypes: list[str], jobs: int, npu: bool = False) -> list[Outcome]:
+    workers = [Worker(names[i::jobs], dtypes, npu) for i in range(min(jobs, len(names)))]
     outcomes: list[Outcome] = []
     while workers:
         for worker in list(workers):
@@ -316,6 +319,7 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts of the ops")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="also write every outcome there")
+    parser.add_argument("--npu", action="store_true", help="in eager on the emulated npu, held against the CPU")
     options = parser.parse_args()
     part, parts = map(int, options.shard.split("/"))
     known = list(all_ops())
@@ -323,7 +327,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no such op: {', '.join(unknown)}")
     names = (options.ops or known)[part - 1 :: parts]
-    outcomes = run_all(names, options.dtypes.split(","), options.jobs)
+    outcomes = run_all(names, options.dtypes.split(","), options.jobs, options.npu)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     return report(outcomes, EXPECTED)
