@@ -109,7 +109,7 @@ def by_inductor(
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
-    inner = functools.partial(make_code, remarks=remarks)
+    inner: Any = functools.partial(make_code, remarks=remarks)
     # Its cache would keep the code without what swaps the tensors; Inductor's own, of a graph's code, stays.
     with functorch_config.patch(enable_autograd_cache=False):
         return compile_fx(gm, inputs, inner_compile=inner, config_patches=dict(settings))

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.utils._pytree import tree_map
 
 from airgraph.compat.npu.memory import DEVICE_TYPE, npu_view
 from airgraph.runtime.device import DeviceAdapter, adapter_for
@@ -85,13 +84,16 @@ def set_attribute(gm: torch.fx.GraphModule, target: str, value: Any) -> None:
 
 
 def moved(value: Any, adapter: DeviceAdapter) -> Any:
-    """The fake tensor that a host alias of this one will be: it begins where its memory does."""
+    """The same fake tensor on the host. It keeps its offset, though an alias has none: a graph may say `as_strided` with
+    an offset from the start of the storage, and Inductor takes the difference."""
     if not is_npu(value):
         return value
     mode = torch._guards.detect_fake_mode([value])
     assert mode is not None, "a compiler is shown fake tensors"
-    with mode:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=adapter.host)
+    elements = value.untyped_storage().nbytes() // value.element_size()
+    with mode, enable_python_dispatcher():
+        whole = torch.empty(elements, dtype=value.dtype, device=adapter.host)
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def output_of(gm: torch.fx.GraphModule) -> torch.fx.Node:
