@@ -131,11 +131,21 @@ def make_code(
         if phase != "backward":
             raise
         config = pipeline.make_config(None, {"mode": "reduce-overhead", "remarks": (fallen_back(first_line(error)),)})
-        return pipeline.compile_graph(gm, inputs, phase, config)
+        return boxed(pipeline.compile_graph(gm, inputs, phase, config))
     journal = open_journal(f"inductor_{next(_numbers)}", phase, "airgraph")
     for remark in (f"Inductor compiled this graph for {state.host_device()}", *remarks):
         journal.remark(remark)
     return code
+
+
+def boxed(program: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Called with one list. PyTorch wraps what it is given in functions, which take over what is written on the object."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return program(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 # -- by airgraph ----------------------------------------------------------------------------------------------------
