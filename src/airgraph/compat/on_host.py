@@ -42,7 +42,8 @@ def on_host(
     results = [val_of(value) for value in output_of(gm).args[0]]  # type: ignore[union-attr]
     # Before the compiler has its way with the graph.
     views = views_of(host_inputs, [val_of(value) for value in output_of(host_gm).args[0]])  # type: ignore[union-attr]
-    return HostCode(compile(host_gm, host_inputs), adapter, [is_npu(value) for value in results], views)
+    devices = [value.device if is_npu(value) else None for value in results]
+    return HostCode(compile(host_gm, host_inputs), adapter, devices, views)
 
 
 # -- the graph ------------------------------------------------------------------------------------------------------
@@ -127,11 +128,13 @@ def is_npu_device(value: Any) -> bool:
 class HostCode:
     """Code for the host, called with the npu tensors as one list (PyTorch's boxed convention, which lets them be freed)."""
 
-    def __init__(self, code: Code, adapter: DeviceAdapter, on_npu: Sequence[bool], views: dict[int, int]) -> None:
+    def __init__(
+        self, code: Code, adapter: DeviceAdapter, devices: Sequence[torch.device | None], views: dict[int, int]
+    ) -> None:
         self._boxed_call = True  # of the object: PyTorch wraps it in functions, which take over what is the object's
         self.code = code
         self.adapter = adapter
-        self.on_npu = on_npu
+        self.devices = devices  # of the results; None for those that are not on npu
         self.views = views
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -142,11 +145,12 @@ class HostCode:
         return [self.result(i, value, kept) for i, value in enumerate(results)]
 
     def result(self, place: int, value: Any, kept: dict[int, tuple[Any, Any]]) -> Any:
-        if not isinstance(value, torch.Tensor) or not self.on_npu[place]:
+        device = self.devices[place]
+        if not isinstance(value, torch.Tensor) or device is None:
             return value
         given, host = kept.get(self.views.get(place, -1), (None, None))
         if value is host:
             return given
         if is_npu(given) and value.dtype == given.dtype and storage_of(value) == storage_of(host):
             return npu_view(given, value.size(), value.stride(), given.storage_offset() + value.storage_offset())
-        return self.adapter.from_host(value, torch.device(DEVICE_TYPE))
+        return self.adapter.from_host(value, device)
