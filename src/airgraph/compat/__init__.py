@@ -49,7 +49,8 @@ def install(host: str = "cpu") -> None:
     """Make `torchair`, `torch_npu` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host`,
     "cpu" or "cuda".
 
-    `torch.compile(backend="inductor")` compiles graphs of npu tensors by airgraph from then on. A second call does nothing.
+    `torch.compile(backend="inductor")` compiles graphs of npu tensors for the host from then on. A second call does
+    nothing.
     """
     if _installed:
         return

@@ -226,5 +226,7 @@ def _register_kernels(host: Host) -> list[torch.library.Library]:
         # Below autograd as well, for tensors made in inference mode, which have no autograd key.
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             ops.impl(op.name(), composite, key)
+    for key, kind in dispatch.NOT_DENSE.items():
+        fallback.fallback(functools.partial(dispatch.refuse, kind), key)
     autocast.register(ops, fallback)
     return [fallback, ops]

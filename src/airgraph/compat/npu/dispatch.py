@@ -123,6 +123,8 @@ def _compute(host: Host, op: torch._ops.OpOverload, signature: Signature, args: 
     seen = _Seen()
     host_args = [_to_host(host, value, seen) for value in args]
     host_kwargs = {name: _to_host(host, value, seen) for name, value in kwargs.items()}
+    for name in signature.outs:
+        host_kwargs[name] = _with_room_to_grow(kwargs[name], host_kwargs[name])
     _check_devices(op, seen)
     call = _call_with_numbers if _has_numbers(signature, args) else _call
     results = call(host, op, signature, host_args, host_kwargs)
@@ -252,8 +254,15 @@ def _redispatch(host: Host, op: torch._ops.OpOverload, args: Any, kwargs: dict[s
         ) from error
 
 
+def _with_room_to_grow(given: Any, alias: Any) -> Any:
+    """For an empty `out=`, which many ops give sizes of their own, a tensor of the host's own: an alias cannot grow."""
+    if not isinstance(given, torch.Tensor) or not _is_npu(given) or given.numel():
+        return alias
+    return torch.empty_strided(given.size(), given.stride(), dtype=given.dtype, device=alias.device)
+
+
 def _with_room(signature: Signature, kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-    """The call, which may find an `out=` of another size. An alias cannot grow, so it gets one that can.
+    """The call, which may find an `out=` that is too small. An alias cannot grow, so it gets one that can.
 
     Sizes are settled before anything is written, so the op may run again from the start.
     """
@@ -326,7 +335,8 @@ def _follow(host: Host, given: Any, computed: Any) -> None:
     """
     if not isinstance(given, torch.Tensor) or not _is_npu(given):
         return
-    if given.data_ptr() == computed.data_ptr() and given.size() == computed.size():
+    same_place = given.data_ptr() == computed.data_ptr()
+    if same_place and given.size() == computed.size() and given.stride() == computed.stride():
         return
     offset = int(given.storage_offset())
     last = sum((size - 1) * stride for size, stride in zip(computed.size(), computed.stride()))
@@ -337,6 +347,21 @@ def _follow(host: Host, given: Any, computed: Any) -> None:
     memory.rebase(given, memory.npu_view(given, computed.size(), computed.stride(), offset))
     if given.data_ptr() != computed.data_ptr():
         memory.to_host(given, host.device).copy_(computed)
+
+
+# What has no memory of its own that the host and npu could share. (PyTorch makes some of these without asking the device;
+# the first op then says so.)
+
+NOT_DENSE = {
+    "SparsePrivateUse1": "sparse",
+    "SparseCsrPrivateUse1": "sparse",
+    "QuantizedPrivateUse1": "quantised",
+    "NestedTensorPrivateUse1": "nested (jagged ones it does)",
+}
+
+
+def refuse(kind: str, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise memory.not_dense(kind, {"op": str(op)})
 
 
 # Registration.
@@ -352,6 +377,8 @@ _WHOLE = {
     # Memory: PyTorch makes it with Python modes set aside (in torch.tensor), and then finds Python kernels only by name.
     "aten::empty.memory_format",
     "aten::empty_strided",
+    # Makes sure that the device is one it knows.
+    "aten::mode.values",
     # Made of a kernel in C++ that is looked up by device.
     "aten::kaiser_window",
     "aten::kaiser_window.periodic",

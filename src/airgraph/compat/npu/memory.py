@@ -60,15 +60,19 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a host tensor as a tensor of `npu:0`. Strides are kept; gradients are not followed."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = str(tensor.dtype) if tensor.is_quantized else str(tensor.layout)
-        raise CompatError(
-            f"the emulated npu holds dense tensors only, not {kind}",
-            where={"tensor": f"{tensor.dtype}{list(tensor.shape)}"},
-            hint="keep this tensor on the CPU, or make it dense with .to_dense() / .dequantize()",
-        )
+        raise not_dense(kind, {"tensor": f"{tensor.dtype}{list(tensor.shape)}"})
     alias = _share(tensor, _DL_EXTENSION, 0)
     if tensor.is_cpu:
         usage.count.add(alias)
     return alias
+
+
+def not_dense(kind: str, where: dict[str, str]) -> CompatError:
+    return CompatError(
+        f"the emulated npu holds dense tensors only, not {kind}",
+        where=where,
+        hint="keep this tensor on the CPU, or make it dense with .to_dense() / .dequantize()",
+    )
 
 
 def npu_view(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
