@@ -17,6 +17,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
+    collectives torch.distributed with the backend hccl
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
     graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
@@ -36,6 +37,7 @@ import torch
 from airgraph.compat.npu import (
     accelerator,
     autocast,
+    collectives,
     composites,
     dispatch,
     generator,
@@ -94,6 +96,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     storage.install()
     generator.install()
     accelerator.install()
+    emulation.libraries += collectives.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
@@ -112,6 +115,7 @@ def uninstall() -> None:
     storage.uninstall()
     generator.uninstall()
     accelerator.uninstall()
+    collectives.uninstall()
     for library in emulation.libraries:
         library._destroy()
     random.forget()
