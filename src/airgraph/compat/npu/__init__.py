@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     storage.install()
     generator.install()
     accelerator.install()
-    emulation.libraries += collectives.install()
+    emulation.libraries += collectives.install(emulation.host)
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
@@ -251,7 +252,17 @@ def _name_backend() -> None:
     _renamed = True
 
 
+def _not_traced(functions: Iterable[Callable[..., Any]]) -> None:
+    """Kernels written in Python are called between the graphs of a compiled function as well, and Dynamo would compile
+    them and all they call, for nothing. (What is inside a compiled function is traced as an op, without its kernel.)"""
+    frames = torch._C._dynamo.eval_frame
+    as_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, as_is)
+
+
 def _register_kernels(host: Host) -> list[torch.library.Library]:
+    _not_traced([dispatch.run_on_host, *kernels.KERNELS.values(), *kernels.CPU_KERNELS.values(), *collectives.KERNELS])
     run = functools.partial(dispatch.run_on_host, host)
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run, "PrivateUse1")

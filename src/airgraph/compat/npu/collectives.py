@@ -12,8 +12,11 @@ that hand the host's memory of the tensors to the same op, with a group whose ba
 Results are written in place, into memory that the npu tensors share. On a CUDA host the tensors are copied to the CPU and
 the results back: NCCL cannot have two ranks on one GPU.
 
+A collective in a compiled graph is another op (`_c10d_functional::all_reduce`), which a program calls with tensors of the
+host: it goes back to npu and so to the group's backend (`_in_program`).
+
 Collectives are under way when the call returns, as gloo has it. The exceptions, which are done by then: `all_to_all` and
-`reduce_scatter` of lists, which are made of others because not every gloo has them, and on a CUDA host `recv`.
+`reduce_scatter` of lists, which are made of others because not every gloo has them, and on a CUDA host all but `send`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from airgraph.compat.npu import memory, state
+from airgraph.compat.npu.dispatch import Host
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 
@@ -33,9 +37,10 @@ NAME = "hccl"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 c10d = torch.ops.c10d
+functional = torch.ops._c10d_functional
 
 
-def install() -> list[torch.library.Library]:
+def install(host: Host) -> list[torch.library.Library]:
     """Make the backend known to torch.distributed, where this PyTorch has it; what comes back undoes the kernels."""
     if not torch.distributed.is_available():
         return []
@@ -50,7 +55,10 @@ def install() -> list[torch.library.Library]:
     library = torch.library.Library("c10d", "IMPL")
     for op in _collectives():
         library.impl(op.name(), functools.partial(_run, op), "PrivateUse1", allow_override=True)
-    return [library]
+    in_programs = torch.library.Library("_c10d_functional", "IMPL")
+    for op in _functional_collectives():
+        in_programs.impl(op.name(), functools.partial(_in_program, op), host.key_name)
+    return [library, in_programs]
 
 
 def uninstall() -> None:
@@ -75,7 +83,14 @@ def _collectives() -> list[torch._ops.OpOverload]:
     """The ops that PyTorch has for process groups on an accelerator."""
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("c10d::")]
     known = [n for n in names if torch._C._dispatch_has_kernel_for_dispatch_key(n, "PrivateUse1")]
-    return [getattr(getattr(c10d, name.removeprefix("c10d::")), "default") for name in known]  # noqa: B009
+    return [getattr(c10d, name.removeprefix("c10d::")).default for name in known]
+
+
+def _functional_collectives() -> list[torch._ops.OpOverload]:
+    """The ops that collectives become in a compiled graph, but for the one that waits."""
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("_c10d_functional::")]
+    ops = [getattr(functional, name.removeprefix("_c10d_functional::")).default for name in names]
+    return [op for op in ops if any(a.name == "group_name" for a in op._schema.arguments)]
 
 
 def _make_backend(options: Any, backend_options: Any) -> Any:
@@ -106,13 +121,19 @@ def _run(op: torch._ops.OpOverload, *args: Any) -> Any:
     """A collective on npu tensors. What it gives are arguments it wrote to, the first, and the work under way."""
     names = [a.name for a in op._schema.arguments]
     place = names.index("process_group")
-    lent = [_staged(v) if on_cuda() else _shared(v) for v in args]
+    lend = _staged if on_cuda() else _shared
+    lent = [lend(v) for v in args]
     result = OTHERS.get(op, functools.partial(op.redispatch, _CPU))(*lent[:place], _twin(args[place]), *lent[place + 1 :])
     has_results = isinstance(result, (list, tuple))
     work = result[-1] if has_results else result
-    if on_cuda():
-        written = [i for i, name in enumerate(names[:place]) if not name.startswith("input")]
-        work = _then_copy(op, work, [args[i] for i in written], [lent[i] for i in written])
+    if on_cuda() and op is not c10d.send.default:
+        work.wait()
+        for i in range(place):
+            if not names[i].startswith("input"):
+                _copy(args[i], lent[i])
+        work = _done(args[0])  # gloo's work of a recv cannot be waited for twice
+    elif op is c10d.allreduce_.default:
+        work = _with_results(work, args[0])
     return (args[0], work) if has_results else work
 
 
@@ -129,22 +150,55 @@ def _staged(value: Any) -> Any:
     return tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, value)
 
 
-def _then_copy(op: torch._ops.OpOverload, work: Any, targets: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The same work, which is done when its results have been copied to where they belong."""
+def _copy(targets: Any, values: Any) -> None:
+    for target, value in zip(tree_leaves(targets), tree_leaves(values)):
+        target.detach().copy_(value)
+
+
+def _done(tensors: Any) -> Any:
+    """Work that is done, with these results."""
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    future: Any = torch.futures.Future()
+    future.set_result(list(tensors) if isinstance(tensors, (list, tuple)) else [tensors])
+    return _create_work_from_future(future).boxed()
+
+
+def _with_results(work: Any, tensors: Any) -> Any:
+    """The same work, whose future gives these tensors: DDP goes on with what the future of an all_reduce gives."""
     from torch._C._distributed_c10d import Work, _create_work_from_future
 
-    def copy(done: Any = None) -> None:
-        for target, value in zip(tree_leaves(targets), tree_leaves(values)):
-            target.detach().copy_(value)
+    def results(done: Any) -> Any:
+        done.value()  # raises what went wrong
+        return list(tensors)
 
-    if op in (c10d.send.default, c10d.barrier.default):
-        return work
-    work = Work.unbox(work)
-    if op in (c10d.recv_.default, c10d.recv_any_source_.default):  # gloo tells nobody when these are done
-        work.wait()
-        copy()
-        return work.boxed()
-    return _create_work_from_future(work.get_future().then(copy)).boxed()
+    return _create_work_from_future(Work.unbox(work).get_future().then(results)).boxed()
+
+
+# In a compiled program, which works on the host's memory alone.
+
+
+def _in_program(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """A collective on tensors of the host: for a group that has npu and not the host, it is npu's, and done at once."""
+    group = args[[a.name for a in op._schema.arguments].index("group_name")]
+    if not _only_npu(group):
+        return op._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+    index = state.current_device()
+    given = tree_map(lambda v: memory.from_host(v, index) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+    result = tree_map(functional.wait_tensor.default, op(*given[0], **given[1]))
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if written:
+        return kwargs.get(written[0], args[0])
+    return _shared(result)
+
+
+def _only_npu(group: Any) -> bool:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    own = _resolve_process_group(group) if isinstance(group, str) else ProcessGroup.unbox(group)
+    kinds = {device.type for device in own._device_types}
+    return DEVICE_TYPE in kinds and state.host_device().type not in kinds
 
 
 # What gloo lacks in some versions, by what it always had.
@@ -175,3 +229,4 @@ OTHERS: Mapping[Any, Callable[..., Any]] = {
     c10d.alltoall_.default: all_to_all,
     c10d.reduce_scatter_.default: reduce_scatter,
 }
+KERNELS = (_run, _in_program)
