@@ -22,6 +22,7 @@ Collectives are under way when the call returns, as gloo has it. The exceptions,
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,10 @@ def install(host: Host) -> list[torch.library.Library]:
     backend.register_backend(NAME, _make_backend, extended_api=True, devices=[DEVICE_TYPE])
     torch.distributed.is_hccl_available = lambda: True  # type: ignore[attr-defined]
     library = torch.library.Library("c10d", "IMPL")
-    for op in _collectives():
-        library.impl(op.name(), functools.partial(_run, op), "PrivateUse1", allow_override=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")  # as is meant
+        for op in _collectives():
+            library.impl(op.name(), functools.partial(_run, op), "PrivateUse1")
     in_programs = torch.library.Library("_c10d_functional", "IMPL")
     for op in _functional_collectives():
         in_programs.impl(op.name(), functools.partial(_in_program, op), host.key_name)
@@ -123,7 +126,9 @@ def _run(op: torch._ops.OpOverload, *args: Any) -> Any:
     place = names.index("process_group")
     lend = _staged if on_cuda() else _shared
     lent = [lend(v) for v in args]
-    result = OTHERS.get(op, functools.partial(op.redispatch, _CPU))(*lent[:place], _twin(args[place]), *lent[place + 1 :])
+    result = OTHERS.get(op, functools.partial(op.redispatch, _CPU))(
+        *lent[:place], _twin(args[place]), *lent[place + 1 :]
+    )
     has_results = isinstance(result, (list, tuple))
     work = result[-1] if has_results else result
     if on_cuda() and op is not c10d.send.default:

@@ -11,8 +11,9 @@ gets another table of functions: a copy of its own, in which those about devices
 
 They are machine code, built by LLVM: PyTorch calls them in threads that do not hold Python's lock, and when Python is
 gone. Which place of the table is which follows from the order of the declarations in PyTorch's header, which comes with
-every PyTorch; before anything is changed, the object must be of the class that is expected, every place must be code, and
-the old functions must give the answers of a guard with one device. If anything is otherwise, this refuses.
+every PyTorch; before anything is changed, the object must be of the class that is expected, the table must have as many
+functions as the header, and the old ones must give the answers of a guard with one device. If anything is otherwise, or
+the system is not Linux, this refuses.
 
 With one device nothing of this is done.
 """
@@ -34,16 +35,17 @@ TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 CLASS = b"N5torch3acc17PythonDeviceGuardE"
 HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
+END = "the end"
 WORD = ctypes.sizeof(ctypes.c_void_p)
 BEFORE = 2  # words of a table that lie before the place the object points to
 
 # A device is two bytes, its type and its index; a stream is a device in one word and a number in another.
 TEXT = """
-declare ptr @pthread_getspecific({key_type})
-declare i32 @pthread_setspecific({key_type}, ptr)
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
 
 define i64 @current() {{
-  %held = call ptr @pthread_getspecific({key_type} {key})
+  %held = call ptr @pthread_getspecific(i32 {key})
   %index = ptrtoint ptr %held to i64
   ret i64 %index
 }}
@@ -53,7 +55,7 @@ define void @change(i64 %index) {{
   br i1 %exists, label %store, label %done
 store:
   %held = inttoptr i64 %index to ptr
-  %ok = call i32 @pthread_setspecific({key_type} {key}, ptr %held)
+  %ok = call i32 @pthread_setspecific(i32 {key}, ptr %held)
   br label %done
 done:
   ret void
@@ -138,6 +140,8 @@ class Guard:
     """PyTorch's guard for the device, answering for `count` devices until `restore()`."""
 
     def __init__(self, count: int) -> None:
+        if sys.platform != "linux":
+            raise _refusal("the way it is done is known for Linux")
         self.object = _guard_object()
         self.table_before = _word(self.object)
         places = _places(_virtual_functions())
@@ -145,7 +149,7 @@ class Guard:
         code = _build(count)
         self.current: Callable[[], int] = ctypes.CFUNCTYPE(ctypes.c_int64)(code["current"])
         self.change: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int64)(code["change"])
-        words = max(places.values()) + 2 + BEFORE  # the destructor takes two places, and may be the last
+        words = places[END] + BEFORE
         self.table = (ctypes.c_void_p * words).from_buffer_copy(
             ctypes.string_at(self.table_before - BEFORE * WORD, words * WORD)
         )
@@ -185,13 +189,10 @@ def _refusal(reason: str) -> CompatError:
 
 def _guard_object() -> int:
     """The address of the registered guard, if it is the one for backends written in Python."""
-    folder = Path(torch.__file__).parent / "lib"
-    libraries = [folder / name for name in ("libc10.so", "libc10.dylib") if (folder / name).is_file()]
-    if not libraries:
-        raise _refusal(f"there is no libc10 in {folder}")
     try:
-        registry = (ctypes.c_void_p * (TYPE + 1)).in_dll(ctypes.CDLL(str(libraries[0])), REGISTRY)
-    except ValueError as error:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        registry = (ctypes.c_void_p * (TYPE + 1)).in_dll(library, REGISTRY)
+    except (OSError, ValueError) as error:
         raise _refusal(str(error)) from error
     found = registry[TYPE]
     if not found:
@@ -217,7 +218,7 @@ def _virtual_functions() -> list[str]:
 
 
 def _places(functions: Sequence[str]) -> dict[str, int]:
-    """Where each stands; a destructor stands there twice."""
+    """Where each stands, and where the table ends; a destructor stands there twice."""
     places: dict[str, int] = {}
     place = 0
     for name in functions:
@@ -226,31 +227,28 @@ def _places(functions: Sequence[str]) -> dict[str, int]:
     lacking = [name for name in OURS if name not in places]
     if lacking or len(places) != len(functions):
         raise _refusal(f"{HEADER} has no function {lacking[0]}" if lacking else f"{HEADER} has one of a name twice")
-    return places
+    return {**places, END: place}
 
 
 def _check_table(guard: int, table: int, places: dict[str, int]) -> None:
-    """Every place must be code of PyTorch, and two harmless ones must answer as a guard with one device does."""
-    for name, place in places.items():
-        if not _is_code(_word(table + place * WORD)):
-            raise _refusal(f"its function {name} is not where {HEADER} says")
+    """Every place must be code, what follows must not, and two harmless ones must answer as a guard with one device."""
+    code, size = _code(), places[END]
+    is_code = [any(_word(table + place * WORD) in part for part in code) for place in range(size + 1)]
+    if is_code != [True] * size + [False]:
+        raise _refusal(f"its table has not the {size} functions that {HEADER} says")
     count = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(_word(table + places["deviceCount"] * WORD))(guard)
     device = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(_word(table + places["getDevice"] * WORD))(guard)
     if (count, device) != (1, TYPE):
         raise _refusal(f"it answers {count} for the number of devices and {device:#x} for the current one")
 
 
-class _Place(ctypes.Structure):
-    """Dl_info: what `dladdr` knows about an address."""
-
-    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("start", ctypes.c_void_p)]
-
-
-def _is_code(address: int) -> bool:
-    """Whether an address lies in a library of PyTorch."""
-    found = _Place()
-    known = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) if address else 0
-    return bool(known) and b"torch" in (found.file or b"")
+def _code() -> list[range]:
+    """Where this process has code of PyTorch."""
+    lines = [
+        line.split() for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    parts = [line[0].split("-") for line in lines if "x" in line[1] and "libtorch" in line[-1]]
+    return [range(int(begin, 16), int(end, 16)) for begin, end in parts]
 
 
 def _word(address: int) -> int:
@@ -266,11 +264,10 @@ def _build(count: int) -> Any:
     except ImportError as error:
         raise _refusal(f"it needs llvmlite ({error})") from error
     process = ctypes.CDLL(None)
-    key_type = ctypes.c_ulong if sys.platform == "darwin" else ctypes.c_uint
-    key = key_type()
+    key = ctypes.c_uint()
     if process.pthread_key_create(ctypes.byref(key), None):
         raise _refusal("the process has no room for another thread-local number")
-    text = TEXT.format(count=count, type=TYPE, key=key.value, key_type=f"i{8 * ctypes.sizeof(key)}")
+    text = TEXT.format(count=count, type=TYPE, key=key.value)
     imports = {
         name: ctypes.cast(getattr(process, name), ctypes.c_void_p).value or 0
         for name in ("pthread_getspecific", "pthread_setspecific")
