@@ -75,8 +75,8 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     There are as many as `devices` says, or AIRGRAPH_NPU_DEVICES in the environment, or one. All share the host. Autograd
     counts devices at the first backward of a process, and so several must be installed before it.
 
-    A second call with the same host and number does nothing. The emulation never stands in for a real one: where `torch_npu` is
-    installed, or another backend has taken PyTorch's PrivateUse1, this raises `CompatError`.
+    A second call with the same host and number does nothing. The emulation never stands in for a real one: where
+    `torch_npu` is installed, or another backend has taken PyTorch's PrivateUse1, this raises `CompatError`.
 
     PyTorch knows one accelerator a process, and from now on that is `npu`: on a machine with a GPU, autograd fails for
     tensors of "cuda" itself (an assertion in its engine about streams), while `npu` with host="cuda" trains as it should.
