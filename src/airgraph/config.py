@@ -209,7 +209,7 @@ KNOBS = {
             "AIRGRAPH_NPU",
             "0",
             ("0", "1"),
-            "1: pytest installs the emulated npu before it collects tests; so do processes started under airgraph run",
+            "1: pytest installs the emulated npu before it collects tests",
         ),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),
         Knob("AIRGRAPH_NPU_DEVICES", "1", (), "how many emulated npu devices there are: npu:0, npu:1, …"),

@@ -110,7 +110,7 @@ def _twin(group: Any) -> Any:
     from torch.distributed import ProcessGroup
 
     own = ProcessGroup.unbox(group)
-    twin = ProcessGroup(own.rank(), own.size())
+    twin = ProcessGroup(own.rank(), own.size())  # type: ignore[call-arg] # it needs no store of its own
     backend = own._get_backend(torch.device(DEVICE_TYPE))
     twin._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
     twin._set_default_backend(ProcessGroup.BackendType.GLOO)
@@ -162,7 +162,7 @@ def _copy(targets: Any, values: Any) -> None:
 
 def _done(tensors: Any) -> Any:
     """Work that is done, with these results."""
-    from torch._C._distributed_c10d import _create_work_from_future
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
     future: Any = torch.futures.Future()
     future.set_result(list(tensors) if isinstance(tensors, (list, tuple)) else [tensors])
@@ -171,7 +171,7 @@ def _done(tensors: Any) -> Any:
 
 def _with_results(work: Any, tensors: Any) -> Any:
     """The same work, whose future gives these tensors: DDP goes on with what the future of an all_reduce gives."""
-    from torch._C._distributed_c10d import Work, _create_work_from_future
+    from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
 
     def results(done: Any) -> Any:
         done.value()  # raises what went wrong
@@ -201,7 +201,7 @@ def _only_npu(group: Any) -> bool:
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    own = _resolve_process_group(group) if isinstance(group, str) else ProcessGroup.unbox(group)
+    own = _resolve_process_group(group) if isinstance(group, str) else ProcessGroup.unbox(group)  # type: ignore[arg-type]
     kinds = {device.type for device in own._device_types}
     return DEVICE_TYPE in kinds and state.host_device().type not in kinds
 

@@ -3,7 +3,7 @@
 It must not cost anything in a process that has nothing to do with torch, so it only waits.
 """
 
-import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -38,7 +38,7 @@ class AfterTorch:
         return spec
 
 
-class Existing:
+class Existing(importlib.abc.Loader):
     """A loader for a module that is there already."""
 
     def __init__(self, module: ModuleType) -> None:
@@ -70,5 +70,5 @@ def the_hidden_one() -> None:
 if __name__ == "sitecustomize":  # as the package's module it does nothing
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
     if os.environ.get("AIRGRAPH_NPU") == "1":
-        sys.meta_path.insert(0, AfterTorch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, AfterTorch())
     the_hidden_one()
