@@ -215,6 +215,7 @@ def _check_not_taken() -> None:
             f'PyTorch\'s PrivateUse1 backend has been taken by "{name}" in this process',
             hint="use the emulated npu in a process that does not load that backend",
         )
+    collectives.check_not_taken()
 
 
 # Registration with PyTorch.
@@ -255,7 +256,9 @@ def _name_backend() -> None:
 def _not_traced(functions: Iterable[Callable[..., Any]]) -> None:
     """Kernels written in Python are called between the graphs of a compiled function as well, and Dynamo would compile
     them and all they call, for nothing. (What is inside a compiled function is traced as an op, without its kernel.)"""
-    frames = torch._C._dynamo.eval_frame
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "_FrameExecStrategy"):
+        return  # a PyTorch that does this in another way is slower there, no more
     as_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     for function in functions:
         frames.set_code_exec_strategy(function.__code__, as_is)

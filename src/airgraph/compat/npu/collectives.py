@@ -41,17 +41,19 @@ c10d = torch.ops.c10d
 functional = torch.ops._c10d_functional
 
 
-def install(host: Host) -> list[torch.library.Library]:
-    """Make the backend known to torch.distributed, where this PyTorch has it; what comes back undoes the kernels."""
-    if not torch.distributed.is_available():
-        return []
-    backend = torch.distributed.Backend
-    if NAME.upper() in backend._plugins:
+def check_not_taken() -> None:
+    if torch.distributed.is_available() and NAME.upper() in torch.distributed.Backend._plugins:
         raise CompatError(
             f"the backend {NAME!r} of torch.distributed has been registered by somebody else",
             hint="use the emulated npu in a process that does not load that backend",
         )
-    backend.register_backend(NAME, _make_backend, extended_api=True, devices=[DEVICE_TYPE])
+
+
+def install(host: Host) -> list[torch.library.Library]:
+    """Make the backend known to torch.distributed, where this PyTorch has it; what comes back undoes the kernels."""
+    if not torch.distributed.is_available():
+        return []
+    torch.distributed.Backend.register_backend(NAME, _make_backend, extended_api=True, devices=[DEVICE_TYPE])
     torch.distributed.is_hccl_available = lambda: True  # type: ignore[attr-defined]
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
@@ -126,20 +128,26 @@ def _run(op: torch._ops.OpOverload, *args: Any) -> Any:
     place = names.index("process_group")
     lend = _staged if on_cuda() else _shared
     lent = [lend(v) for v in args]
-    result = OTHERS.get(op, functools.partial(op.redispatch, _CPU))(
-        *lent[:place], _twin(args[place]), *lent[place + 1 :]
-    )
+    call = OTHERS.get(op._schema.name, functools.partial(op.redispatch, _CPU))
+    result = call(*lent[:place], _twin(args[place]), *lent[place + 1 :])
     has_results = isinstance(result, (list, tuple))
     work = result[-1] if has_results else result
-    if on_cuda() and op is not c10d.send.default:
-        work.wait()
+    if on_cuda() and op._schema.name != "c10d::send":
+        _wait(work)
         for i in range(place):
             if not names[i].startswith("input"):
                 _copy(args[i], lent[i])
         work = _done(args[0])  # gloo's work of a recv cannot be waited for twice
-    elif op is c10d.allreduce_.default:
+    elif op._schema.name == "c10d::allreduce_":
         work = _with_results(work, args[0])
     return (args[0], work) if has_results else work
+
+
+def _wait(work: Any) -> None:
+    """Wait without holding Python's lock, which the end of another work may need."""
+    from torch._C._distributed_c10d import Work
+
+    Work.unbox(work).wait()
 
 
 def on_cuda() -> bool:
@@ -214,7 +222,7 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], 
     got = sent.new_empty(sum(t.numel() for t in outputs))
     sizes = [t.numel() for t in outputs], [t.numel() for t in inputs]
     work = c10d.alltoall_base_.default.redispatch(_CPU, got, sent, group, *sizes, *rest)
-    work.wait()
+    _wait(work)
     for output, part in zip(outputs, got.split(sizes[0])):
         output.copy_(part.view_as(output))
     return outputs, work
@@ -225,13 +233,14 @@ def reduce_scatter(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], group
     given = torch.cat([t.reshape(-1) for t in parts])
     got = given.new_empty(output.numel())
     _, work = c10d._reduce_scatter_base_.default.redispatch(_CPU, got, given, group, *rest)
-    work.wait()
+    _wait(work)
     output.copy_(got.view_as(output))
     return outputs, work
 
 
-OTHERS: Mapping[Any, Callable[..., Any]] = {
-    c10d.alltoall_.default: all_to_all,
-    c10d.reduce_scatter_.default: reduce_scatter,
+# By name: a PyTorch without torch.distributed does not have the ops.
+OTHERS: Mapping[str, Callable[..., Any]] = {
+    "c10d::alltoall_": all_to_all,
+    "c10d::reduce_scatter_": reduce_scatter,
 }
 KERNELS = (_run, _in_program)
