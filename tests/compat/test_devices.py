@@ -15,7 +15,7 @@ import torch
 
 from airgraph import compat
 from airgraph.compat import npu
-from airgraph.compat.npu import guard, state
+from airgraph.compat.npu import guard, state, tables
 from airgraph.errors import CompatError
 
 SCRIPT = Path(__file__).with_name("on_several_devices.py")
@@ -104,9 +104,9 @@ def test_places_follow_the_header() -> None:
     functions = guard._virtual_functions()
     assert functions[0] == "type" and "deviceCount" in functions and "~DeviceGuardImplInterface" in functions
     table = [*guard.OURS, "~DeviceGuardImplInterface", "more"]
-    places = guard._places(table)
+    places = tables.places(table, guard.OURS, guard.HEADER)
     assert places["type"] == 0 and places["more"] == len(table)  # a destructor has two places
-    assert places[guard.END] == len(table) + 1
+    assert places[tables.END] == len(table) + 1
 
 
 def test_a_guard_of_another_class(monkeypatch: pytest.MonkeyPatch) -> None:

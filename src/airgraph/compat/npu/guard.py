@@ -21,23 +21,20 @@ With one device nothing of this is done.
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from airgraph.compat.npu import tables
 from airgraph.errors import CompatError
 
 TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 CLASS = b"N5torch3acc17PythonDeviceGuardE"
 HEADER = "include/c10/core/impl/DeviceGuardImplInterface.h"
-END = "the end"
-WORD = ctypes.sizeof(ctypes.c_void_p)
-BEFORE = 2  # words of a table that lie before the place the object points to
 
 # A device is two bytes, its type and its index; a stream is a device in one word and a number in another.
 TEXT = """
@@ -142,28 +139,20 @@ class Guard:
     def __init__(self, count: int) -> None:
         if sys.platform != "linux":
             raise _refusal("the way it is done is known for Linux")
-        self.object = _guard_object()
-        self.table_before = _word(self.object)
-        places = _places(_virtual_functions())
-        _check_table(self.object, self.table_before, places)
+        try:
+            found = _guard_object()
+            places = tables.places(_virtual_functions(), OURS, HEADER)
+            _check_table(found, places)
+        except tables.Unlike as error:
+            raise _refusal(str(error)) from error
         code = _build(count)
         self.current: Callable[[], int] = ctypes.CFUNCTYPE(ctypes.c_int64)(code["current"])
         self.change: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_int64)(code["change"])
-        words = places[END] + BEFORE
-        self.table = (ctypes.c_void_p * words).from_buffer_copy(
-            ctypes.string_at(self.table_before - BEFORE * WORD, words * WORD)
-        )
-        for name in OURS:
-            self.table[places[name] + BEFORE] = code[name]
-        _keep_for_ever(self.table)
-        self._point_to(ctypes.addressof(self.table) + BEFORE * WORD)
+        self.exchanged = tables.Exchanged(found, places[tables.END], {places[name]: code[name] for name in OURS})
         self._check(count)
 
     def restore(self) -> None:
-        self._point_to(self.table_before)
-
-    def _point_to(self, table: int) -> None:
-        ctypes.c_void_p.from_address(self.object).value = table
+        self.exchanged.restore()
 
     def _check(self, count: int) -> None:
         """PyTorch itself, asked through its own functions, must see it."""
@@ -193,66 +182,32 @@ def _guard_object() -> int:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         registry = (ctypes.c_void_p * (TYPE + 1)).in_dll(library, REGISTRY)
     except (OSError, ValueError) as error:
-        raise _refusal(str(error)) from error
+        raise tables.Unlike(str(error)) from error
     found = registry[TYPE]
     if not found:
-        raise _refusal("none is registered")
-    type_info = _word(_word(found) - WORD)
-    name = ctypes.string_at(_word(type_info + WORD))
-    if name != CLASS:
-        raise _refusal(f"it is of class {name.decode(errors='replace')}")
+        raise tables.Unlike("none is registered")
+    if tables.class_of(found) != CLASS:
+        raise tables.Unlike(f"it is of class {tables.class_of(found).decode(errors='replace')}")
     return found
 
 
 def _virtual_functions() -> list[str]:
-    """The functions of the interface in the order of PyTorch's header, which is their order in the table."""
-    header = Path(torch.__file__).parent / HEADER
-    if not header.is_file():
-        raise _refusal(f"this PyTorch comes without {HEADER}")
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(encoding="utf-8"), flags=re.DOTALL)
-    begin = re.search(r"\bstruct\s+(?:\w+\s+)?DeviceGuardImplInterface\s*\{", text)
-    if begin is None:
-        raise _refusal(f"{HEADER} does not declare it")
-    body = text[begin.end() : text.index("\n};", begin.end())]
-    return re.findall(r"\bvirtual\b[^();]*?(~?\w+)\s*\(", body)
+    return tables.virtual_functions(HEADER, "DeviceGuardImplInterface")
 
 
-def _places(functions: Sequence[str]) -> dict[str, int]:
-    """Where each stands, and where the table ends; a destructor stands there twice."""
-    places: dict[str, int] = {}
-    place = 0
-    for name in functions:
-        places[name] = place
-        place += 2 if name.startswith("~") else 1
-    lacking = [name for name in OURS if name not in places]
-    if lacking or len(places) != len(functions):
-        raise _refusal(f"{HEADER} has no function {lacking[0]}" if lacking else f"{HEADER} has one of a name twice")
-    return {**places, END: place}
-
-
-def _check_table(guard: int, table: int, places: dict[str, int]) -> None:
+def _check_table(guard: int, places: Mapping[str, int]) -> None:
     """Every place must be code, what follows must not, and two harmless ones must answer as a guard with one device."""
-    code, size = _code(), places[END]
-    is_code = [any(_word(table + place * WORD) in part for part in code) for place in range(size + 1)]
-    if is_code != [True] * size + [False]:
-        raise _refusal(f"its table has not the {size} functions that {HEADER} says")
-    count = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(_word(table + places["deviceCount"] * WORD))(guard)
-    device = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)(_word(table + places["getDevice"] * WORD))(guard)
-    if (count, device) != (1, TYPE):
-        raise _refusal(f"it answers {count} for the number of devices and {device:#x} for the current one")
+    table, size = tables.word(guard), places[tables.END]
+    if tables.are_code(table, size + 1) != [True] * size + [False]:
+        raise tables.Unlike(f"its table has not the {size} functions that {HEADER} says")
+    count, device = (_ask(guard, table, places[name]) for name in ("deviceCount", "getDevice"))
+    if (count & 0xFF, device & 0xFFFF) != (1, TYPE):
+        raise tables.Unlike(f"it answers {count:#x} for the number of devices and {device:#x} for the current one")
 
 
-def _code() -> list[range]:
-    """Where this process has code of PyTorch."""
-    lines = [
-        line.split() for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    parts = [line[0].split("-") for line in lines if "x" in line[1] and "libtorch" in line[-1]]
-    return [range(int(begin, 16), int(end, 16)) for begin, end in parts]
-
-
-def _word(address: int) -> int:
-    return ctypes.c_void_p.from_address(address).value or 0
+def _ask(guard: int, table: int, place: int) -> int:
+    function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(tables.word(table + place * tables.WORD))
+    return function(guard)
 
 
 # What it gets.
@@ -273,11 +228,6 @@ def _build(count: int) -> Any:
         for name in ("pthread_getspecific", "pthread_setspecific")
     }
     code = build([Unit(text, exports=("current", "change", *OURS), imports=imports)])
-    _keep_for_ever(code)
-    _keep_for_ever(jit())
+    tables.keep_for_ever(code)
+    tables.keep_for_ever(jit())
     return code
-
-
-def _keep_for_ever(thing: Any) -> None:
-    """PyTorch's threads may outlive Python's objects."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
