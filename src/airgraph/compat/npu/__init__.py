@@ -23,7 +23,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
     steps       torch.compiler.npugraph_mark_step_begin
     transfer    scripts that say cuda
-    state       what is installed, and which device is current;  `guard` tells PyTorch's C++ code
+    state       what is installed, and which device is current;  `guard` tells PyTorch's C++ code, by `tables`
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     an object  →  table  →  [… what class it is, function 0, function 1, …]
 
 An object whose class has functions that a backend written in Python cannot answer may be given another table, a copy of
-its own with other functions in it (`guard`, `pinning`). The order of a table is that of the declarations in PyTorch's
+its own with other functions in it (`guard`). The order of a table is that of the declarations in PyTorch's
 header, which comes with every PyTorch (the C++ ABI of Linux on x86-64 and arm64).
 """
 
