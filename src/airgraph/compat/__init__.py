@@ -45,9 +45,9 @@ REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
 
-def install(host: str = "cpu") -> None:
+def install(host: str = "cpu", devices: int | None = None) -> None:
     """Make `torchair`, `torch_npu` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host`,
-    "cpu" or "cuda".
+    "cpu" or "cuda". There are as many `devices` as asked for here or by AIRGRAPH_NPU_DEVICES in the environment, or one.
 
     `torch.compile(backend="inductor")` compiles graphs of npu tensors for the host from then on. A second call does
     nothing.
@@ -60,7 +60,7 @@ def install(host: str = "cpu") -> None:
                               hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
     from airgraph.compat import inductor, npu, shape_handling
 
-    npu.install(host=host)
+    npu.install(host=host, devices=devices)
     shape_handling.install()
     for alias, package in MODULES.items():
         for name in all_modules(package):

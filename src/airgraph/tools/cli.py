@@ -36,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
                               description="Makes `import torchair` and the device `npu` work, then runs SCRIPT as "
                               "`python SCRIPT ARGS` would.")  # fmt: skip
     run.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda")
+    run.add_argument("--devices", type=int, metavar="N", help="how many npu devices there are (default: 1, or as the "
+                     "environment's AIRGRAPH_NPU_DEVICES says)")  # fmt: skip
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
@@ -79,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 def run_command(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
-    return run_script(args.script, args.args, host=args.host, module=args.module)
+    return run_script(args.script, args.args, host=args.host, module=args.module, devices=args.devices)
 
 
 def explain_command(args: argparse.Namespace) -> int:

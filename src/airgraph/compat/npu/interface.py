@@ -26,7 +26,7 @@ def register() -> None:
     from torch._dynamo import device_interface
 
     _leave_alone()
-    for name in (DEVICE_TYPE, f"{DEVICE_TYPE}:0"):
+    for name in (DEVICE_TYPE, *(f"{DEVICE_TYPE}:{index}" for index in range(max(module.device_count(), 1)))):
         device_interface.register_interface_for_device(name, _interface())
 
 
@@ -67,13 +67,8 @@ def _interface() -> type[Any]:
         is_bf16_supported = staticmethod(module.is_bf16_supported)
         get_rng_state = staticmethod(random.get_rng_state)
 
-        @staticmethod
-        def exchange_device(device: int) -> int:
-            return module.current_device()
-
-        @staticmethod
-        def maybe_exchange_device(device: int) -> int:
-            return module.current_device()
+        exchange_device = staticmethod(module.exchange_device)
+        maybe_exchange_device = staticmethod(module.exchange_device)
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
