@@ -564,6 +564,18 @@ def test_an_argument_of_another_shape_afterwards(tmp_path):
         airgraph.export(Turn(), (torch.ones(2, 3),), path=str(tmp_path))
 
 
+def test_a_result_by_the_place_of_an_argument_in_memory(tmp_path):
+    class Strided(nn.Module):
+        def forward(self, x):
+            return x.as_strided((2, 2), (1, 2), 0)
+
+    part = torch.arange(20.0)[4:12]
+    with pytest.raises(ExportError, match=r"result 0 depends on s\d+, which no argument tells"):
+        airgraph.export(Strided(), (part,), path=str(tmp_path), dynamic=True)
+    x = torch.arange(8.0)
+    same(load(airgraph.export(Strided(), (x,), path=str(tmp_path), dynamic=True))(x), Strided()(x))
+
+
 def test_only_graphs_of_ge_ops(tmp_path):
     with pytest.raises(ConfigError, match="only a graph of GE ops can be exported, and mode='reduce-overhead'"):
         airgraph.export(nn.Linear(2, 2), (torch.ones(1, 2),), path=str(tmp_path), mode="reduce-overhead")
@@ -639,6 +651,7 @@ def sealed(body):
     return bytes(body) + seal(bytes(body))
 
 
+@pytest.mark.slow
 def test_a_changed_file_with_a_new_seal(small_air, tmp_path):
     """Somebody means harm: every file is read or refused, quickly and within bounds."""
     body = small_air.read_bytes()[:-SEAL_BYTES]
@@ -683,6 +696,7 @@ def changed_somewhere(data):
     return json.dumps(data).encode()
 
 
+@pytest.mark.slow
 def test_a_description_that_says_other_things(small_air, tmp_path):
     model = ModelDef.FromString(small_air.read_bytes()[:-SEAL_BYTES])
     random.seed(0)

@@ -59,8 +59,8 @@ def extra_of(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
     }
     if node.op == "Const":
         value = node.attrs["value"]
-        return {**extra, **({} if isinstance(value, np.ndarray) else {"number": [writer.data(value)]}),
-                "literal": node.attrs.get("literal", False)}  # fmt: skip
+        extra["number"] = None if isinstance(value, np.ndarray) else [writer.data(value)]
+        return {**extra, "literal": node.attrs.get("literal", False)}
     if "output_names" in node.attrs:
         signature = {key: writer.data(node.attrs[key]) for key in ("input_names", "output_names")}
         counts = [len(entry) if isinstance(entry, tuple) else None for entry in node.inputs]
@@ -75,11 +75,13 @@ def attribute_extra(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
     again = read_attrs(op, row, {})
     given = {k: v for k, v in node.attrs.items() if not custom or k not in ("input_names", "output_names")}
     exact = {name: value for name, value in given.items() if name not in again or not same(again[name], value)}
-    missing = [name for name in given if name not in again or name in exact]
-    spare = [name for name in again if name not in given]
-    stored = {name: writer.data(exact[name]) for name in missing}
-    found = [*(name for name in again if name not in spare), *(name for name in missing if name not in again)]
-    return {"exact": stored, "absent": spare, "order": list(given) if found != list(given) else None}
+    absent = [name for name in again if name not in given]
+    found = [*(name for name in again if name in given), *(name for name in exact if name not in again)]
+    return {
+        "exact": {name: writer.data(value) for name, value in exact.items()},
+        "absent": absent,
+        "order": list(given) if found != list(given) else None,
+    }
 
 
 def same(a: Any, b: Any) -> bool:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from airgraph.capture.export import Captured, Exported
 from airgraph.convert.known_calls import refusal
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.errors import ExportError
-from airgraph.ir.boundary import Boundary, OfInput, Result
+from airgraph.ir.boundary import Boundary, NumberIn, OfInput, Result
 from airgraph.ir.exact import Writer
 from airgraph.ir.graph import Graph
 from airgraph.ir.proto import DTYPES, ModelDef, pbtxt_of
@@ -46,6 +46,7 @@ Progress = Callable[[int, int, int, int], None]  # weights done, of; bytes done,
 # -- from a captured graph ------------------------------------------------------------------------------------------
 def arranged(graph: Graph, boundary: Boundary, exported: Exported, captured: Captured) -> StoredModel:
     """The graph without the weights that nobody reads, each of the others once, and what its callers must know."""
+    refuse_untold(graph, boundary)
     count = len(exported.state)
     places, arguments = captured.places, boundary.arguments
     weights = [i for i, place in enumerate(places) if place < count]
@@ -68,6 +69,24 @@ def arranged(graph: Graph, boundary: Boundary, exported: Exported, captured: Cap
         [kept.index(i) for i in written if i in kept],
         {names[other]: names[first] for other, first in tied.items()},
     )
+
+
+def refuse_untold(graph: Graph, boundary: Boundary) -> None:
+    """Every symbol of a result's layout must be the size of some value, or a number that comes in. (Where an argument lies
+    in its memory is a symbol, too, if it is not at the beginning; nobody who calls a program tells it.)"""
+    sizes = {d for node in graph.nodes for v in node.outputs for d in v.type.shape or ()}
+    told = free([*sizes, *(a.expr for a in boundary.arguments if isinstance(a, NumberIn))])
+    for i, result in enumerate(boundary.results):
+        layout = getattr(result, "layout", None)
+        rest = free([*layout.shape, *layout.strides, layout.offset]) - told if layout else set()
+        if rest:
+            raise ExportError(f"result {i} depends on {', '.join(map(str, rest))}, which no argument tells: "
+                              "it is a view that counts from the start of an argument's memory",
+                              hint="a contiguous copy of that argument in the example")  # fmt: skip
+
+
+def free(values: Iterable[Any]) -> set[Any]:
+    return {symbol for value in values for symbol in getattr(value, "free_symbols", ())}
 
 
 def contract_of(exported: Exported, captured: Captured) -> Contract:

@@ -1,9 +1,9 @@
 """`airgraph show FILE`: an exported model as the text people read, its weights listed above. Nothing is run.
 
 # export_file/export.air: 1 argument, 2 weights of 60 bytes
-#   arg0_1  linear.weight  float[3, 4]
-#   arg1_1  linear.bias  float[3]
-# called: (x: float[s77, 4]) -> float[s77, 3]
+#   arg0_1  linear.weight  float[3, 4]@CPU
+#   arg1_1  linear.bias  float[3]@CPU
+# called: (arg2_1: float[s77, 4]@CPU) -> float[s77, 3]@CPU
 ...
 MatMulV2_0 = ge.MatMulV2(arg2_1_0, arg0_1_0, None, None, transpose_x2=True, node_name="MatMulV2")
 """
