@@ -182,6 +182,7 @@ def test_dumps(kind, tmp_path):
     if kind == "py":
         assert 'marks={"_user_stream_label": "2", "_user_stream_priority": "3", "_enable_inner_parallel": "True", ' \
                '"_op_exec_never_timeout": True}' in text  # fmt: skip
+        assert "compat/scopes.py" not in text  # the user's line, not ours
         graph = from_py(text)
         assert node(graph, "Relu").marks == STREAM_1 and same_graph(graph, from_py(to_py(graph)))
     else:
