@@ -216,7 +216,7 @@ def program(seed):
     return f
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 24))])
 def test_random_programs(seed):
     f = program(seed)
     x, ours, theirs = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)

@@ -6,6 +6,7 @@ addmm: torch.float32[100, 64]npu:0 = torch.ops.aten.addmm.default(primals_2: tor
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,19 +14,23 @@ import torch
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.ir.graph import Note
 
+EMULATION = f'"{Path(__file__).parents[1] / "compat"}'
+
 
 def note_of(node: torch.fx.Node) -> Note:
     return Note(source_line(node), node_code(node))
 
 
 def source_line(node: torch.fx.Node) -> str | None:
-    """`"model.py", line 24, in forward    x = self.linear1(x)`: the innermost frame of the user's stack.
+    """`"model.py", line 24, in forward    x = self.linear1(x)`: the innermost frame of the user's stack, where functions of
+    the emulation (a scope, a print) are not his.
 
     Python 3.11 marks the expression with carets under the line; they mean nothing on one line and are dropped.
     """
     if not node.stack_trace:
         return None
-    frame = node.stack_trace.split(" File ")[-1]
+    _, *frames = node.stack_trace.split(" File ")
+    frame = next((f for f in reversed(frames) if not f.startswith(EMULATION)), node.stack_trace.split(" File ")[-1])
     lines = [line for line in frame.split("\n") if not re.fullmatch(r"[ ~^]*[~^][ ~^]*", line)]
     return "".join(lines).rstrip()
 
