@@ -33,8 +33,9 @@ bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONN
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/cpu.py
 
-opinfo: $(STAMP) ## PyTorch's own samples of every op, all types (about half an hour on two cores)
+opinfo: $(STAMP) ## PyTorch's own samples of every op, all types, compiled and on npu (about 40 minutes on two cores)
 	$(BIN)/python tests/opinfo/opinfo.py
+	$(BIN)/python tests/opinfo/opinfo.py --npu
 
 night: $(STAMP)  ## 2,000 random programs
 	AIRGRAPH_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_property.py

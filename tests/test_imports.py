@@ -36,6 +36,7 @@ LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
 # Seen and agreed to, with the reason.
 AGREED = {
     ("tools/run.py", "compat"): "`airgraph run script.py` is the command that installs the emulation",
+    ("tools/children/sitecustomize.py", "compat"): "processes that such a script starts have it, too",
     ("tools/doctor.py", "compat"): "`airgraph doctor` says what the emulation has",
 }
 FILES = sorted(ROOT.rglob("*.py"))

@@ -12,7 +12,7 @@ from airgraph.capture.patterns import register_replacement
 from airgraph.config import Config
 from airgraph.convert import register_converter
 from airgraph.engine.meanings import register_kernel
-from airgraph.pipeline import backend, compile, get_compiler
+from airgraph.pipeline import backend, compile, export, get_compiler, load_export
 from airgraph.runtime.recording import mark_step_begin
 from airgraph.runtime.replay import graphs, release
 
@@ -27,8 +27,10 @@ __all__ = [
     "compare",
     "compile",
     "explain",
+    "export",
     "get_compiler",
     "graphs",
+    "load_export",
     "mark_bucket",
     "mark_step_begin",
     "register_converter",

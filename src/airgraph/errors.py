@@ -63,3 +63,7 @@ class DumpError(AirgraphError, OSError):
 
 class CompatError(AirgraphError):
     """The emulation cannot be installed or used here."""
+
+
+class ExportError(AirgraphError, OSError):
+    """An exported model cannot be written, or a file is not one that can be read."""

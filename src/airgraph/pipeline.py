@@ -16,39 +16,52 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
-from airgraph.capture.export import CompiledModel, compile_exported, export_model
+from airgraph.capture.export import (
+    CompiledModel,
+    Exported,
+    all_dynamic,
+    capture_exported,
+    compile_exported,
+    export_model,
+)  # fmt: skip
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
-from airgraph.convert import EMPTY, REGISTRY, Registry, convert
+from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.engine.in_place import NOWHERE, Wanted
 from airgraph.engine.protocol import Executable, Planned
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable
-from airgraph.errors import ConfigError
+from airgraph.errors import AirgraphError, ConfigError, ExportError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
+from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.index import Refuse
 from airgraph.runtime.buckets import Buckets, Limits, bucketed
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
+from airgraph.runtime.loaded import LoadedModel
 from airgraph.runtime.program import Program, Runner
 from airgraph.runtime.replay import ReplayProgram
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper, write_model
 from airgraph.store.fusion_result import write_fusion_result
 from airgraph.store.summary import write_summary
+
+if TYPE_CHECKING:
+    from airgraph.store.convention import StoredModel
 
 _numbers = itertools.count(1)
 
@@ -75,6 +88,8 @@ def compile_graph(
     with journal.stage("fx_passes") as stage:
         gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
                            note=stage.notes.append)  # fmt: skip
+    for remark in scopes.remarks(gm, config.mode, has_streams(config, inputs)):
+        journal.remark(remark)
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
@@ -97,6 +112,12 @@ def build(
     if config.summary:
         write_summary(gm, registry_of(config), journal, config.dump_path)
     dump.graph("original", as_emitted(gm, graph, config, journal))
+    return make_ready(graph, boundary, engine, config, journal, dump, device), boundary
+
+
+def make_ready(graph: Graph, boundary: Boundary, engine: ReferenceEngine, config: Config, journal: Journal, dump: Dumper,
+               device: torch.device) -> Executable:  # fmt: skip
+    """From a graph to something that runs."""
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
@@ -109,7 +130,7 @@ def build(
         stage.notes += in_place_notes(executable)
     if isinstance(executable, Planned):
         dump.text("plan", executable.plan.text())
-    return executable, boundary
+    return executable
 
 
 def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device,
@@ -125,6 +146,7 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
     if wanted == "native":
         engine = native_engine(reference)
         if engine is not None:
+            fulfilled_waits(graph)
             try:
                 executable = engine.load(graph, device, boundary, frozen=config.frozen_parameter,
                                          tuner=make_tuner(journal) if config.autotune else None)  # fmt: skip
@@ -193,13 +215,16 @@ def find_native_problem() -> str | None:
         return problem
 
 
-def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config) -> Program:
+def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config,
+                 weights: int | None = None) -> Program:  # fmt: skip
+    """`weights`: how many of the first arguments stay where they are; None: AOTAutograd knows."""
     if isinstance(executable, Planned):
         from airgraph.runtime.native_program import NativeProgram
 
         return NativeProgram(name, boundary, executable, journal)  # type: ignore[arg-type]
     if config.mode == "reduce-overhead":
         fixed = fixed_inputs() if journal.phase != "backward" else frozenset()
+        fixed = fixed if weights is None else frozenset(range(weights))
         return ReplayProgram(name, boundary, executable, journal, config, fixed)
     return Program(name, boundary, executable, journal)
 
@@ -256,7 +281,8 @@ def interpreted(gm: torch.fx.GraphModule, name: str, config: Config, journal: Jo
     option = "data_dump" if config.data_dump else "run_eagerly"
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
-    dump = DataDump(config.data_dump_path, name, config.data_dump_filter) if config.data_dump else None
+    wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
+    dump = DataDump(config.data_dump_path, name, wanted) if config.data_dump else None
     if dump:
         journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
     return InterpretedProgram(name, gm, journal, dump)
@@ -268,7 +294,7 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
-    for remark in (*config.remarks, *remarks_in(gm)):
+    for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
         journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
@@ -279,10 +305,10 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
-def remarks_in(gm: torch.fx.GraphModule) -> list[str]:
-    """What the traced code itself has to say: `with torch.fx.traceback.annotate({"airgraph": text})` around some ops."""
-    custom = [node.meta.get("custom") for node in gm.graph.nodes]
-    return list(dict.fromkeys(c["airgraph"] for c in custom if isinstance(c, dict) and "airgraph" in c))
+def has_streams(config: Config, inputs: Sequence[Any]) -> bool:
+    """Inside a captured CUDA graph work may go on at several places at once; elsewhere it goes on in its order."""
+    captured = config.mode == "reduce-overhead" and not (config.force_eager or config.run_eagerly or config.data_dump)
+    return captured and computing_device(device_of(inputs)).type == "cuda"
 
 
 def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
@@ -410,6 +436,97 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))
     return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
+
+
+def export(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
+           path: str = "export_file", name: str = "export", rank: int | None = None, dynamic: bool = False,
+           dynamic_shapes: Any = None, external_weights: bool | None = None, config: Config | None = None,
+           **options: Any) -> Path:  # fmt: skip
+    """Writes the model as a file of GE ops with its weights, for inference; gives back the path of the file.
+
+        airgraph.export(model, (x,), path="export_file")        export_file/export.air
+        airgraph.load_export("export_file/export.air")(x)
+
+    `dynamic`: every size may change that PyTorch can keep open; `dynamic_shapes` is torch.export's, for a finer choice.
+    `external_weights`: each weight in a file of its own; None: only where they are too many for one file. docs/export.md
+    says what is written, and what cannot be.
+    """
+    from airgraph.store.export import Target, write_export  # needs protobuf, which compiling does not
+
+    chosen = make_config(config, options)
+    if chosen.mode != "max-autotune":
+        raise ConfigError(f"only a graph of GE ops can be exported, and mode={chosen.mode!r} keeps every ATen op",
+                          hint='mode="max-autotune"')  # fmt: skip
+    if dynamic and dynamic_shapes is None:
+        dynamic_shapes = all_dynamic(model, example_args, example_kwargs or {})
+    try:
+        exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
+    except Exception as error:  # PyTorch's, of many types
+        reason = next(iter(str(error).splitlines()), "")
+        raise ExportError("torch.export cannot read this model as one graph",
+                          where={"reason": f"{type(error).__name__}: {reason}"},
+                          hint="PyTorch's own message above says where; docs/export.md lists what is not exported"
+                          ) from error  # fmt: skip
+    stored = exported_graph(exported, chosen)
+    return write_export(stored, Target(path, name, rank), external=external_weights)
+
+
+def exported_graph(exported: Exported, config: Config) -> StoredModel:
+    """The graph of an exported model, before the graph passes: whoever loads it runs those of his machine."""
+    from airgraph.store.export import arranged
+
+    name = f"graph_{next(_numbers)}"
+    journal = open_journal(name, "inference", config.log)
+    dump = Dumper(name, "inference", config, next(_models))
+    captured = capture_exported(exported, config.decompositions)
+    announce(captured.graph_module, captured.inputs, config, journal)
+    with journal.stage("fx_passes"):
+        gm = run_fx_passes(captured.graph_module, captured.inputs, config, observe=lambda step, g: None)
+    with _disable_current_modes(), journal.stage("convert"):
+        graph, boundary = to_graph(gm, name, config, journal, ReferenceEngine(computing_device))
+    dump.graph("original", graph)
+    journal.classification = f"exported, {'static' if graph.is_static else 'dynamic'} GE graph"
+    if graph.of("AtenCall"):
+        targets = ", ".join(sorted({node.attrs["target"] for node in graph.of("AtenCall")}))
+        journal.log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
+    return arranged(graph, boundary, exported, captured)
+
+
+def load_export(path: str | Path, *, device: str | None = None, config: Config | None = None,
+                **options: Any) -> LoadedModel:  # fmt: skip
+    """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
+
+        model = airgraph.load_export("export_file/export.air")
+        y = model(x)
+
+    `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
+    CPU. Options are those of `airgraph.backend`.
+    """
+    from airgraph.store.load_export import by_memory, moved, read_export
+
+    chosen = make_config(config, options)
+    warm_up(chosen)
+    name = f"graph_{next(_numbers)}"
+    journal = open_journal(name, "inference", chosen.log)
+    dump = Dumper(name, "inference", chosen, next(_models))
+    for option in ("buckets", "data_dump", "run_eagerly"):
+        if getattr(chosen, option):
+            journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
+    with journal.stage("read"):
+        stored = moved(read_export(path), device)
+    arguments, laid = stored.boundary.arguments, by_memory(stored)
+    main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
+    dump.graph("original", stored.graph)
+    try:
+        executable = make_ready(stored.graph, stored.boundary, ReferenceEngine(computing_device), chosen, journal, dump,
+                                torch.device(main))  # fmt: skip
+    except AirgraphError:
+        raise
+    except Exception as error:  # the checks of a graph cannot foresee everything a file may say
+        raise ExportError(f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)},
+                          hint="export it again") from error  # fmt: skip
+    program = make_program(name, stored.boundary, executable, journal, chosen, len(stored.weights))
+    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

@@ -371,3 +371,16 @@ assert before == (torch.Generator, torch.accelerator.synchronize, torch.accelera
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_dynamo_leaves_the_kernels_alone() -> None:
+    """An LSTM is not traced, so its ops run in eager with Dynamo watching: our kernels are Python, but not the user's."""
+    from torch._dynamo.testing import CompileCounter
+
+    from airgraph.compat import npu
+
+    npu.register_with_dynamo()
+    model, x = torch.nn.LSTM(6, 4).npu(), torch.randn(5, 2, 6).npu()
+    counter = CompileCounter()
+    torch.testing.assert_close(torch.compile(model, backend=counter)(x)[0], model(x)[0])
+    assert counter.frame_count == 0

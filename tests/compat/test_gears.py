@@ -137,10 +137,3 @@ def test_on_npu_tensors():
         torch.testing.assert_close(fast(x).cpu(), model(x).cpu())
         with pytest.raises(AssertionError, match="not within the range"):
             fast(torch.ones(3, 3).npu())
-
-
-def test_what_is_missing_says_so():
-    with pytest.raises(AttributeError, match=r"torchair.inference.cache_compile is not available in this version"):
-        torchair.inference.cache_compile  # noqa: B018
-    with pytest.raises(AttributeError, match=r"module 'torchair.inference' has no attribute 'nonsense'"):
-        torchair.inference.nonsense  # noqa: B018

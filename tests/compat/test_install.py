@@ -48,17 +48,6 @@ def test_every_module_scripts_import():
     assert get_default_ge_graph().op is get_default_ge_graph().op
 
 
-def test_what_is_missing_says_so():
-    import torchair
-
-    with pytest.raises(AttributeError, match=r"torchair.dynamo_export is not available in this version of airgraph"):
-        torchair.dynamo_export  # noqa: B018
-    with pytest.raises(AttributeError, match=r"torchair.ops.record is not available in this version"):
-        torchair.ops.record  # noqa: B018
-    with pytest.raises(AttributeError, match="module 'torchair' has no attribute 'nonsense'"):
-        torchair.nonsense  # noqa: B018
-
-
 @pytest.mark.parametrize("name", ["torchair", "torch_npu", "npugraph_ex"])
 def test_a_real_one_is_never_shadowed(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("real = True\n")

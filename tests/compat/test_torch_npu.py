@@ -1,4 +1,4 @@
-"""`import torch_npu`, and `torch.compile(backend="inductor")` on npu tensors."""
+"""`import torch_npu`, and the examples of its page on torch.compile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from airgraph import compat
-from airgraph.compat import inductor
-from airgraph.journal import JOURNALS
 from airgraph.runtime.recording import step_now
 
 
@@ -84,76 +81,6 @@ def test_tensors_shown_from_inside_a_graph(capsys: pytest.CaptureFixture[str], t
     assert [t.tolist() for t in saved["last_device_0.pt"]] == [[2, 2], [3, 3]]
     torch_npu.print_npugraph_tensor(torch.ones(1))
     assert capsys.readouterr().out == "tensor=tensor([1.]), shape=[1], dtype=torch.float32\n"
-
-
-# Inductor.
-
-
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(16, 32)
-        self.fc2 = nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(torch.relu(self.fc1(x)))
-
-
-def train(**compiled: object) -> list[float]:
-    torch.manual_seed(0)
-    model = MLP().npu()
-    step = torch.compile(model, **compiled) if compiled else model
-    optimizer = torch.optim.Adam(step.parameters(), lr=1e-2)
-    x, y = torch.randn(8, 16).npu(), torch.randint(0, 4, (8,)).npu()
-    losses = []
-    for _ in range(10):
-        loss = nn.functional.cross_entropy(step(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def test_inductor_with_reduce_overhead_trains_as_eager() -> None:
-    """Every op is PyTorch's own in that mode: the loss curve is eager's, to the last bit."""
-    before = len(JOURNALS)
-    assert train(backend="inductor", mode="reduce-overhead") == train()
-    assert len(JOURNALS) - before == 2  # a forward and a backward graph
-    assert any("mode reduce-overhead" in remark for remark in JOURNALS[-1].remarks)
-
-
-@pytest.mark.parametrize("options", [{}, {"options": {"triton.cudagraphs": True}}, {"mode": "default"}])
-def test_inductor_trains(options: dict[str, object]) -> None:
-    before = len(JOURNALS)
-    torch.testing.assert_close(train(backend="inductor", **options), train(), rtol=1e-5, atol=1e-6)
-    assert len(JOURNALS) - before == 2
-
-
-def test_a_graph_that_makes_its_own_tensors() -> None:
-    compiled = torch.compile(lambda: torch.arange(5.0, device="npu") * 2)
-    assert compiled().tolist() == [0, 2, 4, 6, 8]
-
-
-def test_settings_choose_the_mode() -> None:
-    assert inductor.options_for({}) == {}
-    assert inductor.options_for({"triton.cudagraphs": True}) == {"mode": "reduce-overhead"}
-    assert inductor.options_for({"triton.cudagraphs": False}) == {}
-    assert inductor.options_for({"max_autotune": True, "triton.cudagraphs": True}) == {"mode": "max-autotune"}
-
-
-def test_tensors_of_the_host_go_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def compile_fx(self: object, model_: torch.fx.GraphModule, inputs_: object, **kwargs: object) -> object:
-        seen.append(kwargs)
-        return model_.forward
-
-    monkeypatch.setattr(inductor, "_original", compile_fx)
-    before = len(JOURNALS)
-    assert torch.compile(lambda t: t + 1)(torch.ones(2)).tolist() == [2, 2]
-    assert len(seen) == 1
-    assert len(JOURNALS) == before
 
 
 # The two examples of torch_npu's page on torch.compile, in our words.

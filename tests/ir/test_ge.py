@@ -245,3 +245,27 @@ def test_attributes_compare_by_kind_and_value():
     assert ge.attr.Int(1) == ge.attr.Int(1) != ge.attr.Float(1)
     assert len({ge.attr.Int(1), ge.attr.Int(1), ge.attr.ListInt([1])}) == 2
     assert repr(ge.attr.ListFloat([1, 2])) == "ge.attr.ListFloat([1.0, 2.0])"
+
+
+# -- scopes ---------------------------------------------------------------------------------------------------------
+def test_new_nodes_carry_the_marks_of_the_moment(graph):
+    x = data()
+    graph.marks = {"_user_stream_label": "1"}
+    a = ge.Exp(x, marks={"_more": "2"})
+    ge.Mul(a, 2.0)
+    graph.marks = {}
+    ge.Neg(a)
+    assert [n.marks for n in graph.nodes] == [{}, {"_user_stream_label": "1", "_more": "2"}, {},
+                                             {"_user_stream_label": "1"}, {}]  # fmt: skip
+    with graph.before(a.node):
+        inserted = ge.Neg(x)
+    assert inserted.node.marks == a.node.marks and inserted.node.marks is not a.node.marks
+
+
+def test_the_next_node_waits(graph):
+    x = data()
+    a = ge.Exp(x)
+    graph.waits = [a.node]
+    b = ge.Mul(x, 2.0)
+    c = ge.Neg(x)
+    assert b.node.control == (a.node,) and c.node.control == () and graph.waits == []

@@ -192,6 +192,13 @@ def test_custom_op_of_a_type_in_the_table():
     assert all(name.startswith("_") for name in op.attr)
 
 
+def test_marks(graph):
+    graph.node("Mul").marks |= {"_user_stream_label": "1", "_op_exec_never_timeout": True}
+    ops = {op.name: op for op in to_proto(graph).op}
+    assert ops["Mul"].attr["_user_stream_label"].s == b"1" and ops["Mul"].attr["_op_exec_never_timeout"].b is True
+    assert "_user_stream_label" not in ops["Cast"].attr
+
+
 def test_notes(graph):
     graph.notes.append(Note('"model.py", line 3, in forward    y = x * 2', "mul = aten.mul(x, 2)"))
     graph.notes.append(Note(None, "neg = aten.neg(mul)"))

@@ -159,6 +159,15 @@ Assign_0 = ge.Assign(x_0, x_0, dependencies=[SplitV_0], node_name="Assign")
 
 _ = ge.NetOutput([SplitV_0, halves_1], dependencies=[Assign_0, ge.node("PrintV2")])
 """,
+    "marks": """
+x_0 = ge.Data(index=0, dtype=0, shape=[4], placement="NPU", node_name="x")
+Exp_0 = ge.Exp(x_0, marks={"_user_stream_label": "1", "_op_exec_never_timeout": True}, node_name="Exp")
+[SplitV_0, SplitV_1] = ge.SplitV(x_0, [1, 3], 0, num_split=2, marks={"a \\"word\\"": "2"})
+[AtenCall_0] = ge.AtenCall([Exp_0], target="aten.a.b", args=["%0"], types=[[0, [4], "NPU"]], marks={"_k": "1"}, dependencies=[Exp_0], node_name="AtenCall")
+MyOp_0 = ge.custom_op("MyOp", inputs={"x": x_0}, outputs=["y"], attrs={}, marks={"_k": "1"}, node_name="MyOp")
+
+_ = ge.NetOutput([SplitV_1, AtenCall_0, MyOp_0], dependencies=[])
+""",
     "names": """
 _0_0 = ge.Data(index=0, dtype=0, shape=[4], placement="NPU", node_name="0")
 layer_0_Mul_0 = ge.Mul(_0_0, _0_0, node_name="layer.0/Mul")

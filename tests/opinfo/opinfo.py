@@ -3,6 +3,7 @@
     python tests/opinfo/opinfo.py                     every op, all types, on all cores (make opinfo)
     python tests/opinfo/opinfo.py softmax add         these ops only
     python tests/opinfo/opinfo.py --shard 2/8         every eighth op, beginning with the second
+    python tests/opinfo/opinfo.py --npu               in eager on the emulated npu instead (see npu.py)
 
 A *pair* is an op and a dtype. float32 runs forward and backward, the other types forward; each sample with fixed and with
 dynamic sizes. It passes if all results are eager's: values, dtype, shape, strides, gradients. Values that differ by more
@@ -220,10 +221,13 @@ def alarm(*_: Any) -> None:
     raise TooSlow(f"more than {SECONDS} s")
 
 
-def work(names: list[str], dtypes: list[str], queue: Any) -> None:
+def work(names: list[str], dtypes: list[str], npu: bool, queue: Any) -> None:
     """One process: its ops in turn. `("start", name)` goes first, so that a crash can be told from the outside."""
     import torch
 
+    run = run_pair
+    if npu:
+        from npu import run_pair as run
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch._dynamo.config.suppress_errors = False
@@ -236,7 +240,7 @@ def work(names: list[str], dtypes: list[str], queue: Any) -> None:
             queue.put(("start", name, dtype))
             signal.alarm(SECONDS)
             try:
-                outcome = run_pair(name, ops[name], dtype)
+                outcome = run(name, ops[name], dtype)
             except TooSlow as error:
                 outcome = Outcome(name, dtype, "fail", str(error))
             finally:
@@ -248,15 +252,15 @@ def work(names: list[str], dtypes: list[str], queue: Any) -> None:
 class Worker:
     """A process and what it was doing last. If it dies, that pair is a failure and a new process takes the rest."""
 
-    def __init__(self, names: list[str], dtypes: list[str]) -> None:
-        self.names, self.dtypes = names, dtypes
+    def __init__(self, names: list[str], dtypes: list[str], npu: bool) -> None:
+        self.names, self.dtypes, self.npu = names, dtypes, npu
         self.current: tuple[str, str] | None = None
         self.start()
 
     def start(self) -> None:
         context = mp.get_context("spawn")
         self.queue = context.Queue()
-        self.process = context.Process(target=work, args=(self.names, self.dtypes, self.queue), daemon=True)
+        self.process = context.Process(target=work, args=(self.names, self.dtypes, self.npu, self.queue), daemon=True)
         self.process.start()
 
     def poll(self) -> tuple[list[Outcome], bool]:
@@ -285,8 +289,8 @@ class Worker:
         return outcomes, False
 
 
-def run_all(names: list[str], dtypes: list[str], jobs: int) -> list[Outcome]:
-    workers = [Worker(names[i::jobs], dtypes) for i in range(min(jobs, len(names)))]
+def run_all(names: list[str], dtypes: list[str], jobs: int, npu: bool = False) -> list[Outcome]:
+    workers = [Worker(names[i::jobs], dtypes, npu) for i in range(min(jobs, len(names)))]
     outcomes: list[Outcome] = []
     while workers:
         for worker in list(workers):
@@ -308,7 +312,7 @@ def bar(done: int, total: int, width: int = 30) -> str:
 
 
 def main() -> int:
-    from expected import EXPECTED
+    from expected import EXPECTED, EXPECTED_ON_NPU
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ops", nargs="*", help="names of ops (default: all)")
@@ -316,6 +320,7 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts of the ops")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="also write every outcome there")
+    parser.add_argument("--npu", action="store_true", help="in eager on the emulated npu, held against the CPU")
     options = parser.parse_args()
     part, parts = map(int, options.shard.split("/"))
     known = list(all_ops())
@@ -323,13 +328,16 @@ def main() -> int:
     if unknown:
         parser.error(f"no such op: {', '.join(unknown)}")
     names = (options.ops or known)[part - 1 :: parts]
-    outcomes = run_all(names, options.dtypes.split(","), options.jobs)
+    outcomes = run_all(names, options.dtypes.split(","), options.jobs, options.npu)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
-    return report(outcomes, EXPECTED)
+    if options.npu:
+        return report(outcomes, EXPECTED_ON_NPU, "the CPU", 99)
+    return report(outcomes, EXPECTED, "aot_eager", 98)
 
 
-def report(outcomes: list[Outcome], expected: dict[str, str]) -> int:
+def report(outcomes: list[Outcome], expected: dict[str, str], measure: str, least: float) -> int:
+    """`measure`: who decides what counts. `least`: the share that must pass, in percent."""
     counts = Counter(o.status for o in outcomes)
     asked = len(outcomes) - counts["skip"]
     bad = [o for o in outcomes if o.status in ("fail", "wrong")]
@@ -337,9 +345,9 @@ def report(outcomes: list[Outcome], expected: dict[str, str]) -> int:
     for o in sorted(bad, key=lambda o: (o.status, o.op)):
         print(f"{o.status:<6}{o.op:<50}{o.dtype:<10}{expected.get(f'{o.op} {o.dtype}', o.detail)}")
     share = 100 * counts["pass"] / max(asked, 1)
-    print(f"\n{asked} pairs that aot_eager passes: {counts['pass']} pass ({share:.2f}%), {counts['fail']} fail, "
-          f"{counts['wrong']} wrong; {counts['skip']} pairs aot_eager does not pass")  # fmt: skip
-    return 1 if surprises or share < 98 else 0
+    print(f"\n{asked} pairs that {measure} passes: {counts['pass']} pass ({share:.2f}%), {counts['fail']} fail, "
+          f"{counts['wrong']} wrong; {counts['skip']} pairs {measure} does not pass")  # fmt: skip
+    return 1 if surprises or share < least else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,13 @@ from airgraph.ir import ge
 from airgraph.ir.graph import Graph
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
-from airgraph.passes.cleanup import common_subexpressions, constant_folding, dead_code, dead_inputs
+from airgraph.passes.cleanup import (
+    common_subexpressions,
+    constant_folding,
+    dead_code,
+    dead_inputs,
+    fulfilled_waits,
+)
 
 X = 'x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="NPU", node_name="x")\n'
 Y = 'y_0 = ge.Data(index=1, dtype=0, shape=[4, 8], placement="NPU", node_name="y")\n'
@@ -26,6 +32,25 @@ _ = ge.NetOutput([Mul_0], dependencies=[])
     )
     expected = X + 'Mul_0 = ge.Mul(x_0, x_0, node_name="Mul")\n_ = ge.NetOutput([Mul_0], dependencies=[])'
     assert after(dead_code, before, expected) == ["dropped Gather", "dropped Shape"]
+
+
+def test_waits_that_the_order_fulfils():
+    """What only computes need not wait, and what was only waited for need not be there; effects stay as they are."""
+    graph = from_py(
+        X
+        + """
+Exp_0 = ge.Exp(x_0, node_name="Exp")
+Mul_0 = ge.Mul(x_0, x_0, marks={"_user_stream_label": "1"}, dependencies=[Exp_0], node_name="Mul")
+StringFormat_0 = ge.StringFormat([x_0], node_name="StringFormat")
+_ = ge.PrintV2(StringFormat_0, dependencies=[Mul_0])
+_ = ge.NetOutput([Mul_0], dependencies=[])
+"""
+    )
+    fulfilled_waits(graph)
+    verify(graph)
+    assert [node.op for node in graph.nodes] == ["Data", "Mul", "StringFormat", "PrintV2", "NetOutput"]
+    assert graph.node("Mul").control == () and graph.node("PrintV2").control == (graph.node("Mul"),)
+    assert graph.node("Mul").marks == {"_user_stream_label": "1"}
 
 
 def test_effects_are_kept(after):

@@ -24,7 +24,7 @@ stream = torch.npu.Stream()
 tn.npu_no_such_op(torch.ones(2).npu()).tolist()
 torch.npu.no_such_name(torch.npu.current_stream().device)
 torch.ops.npu.no_such_op_either(stream)
-torchair.dynamo_export
+torchair.llm_datadist
 CompilerConfig().mode.no_such_option = 1
 """
 
@@ -92,9 +92,9 @@ def test_what_a_script_would_miss(tmp_path):
         "script.py:13  torch_npu.npu_no_such_op",
         "script.py:14  torch.npu.no_such_name",
         "script.py:15  torch.ops.npu.no_such_op_either",
-        "script.py:16  torchair.dynamo_export",
+        "script.py:16  torchair.llm_datadist",
     ]
-    assert "torchair.dynamo_export is not available in this version of airgraph" in lines[-1]
+    assert "torchair.llm_datadist is not available in this version of airgraph" in lines[-1]
     assert run("good.py", cwd=tmp_path).returncode == 0
 
 

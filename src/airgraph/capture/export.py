@@ -6,8 +6,9 @@ exported.graph_module(*parameters, *buffers, *inputs)
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.utils import _pytree as pytree
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
-from airgraph.errors import BindError
+from airgraph.errors import BindError, ConvertError
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Exported:
     state: list[torch.Tensor]  # parameters, buffers and constants: the first placeholders
     in_spec: Any
     out_spec: Any
+    names: list[str] = field(default_factory=list)  # of the state
 
 
 def export_model(
@@ -37,12 +39,14 @@ def export_model(
     gm = program.graph_module
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     state: list[torch.Tensor] = []
+    names: list[str] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind != torch.export.graph_signature.InputKind.USER_INPUT:
             name = spec.target or ""
             state.append(held[name] if name in held else program.constants[name])
+            names.append(name)
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec)
+    return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec, names)
 
 
 def compile_exported(exported: Exported, compiler: GraphCompiler, keep_input_mutations: bool,
@@ -52,6 +56,82 @@ def compile_exported(exported: Exported, compiler: GraphCompiler, keep_input_mut
     with torch.no_grad(), tracing(TracingContext(mode)):
         return compile_by_aot(exported.graph_module, exported.inputs, compiler,
                               keep_input_mutations=keep_input_mutations, decompositions=decompositions)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The one inference graph of an exported model, to be kept instead of run."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: list[Any]
+    places: list[int]  # which of the exported inputs each of the graph's is: PyTorch hands one that comes twice in once
+    written: tuple[int, ...]  # the exported inputs that the graph writes to
+    guards: list[Any]  # expressions of the symbols that must be true
+    ranges: dict[Any, tuple[int | None, int | None]]  # of the symbols
+
+
+def capture_exported(exported: Exported, decompositions: Any) -> Captured:
+    """The graph by AOTAutograd. What its wrapper would still have to do after each call cannot be kept: that is refused."""
+    seen: list[tuple[torch.fx.GraphModule, list[Any], str, Any]] = []
+
+    def keep(gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Callable[[list[Any]], Any]:
+        context = TracingContext.try_get()
+        seen.append((gm, list(inputs), phase, context.fw_metadata if context else None))
+        return lambda args: args
+
+    compile_exported(exported, keep, True, decompositions)
+    (gm, inputs, phase, meta), *more = seen
+    if more or phase != "inference" or meta is None:
+        raise ConvertError("only a single graph for inference can be exported",
+                           where={"graphs": ", ".join([phase, *(other[2] for other in more)])})  # fmt: skip
+    if meta.mutated_inp_runtime_indices:
+        raise ConvertError("the model changes the size, strides or memory of an argument, or two arguments that overlap",
+                           where={"arguments": ", ".join(map(str, meta.mutated_inp_runtime_indices))},
+                           hint="return the new tensor instead")  # fmt: skip
+    if meta.tokens:
+        raise ConvertError("the model has effects outside of its results, which are ordered by tokens",
+                           where={"effects": ", ".join(map(str, meta.tokens))})  # fmt: skip
+    written = tuple(meta.mutated_graph_handled_indices_seen_by_autograd)
+    written += tuple(i for i, info in enumerate(meta.input_info) if info.mutates_data and i not in written)
+    return Captured(gm, inputs, places(exported.inputs, inputs), written, *symbolic_facts(exported.inputs))
+
+
+def places(exported: Sequence[Any], inputs: Sequence[Any]) -> list[int]:
+    first: dict[int, int] = {}
+    for i, value in enumerate(exported):
+        first.setdefault(id(value) if isinstance(value, torch.Tensor) else -1 - i, i)
+    found = list(range(len(exported))) if len(exported) == len(inputs) else sorted(first.values())
+    if len(found) != len(inputs):
+        raise ConvertError("the model writes to arguments that share memory", hint="a copy of one of them")
+    return found
+
+
+def symbolic_facts(inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, tuple[int | None, int | None]]]:
+    """What PyTorch took for granted of the symbols while it read the model: (guards, ranges)."""
+    mode = detect_fake_mode(inputs)
+    env = getattr(mode, "shape_env", None)
+    if env is None:
+        return [], {}
+    ends = {s: (r.lower, r.upper) for s, r in env.var_to_range.items() if s not in env.replacements}
+    whole = {s: tuple(int(e) if e.is_Integer else None for e in pair) for s, pair in ends.items()}
+    guards = [guard.expr for guard in env.guards if guard.expr.free_symbols <= whole.keys()]  # not of a size now fixed
+    return guards, whole  # type: ignore[return-value]
+
+
+def all_dynamic(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`dynamic_shapes` for torch.export: every size and every int that PyTorch finds may change, but for 0 and 1, which are
+    special in torch.compile too, and for those that `torch._dynamo.mark_static` fixed."""
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    return {name: pytree.tree_map(dynamic_sizes, value) for name, value in bound.arguments.items()}
+
+
+def dynamic_sizes(value: Any) -> Any:
+    auto = torch.export.Dim.AUTO
+    if isinstance(value, torch.Tensor):
+        fixed: set[int] = getattr(value, "_dynamo_static_indices", set())
+        static = torch.export.Dim.STATIC
+        return {i: static if i in fixed or size in (0, 1) else auto for i, size in enumerate(value.shape)}
+    return auto if type(value) is int and value not in (0, 1) else None
 
 
 class CompiledModel:
@@ -66,9 +146,17 @@ class CompiledModel:
         self.count = self.in_spec.num_leaves
         self.flat = self.in_spec == pytree.tree_structure((tuple(range(self.count)), {}))  # plain arguments, in a row
         self.single = self.out_spec == pytree.tree_structure(0)
+        # Plain numbers and words of the example are part of the graph; another one would be another graph.
+        given = exported.inputs[len(exported.state) :]
+        symbolic = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+        self.fixed = [(i, value) for i, value in enumerate(given) if not isinstance(value, symbolic)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
+        for i, value in self.fixed:
+            if type(leaves[i]) is not type(value) or leaves[i] != value:
+                raise BindError(f"argument {i} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
+                                hint="compile again with this value, or make it dynamic: dynamic_shapes")  # fmt: skip
         results = self.run(*self.state, *leaves)
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
 

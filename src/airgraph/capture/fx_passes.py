@@ -6,7 +6,7 @@ user pre-pass → as_strided from its base → no-ops → symbolic inputs → us
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
+from airgraph.convert.scopes import check_pairs
 from airgraph.convert.walk import BY_MEMORY
 from airgraph.convert.writes import stray_writes
 from airgraph.errors import ConvertError
@@ -23,6 +24,7 @@ from airgraph.errors import ConvertError
 aten = torch.ops.aten
 Observe = Callable[[str, torch.fx.GraphModule], None]
 Note = Callable[[str], None]
+FxPass = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 USERS = ("post_grad_custom_pre_pass", "pattern_fusion_pass", "post_grad_custom_post_pass")  # what the user wrote
 
 
@@ -32,13 +34,14 @@ def run_fx_passes(
     """The graph after its passes. `observe` is shown it after each; `note` is told what is worth a line in the journal."""
     refuse_writes(gm)
     renew_views(gm)
-    for name, run in passes(config):
+    for name, run in passes(config, gm):
         done = run(gm, inputs)
         if name in USERS:
             refuse_writes(gm)
         if name == "pattern_fusion_pass" and done:
             note(done)
         observe(name, gm)
+    check_pairs(gm)
     complete_metadata(gm, inputs)
     strides_of_copies(gm)
     gm.graph.lint()
@@ -46,19 +49,22 @@ def run_fx_passes(
     return gm
 
 
-def passes(config: Config) -> list[tuple[str, Callable[[torch.fx.GraphModule, Sequence[Any]], Any]]]:
-    """Those that this configuration asks for, in order."""
+def passes(config: Config, gm: torch.fx.GraphModule) -> Iterator[tuple[str, FxPass]]:
+    """Those that this configuration asks for, in order. Each is chosen when its turn comes, as the graph is then."""
     convert = config.mode == "max-autotune"
-    chosen: list[tuple[str, Any, bool]] = [
-        ("post_grad_custom_pre_pass", user_pass(config.pre_pass, config), config.pre_pass is not None),
-        ("as_strided_from_base", strided_from_base, True),
-        ("remove_noop_ops", remove_noops, config.remove_noop_ops),
-        ("optimize_sym_input", symbolic_inputs, convert),
-        ("pattern_fusion_pass", apply_replacements, config.pattern_fusion_pass and any_replacements()),
-        ("view_to_reshape", views_as_reshapes, convert),
-        ("post_grad_custom_post_pass", user_pass(config.post_pass, config), config.post_pass is not None),
-    ]
-    return [(name, run) for name, run, wanted in chosen if wanted]
+    if config.pre_pass is not None:
+        yield "post_grad_custom_pre_pass", user_pass(config.pre_pass, config)
+    yield "as_strided_from_base", strided_from_base
+    if config.remove_noop_ops:
+        yield "remove_noop_ops", remove_noops
+    if convert:
+        yield "optimize_sym_input", symbolic_inputs
+    if config.pattern_fusion_pass and any_replacements(gm):
+        yield "pattern_fusion_pass", apply_replacements
+    if convert:
+        yield "view_to_reshape", views_as_reshapes
+    if config.post_pass is not None:
+        yield "post_grad_custom_post_pass", user_pass(config.post_pass, config)
 
 
 def refuse_writes(gm: torch.fx.GraphModule) -> None:

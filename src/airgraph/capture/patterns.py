@@ -19,10 +19,14 @@ from typing import Any
 
 import torch
 
+from airgraph.convert.scopes import STREAM, marks_of
 from airgraph.errors import ConfigError
 
 NAME = "register_replacement"
 _patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern
+# Patterns that come with a set of ops: name → the op they begin with, and a function that rewrites the graph at such a node
+# or does not. They are plain code on FX nodes, for the sake of Inductor's second.
+FUSIONS: dict[str, tuple[Any, Callable[[torch.fx.Node], bool]]] = {}
 
 
 def register_replacement(
@@ -39,7 +43,7 @@ def register_replacement(
 
     `example_inputs`: arguments to trace with; only their number and types matter. `extra_check(match)` may refuse a match.
     `scalar_workaround` gives the numbers among the arguments a value that is not met by accident. `skip_duplicates`: a
-    pattern that is there already is not an error.
+    pattern that is there already is not an error. Ops of different streams are never taken together.
     """
     global _patterns
     from torch._inductor import pattern_matcher
@@ -55,7 +59,7 @@ def register_replacement(
         list(example_inputs),
         undecomposed(trace_fn or pattern_matcher.fwd_only),
         _patterns,
-        extra_check=extra_check or (lambda match: True),
+        extra_check=lambda match: on_one_stream(match.nodes) and (extra_check is None or extra_check(match)),
         scalar_workaround=scalar_workaround,
         search_fn_pattern=search_fn_pattern,
         skip_duplicates=skip_duplicates,
@@ -68,20 +72,36 @@ def remove_replacements() -> None:
     _patterns = None
 
 
-def any_replacements() -> bool:
-    return _patterns is not None
+def any_replacements(gm: torch.fx.GraphModule) -> bool:
+    """Whether there is something to look for in this graph."""
+    first = {op for op, _ in FUSIONS.values()}
+    return _patterns is not None or any(node.target in first for node in gm.graph.nodes)
 
 
 def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Says how often patterns were found."""
     before = set(gm.graph.nodes)
-    count = _patterns.apply(gm) if _patterns is not None else 0
-    if not count:
+    counts = {name: sum(map(fuse, calls(gm, op))) for name, (op, fuse) in FUSIONS.items()}
+    counts[NAME] = _patterns.apply(gm) if _patterns is not None else 0
+    if not any(counts.values()):
         return ""
     for node in gm.graph.nodes:
         if node not in before:  # its fake value is of another trace, whose memory has nothing to do with this graph's
             node.meta.pop("val", None)
-    return f"{NAME}: {count} patterns replaced"
+    return "; ".join(f"{name}: {count} patterns replaced" for name, count in counts.items() if count)
+
+
+def calls(gm: torch.fx.GraphModule, op: Any) -> list[torch.fx.Node]:
+    return list(gm.graph.find_nodes(op="call_function", target=op))
+
+
+def on_one_stream(nodes: Sequence[torch.fx.Node]) -> bool:
+    """Whether scopes put all these calls on the same stream."""
+    called = [node for node in nodes if node.op == "call_function"]
+    if not called:
+        return True
+    marks = marks_of(called[0].graph)
+    return len({marks.get(node, {}).get(STREAM) for node in called}) == 1
 
 
 def undecomposed(trace_fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ MODULES = {
 }
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
+    "torchair.ge.attr": "airgraph.ir.attr",
     "torch_npu.npu": "airgraph.compat.npu.module",
     "torch_npu.npu.amp": "airgraph.compat.npu.amp",
     "torch_npu.npu.memory": "airgraph.compat.npu.usage",
@@ -44,11 +45,12 @@ REAL = ("torchair", "torch_npu", "npugraph_ex")
 _installed: dict[str, object] = {}
 
 
-def install(host: str = "cpu") -> None:
+def install(host: str = "cpu", devices: int | None = None) -> None:
     """Make `torchair`, `torch_npu` and `npugraph_ex` importable and the device `npu` usable; its tensors live on `host`,
-    "cpu" or "cuda".
+    "cpu" or "cuda". There are as many `devices` as asked for here or by AIRGRAPH_NPU_DEVICES in the environment, or one.
 
-    `torch.compile(backend="inductor")` compiles graphs of npu tensors by airgraph from then on. A second call does nothing.
+    `torch.compile(backend="inductor")` compiles graphs of npu tensors for the host from then on. A second call does
+    nothing.
     """
     if _installed:
         return
@@ -58,7 +60,7 @@ def install(host: str = "cpu") -> None:
                               hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
     from airgraph.compat import inductor, npu, shape_handling
 
-    npu.install(host=host)
+    npu.install(host=host, devices=devices)
     shape_handling.install()
     for alias, package in MODULES.items():
         for name in all_modules(package):

@@ -30,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     from airgraph.compat import npu
 
-    return f"airgraph: torch_npu and torchair are emulated, npu:0 computes on {npu.state.host_device()}"
+    names = [f"npu:{index}" for index in range(npu.state.device_count())]
+    does = "computes" if len(names) == 1 else "compute"
+    return f"airgraph: torch_npu and torchair are emulated, {', '.join(names)} {does} on {npu.state.host_device()}"
 
 
 def install() -> None:

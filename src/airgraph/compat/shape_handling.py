@@ -398,6 +398,7 @@ def install() -> None:
     @functools.wraps(original)
     def compile(model: Any = None, *, options: Mapping[str, Any] | None = None, **rest: Any) -> Any:
         mine, others = split_options(options)
+        others, rest = both_settings(others, rest)
         if not mine.get("enable_shape_handling") or rest.get("disable"):
             return original(model, options=others, **rest)
         handling = ShapeHandling(mine.get("shape_handling_configs"), mine.get("shape_handling_dict"))
@@ -420,6 +421,16 @@ def split_options(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], di
     Config(**{name: value for name, value in mine.items() if value is not None})  # checks them
     others = {key: value for key, value in (options or {}).items() if key not in named.values()}
     return mine, (others or None)
+
+
+def both_settings(options: dict[str, Any] | None, rest: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """PyTorch takes a mode or options. torch_npu names both for Inductor: the mode is options, and the others win."""
+    mode = rest.get("mode")
+    if not options or mode is None or rest.get("backend", "inductor") != "inductor":
+        return options, rest
+    from torch._inductor import list_mode_options
+
+    return {**list_mode_options(mode, rest.get("dynamic")), **options}, {**rest, "mode": None}
 
 
 def wrapped(handling: ShapeHandling, model: Any, compiled: Any) -> Any:

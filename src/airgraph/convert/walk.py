@@ -21,12 +21,13 @@ from airgraph.convert import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
 from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
 from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
+from airgraph.convert.scopes import Order, emits_views, marks_of
 from airgraph.convert.views import VIEWS, PendingView, extend, is_itself
 from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
 from airgraph.ir.boundary import Boundary, Fresh, Layout, Number, NumberIn, ObjectIn, OfInput, OfOutput, Plain, TensorIn
-from airgraph.ir.graph import Graph, Value
+from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.ops import OPS
 from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import agree
@@ -76,7 +77,7 @@ class Walker:
             case "call_function":
                 if node.stack_trace:
                     self.graph.notes.append(note_of(node))
-                self.env[node] = self.call(node)
+                self.env[node] = self.call_in_scope(node)
             case "output":
                 self.finish(node)
             case _:
@@ -109,6 +110,22 @@ class Walker:
         return ge.constant(to_array(held), t.dtype, place=t.place)
 
     # -- calls ------------------------------------------------------------------------------------------------------
+    def call_in_scope(self, node: torch.fx.Node) -> Any:
+        """The node's own nodes carry the marks of its scope, and the first of them waits for what it has to."""
+        self.graph.marks = self.marks.get(node, {})
+        if self.order.takes(node, self.lookup):
+            return None
+        with self.order:
+            return self.call(node)
+
+    @cached_property
+    def marks(self) -> dict[torch.fx.Node, dict[str, Any]]:
+        return marks_of(self.gm.graph)
+
+    @cached_property
+    def order(self) -> Order:
+        return Order(self.graph)
+
     def call(self, node: torch.fx.Node) -> Any:
         value = node.meta.get("val")
         if node.target is operator.getitem:
@@ -123,7 +140,8 @@ class Walker:
         if node.target in VIEWS and not converter.user and not is_itself(node):
             args, _ = self.arguments(node)
             self.count(node, "converter")
-            return extend(args[0], node, args)
+            view = extend(args[0], node, args)
+            return self.emitted(node, view) if emits_views(self.graph.marks) else view
         if node.target in BY_MEMORY and not self.begins_its_memory(node.args[0]):
             return self.aten_call(node, "it counts in the memory of an argument, or of a part of a value")
         return self.converted(node, converter)
@@ -132,7 +150,7 @@ class Walker:
         args, kwargs = self.arguments(node)
         if converter.wants_meta:
             kwargs["meta_outputs"] = specs(node.meta.get("val"))
-        before = len(self.graph.nodes)
+        before, waits = len(self.graph.nodes), self.graph.waits
         try:
             result = converter.function(*args, **kwargs)
             if (node.target in WRITES or converter.target is not node.target) and not converter.user:
@@ -140,11 +158,11 @@ class Walker:
         except AirgraphError as error:
             raise ConvertError(error.what, where={**error.where, **where(node)}, hint=error.hint) from error
         except NoConversion as refusal:
-            self.graph.erase(self.graph.nodes[before:])
+            self.take_back(before, waits)
             return self.aten_call(node, str(refusal))
         unknown = [n.op for n in self.graph.nodes[before:] if not self.has_kernel(n.op)]
         if unknown:
-            self.graph.erase(self.graph.nodes[before:])
+            self.take_back(before, waits)
             return self.aten_call(
                 node, f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"
             )
@@ -152,6 +170,11 @@ class Walker:
         self.count(node, "user" if converter.user else "converter")
         self.writes += [n.output for n in self.graph.nodes[before:] if n.op == "Assign"]
         return self.checked(node, result)
+
+    def take_back(self, before: int, waits: list[Node]) -> None:
+        """What a converter made, and what it was to wait for."""
+        self.graph.erase(self.graph.nodes[before:])
+        self.graph.waits = waits
 
     def read_again(self, node: torch.fx.Node) -> bool:
         """A copy_ to an input that has a new value already, or whose new value the graph goes on with."""
@@ -264,9 +287,11 @@ class Walker:
         """What a node became; a waiting view is emitted now."""
         entry = self.env[node]
         if isinstance(entry, PendingView):
-            value = entry.emit()
-            entry = self.env[node] = self.checked_one(node, value, node.meta.get("val"))
+            entry = self.env[node] = self.emitted(node, entry)
         return entry
+
+    def emitted(self, node: torch.fx.Node, view: Any) -> Any:
+        return self.checked_one(node, view.emit() if isinstance(view, PendingView) else view, node.meta.get("val"))
 
     def arguments(self, node: torch.fx.Node, pack: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack."""
@@ -291,6 +316,7 @@ class Walker:
 
     # -- outputs ----------------------------------------------------------------------------------------------------
     def finish(self, node: torch.fx.Node) -> None:
+        self.graph.marks = {}
         returned = node.args[0]
         outputs = Outputs(self)
         for out in returned if isinstance(returned, list | tuple) else [returned]:

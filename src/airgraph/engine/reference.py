@@ -225,6 +225,7 @@ class ReferenceExecutable:
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)
         expected = [(v, v.type.shape or ()) for v in node.outputs]
+        collective = is_collective(target)
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             inputs = [
@@ -234,6 +235,8 @@ class ReferenceExecutable:
             args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
             call = writer.call if writer and writer.fits(inputs) else target
             leaves = torch.utils._pytree.tree_leaves(call(*args, **kwargs))
+            if collective:
+                leaves = finished(leaves)
             if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them
                 leaves = [leaf for leaf in leaves if leaf is not None]
             for (value, shape), leaf in zip(expected, leaves):
@@ -318,3 +321,18 @@ def from_array(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.from_numpy(array.copy())
     same_bits = tensor.element_size() == dtype.itemsize and tensor.dtype != dtype and array.dtype.kind == "u"
     return tensor.view(dtype) if same_bits else tensor.to(dtype)
+
+
+def is_collective(target: Any) -> bool:
+    """An op of torch.distributed that returns before its results are there."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"
+
+
+def finished(leaves: Sequence[Any]) -> list[Any]:
+    """The results of a collective when they are there.
+
+    PyTorch waits later, at another op, which finds the work by the memory of its argument. Here that op may be given
+    other memory, a copy made too early, and would find nothing to wait for.
+    """
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    return [wait(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

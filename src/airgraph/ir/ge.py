@@ -7,14 +7,14 @@
 
 There is a builder for every row of the op table. Plain numbers and lists become constants: index inputs as int64, a
 float as the one float type among the other inputs, an int as their one int type; without one, float32 and int64.
-`dependencies=[values]` adds control edges.
+`dependencies=[values]` adds control edges; `marks={"_user_stream_label": "1"}` is what a scope says of a node.
 This is also the language of `py` dumps, so executing a dump builds the graph again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from airgraph.ir.ops import OPS, REQUIRED, Call, Op
 from airgraph.ir.types import COMPLEX, FLOATS, INTS, UNKNOWN, DataType, Dim, Place, TensorType, is_number
 
 _current = threading.local()
+Marks = Mapping[str, Any] | None
 
 
 @contextmanager
@@ -61,6 +62,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     control = _nodes(kwargs.pop("dependencies", ()))
     name = kwargs.pop("node_name", None)
+    marks = kwargs.pop("marks", None)
     given = [*args, *(kwargs.pop(slot.name, None) for slot in op.slots[len(args) :])]
     if op.infer is None:
         raise VerifyError(f"{op.name} has a builder of its own")
@@ -68,7 +70,8 @@ def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     inputs = promote(op, given)
     call = Call(op, inputs, kwargs)
     known = op.known(call) if op.known else None
-    node = current_graph().add(op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name)
+    node = current_graph().add(op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name,
+                               marks=marks)  # fmt: skip
     if not op.outputs:
         return node
     return node.output if len(op.outputs) == 1 and "*" not in op.outputs[0] else list(node.outputs)
@@ -222,7 +225,7 @@ def node(name: str) -> Node:
 
 def AtenCall(x: Sequence[Value], *, target: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None,
              types: Sequence[TensorType | Sequence[Any]], strides: Sequence[Any] = (), node_name: str | None = None,
-             dependencies: Sequence[Value | Node] = ()) -> list[Value]:  # fmt: skip
+             dependencies: Sequence[Value | Node] = (), marks: Marks = None) -> list[Value]:  # fmt: skip
     """A call into PyTorch. `types`: one for each tensor or number it returns, as TensorType or [dtype, shape, place]."""
     graph = current_graph()
     name = graph.unique_name("AtenCall") if node_name is None else node_name
@@ -231,7 +234,8 @@ def AtenCall(x: Sequence[Value], *, target: str, args: Sequence[Any], kwargs: di
         for i, t in enumerate(types)
     ]
     attrs = {"target": target, "args": list(args), "kwargs": kwargs or {}, "strides": tuple(strides)}
-    return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=_nodes(dependencies), name=name).outputs)
+    control = _nodes(dependencies)
+    return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=control, name=name, marks=marks).outputs)
 
 
 def NetOutput(values: Sequence[Value], dependencies: Sequence[Value | Node] = ()) -> Node:
@@ -239,16 +243,18 @@ def NetOutput(values: Sequence[Value], dependencies: Sequence[Value | Node] = ()
     return current_graph().add("NetOutput", [tuple(values)], {}, [], control=control, name="NetOutput")
 
 
-def Clone(x: Value, *, dependencies: Sequence[Value | Node] = (), node_name: str | None = None) -> Value:
+def Clone(
+    x: Value, *, dependencies: Sequence[Value | Node] = (), node_name: str | None = None, marks: Marks = None
+) -> Value:
     """TorchAir's name for TensorMove."""
     if not isinstance(x, Value):
         raise AssertionError(f"Clone needs a Tensor, got {type(x).__name__}")
-    return build(OPS["TensorMove"], [x], {"dependencies": dependencies, "node_name": node_name})
+    return build(OPS["TensorMove"], [x], {"dependencies": dependencies, "node_name": node_name, "marks": marks})
 
 
 def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, outputs: Sequence[Any] | None = None,
               attrs: dict[str, Any] | None = None, node_name: str | None = None,
-              dependencies: Sequence[Value | Node] = ()) -> Any:  # fmt: skip
+              dependencies: Sequence[Value | Node] = (), marks: Marks = None) -> Any:  # fmt: skip
     """A node of any type, also one that is not in the table. By position (`custom_op("Mul", x, y)`) it must be there.
     By name it is the table's where the names are the table's, so that types follow and passes know it.
 
@@ -256,7 +262,7 @@ def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, ou
                  attrs={"alpha": ge.attr.Float(0.5)})
     """
     op = OPS.get(op_type)
-    usual = {"node_name": node_name, "dependencies": dependencies}
+    usual = {"node_name": node_name, "dependencies": dependencies, "marks": marks}
     if args:
         return _by_position(op_type, op, args, usual)
     names = tuple(name if isinstance(name, str) else tuple(name) for name in outputs or ())
@@ -267,7 +273,8 @@ def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, ou
     count = sum(1 if isinstance(name, str) else name[1] for name in names)
     stored |= {"input_names": tuple(given), "output_names": names}
     types, control = [UNKNOWN] * count, _nodes(dependencies)
-    node = current_graph().add(op_type, list(given.values()), stored, types, control=control, name=node_name)
+    node = current_graph().add(op_type, list(given.values()), stored, types, control=control, name=node_name,
+                               marks=marks)  # fmt: skip
     return node.output if count == 1 and isinstance(names[0], str) else list(node.outputs)
 
 

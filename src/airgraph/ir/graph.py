@@ -3,6 +3,7 @@
     Graph ── Node ── Value : TensorType
     node.inputs : one entry for each input of the op: Value | None (optional, not given) | tuple of Values (dynamic)
     node.control: nodes that must have run before, without handing over a value
+    node.marks  : what the scope it was made in says of it, for the hardware: `_user_stream_label` and the like
     value.known : the value itself where it is known when compiling: a number, a symbolic expression, or nested tuples
                   of them. Shapes flow through the graph this way, so that nothing has to be run to know a size.
 
@@ -12,7 +13,7 @@ The order of `graph.nodes` is a valid order of execution; passes keep it so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class Value:
 
 
 Input = Value | None | tuple[Value, ...]
+UNMARKED = ("Data", "Const", "NetOutput")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Node:
     outputs: tuple[Value, ...] = ()
     control: tuple[Node, ...] = ()
     note: int = -1  # index into graph.notes of the FX node that was being converted; -1: none
+    marks: dict[str, Any] = field(default_factory=dict)
 
     def values(self) -> Iterator[Value]:
         """Every value this node reads."""
@@ -105,6 +108,8 @@ class Graph:
         self.name = name
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
+        self.marks: dict[str, Any] = {}  # what new nodes are marked with; constants and inputs belong to no scope
+        self.waits: list[Node] = []  # what the next new node waits for
         self.modules: dict[str, Any] = {}  # sub-graphs and other objects AtenCall nodes hand to their op, by name
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -139,6 +144,7 @@ class Graph:
         known: Any = None,
         control: Sequence[Node] = (),
         name: str | None = None,
+        marks: Mapping[str, Any] | None = None,
     ) -> Node:
         node = Node(
             op,
@@ -155,11 +161,22 @@ class Graph:
             node.output.known = known
         if self._at is None:
             node.note = len(self.notes) - 1
+            if node.op not in UNMARKED:
+                self._take_marks(node)
             self.nodes.append(node)
         else:
             node.note = self._at.note
+            if node.op not in UNMARKED:
+                node.marks = dict(self._at.marks)
             self._ahead.setdefault(self._at, []).append(node)
+        node.marks |= marks or {}
         return node
+
+    def _take_marks(self, node: Node) -> None:
+        node.marks = dict(self.marks)
+        if self.waits:
+            node.control = tuple(dict.fromkeys((*node.control, *self.waits)))
+            self.waits = []
 
     @contextmanager
     def before(self, node: Node) -> Iterator[None]:

@@ -166,6 +166,8 @@ def _fill_op(op: Any, graph: Graph, node: Node) -> None:
         _fill_desc(op.output_desc.add(name=name), output.type)
     for name, kind, value in typed_attrs(node):
         _put(op.attr, name, kind, value)
+    for name, value in node.marks.items():
+        _put(op.attr, name, *kind_of(name, value))
     if node.op == "Const":
         _fill_const(op.attr, node.attrs["value"], node.output.type)
     for side, descs in (("input", op.input_desc), ("output", op.output_desc)):
@@ -346,13 +348,18 @@ TF_DTYPES = names(TF_ENUMS["DataType"])
 
 def to_pbtxt(graph: Graph) -> str:
     """The `pbtxt` dump: nodes and attributes as a TensorFlow GraphDef; `T` and `_output_shapes` type the outputs."""
-    message, source = TF["GraphDef"](), to_proto(graph)
+    return pbtxt_of(to_proto(graph))
+
+
+def pbtxt_of(source: Any, largest: int | None = None) -> str:
+    """The same of a GraphDef. Of a constant of more than `largest` bytes only the type is shown."""
+    message = TF["GraphDef"]()
     for op in source.op:
         node = message.node.add(name=op.name, op=op.type)
         node.input.extend(f"^{edge[:-3]}" if edge.endswith(":-1") else edge for edge in op.input if edge)
         for name, attr in op.attr.items():
             if not name.endswith(("_name_key", "_name_value")):
-                _fill_tf(node.attr[name], attr)
+                _fill_tf(node.attr[name], attr, largest)
         if op.output_desc:
             types = [_tf_type(DTYPES[desc.dtype]) for desc in op.output_desc]
             node.attr["T"].type = types[0]
@@ -372,7 +379,7 @@ def _tf_shape(desc: Any) -> Any:
     return TF["TensorShapeProto"](dim=[TF["TensorShapeProto.Dim"](size=size) for size in desc.shape.dim])
 
 
-def _fill_tf(to: Any, attr: Any) -> None:
+def _fill_tf(to: Any, attr: Any, largest: int | None) -> None:
     kind = attr.WhichOneof("value")
     value = getattr(attr, kind)
     match kind:
@@ -381,7 +388,8 @@ def _fill_tf(to: Any, attr: Any) -> None:
         case "t":
             to.tensor.dtype = _tf_type(DTYPES[value.desc.dtype])
             to.tensor.tensor_shape.CopyFrom(_tf_shape(value.desc))
-            to.tensor.tensor_content = value.data
+            if largest is None or len(value.data) <= largest:
+                to.tensor.tensor_content = value.data
         case "list":
             to.list.SetInParent()
             for field in ("s", "i", "f", "b"):

@@ -158,8 +158,11 @@ def custom_text(node: Node, files: dict[str, np.ndarray] | None) -> str:
 
 
 def tail(node: Node) -> list[str]:
-    waits = [f"dependencies=[{', '.join(control_name(c) for c in node.control)}]"] if node.control else []
-    return [*waits, f"node_name={attr_text(node.name)}"] if needs_name(node) else waits
+    """What its scope says of it, what it waits for, its name."""
+    parts = [f"marks={attr_text(node.marks)}"] if node.marks else []
+    if node.control:
+        parts.append(f"dependencies=[{', '.join(control_name(c) for c in node.control)}]")
+    return [*parts, f"node_name={attr_text(node.name)}"] if needs_name(node) else parts
 
 
 def needs_name(node: Node) -> bool:

@@ -26,6 +26,18 @@ def dead_code(graph: Graph) -> PassResult:
     return PassResult(bool(gone), [f"dropped {n.name}" for n in gone if n.op != "Const"])
 
 
+def fulfilled_waits(graph: Graph) -> None:
+    """For an engine that runs the nodes in their order: whatever a node waits for is past when its turn comes. One that
+    only computes need not say so, and can then be fused like any other. (No pass of the list: dumps show who waits.)
+
+    y = ge.Mul(x, x, dependencies=[a])   ⟶   y = ge.Mul(x, x)
+    """
+    for node in graph.nodes:
+        if pure(node):
+            node.control = ()
+    dead_code(graph)
+
+
 def dead_inputs(graph: Graph) -> PassResult:
     """An input nobody reads goes, and the others are counted anew. (The caller still passes it; the program drops it.)"""
     waited_for = {c for node in graph.nodes for c in node.control}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from airgraph.runtime.lanes import CudaStreams
 from airgraph.runtime.slots import Slots
 
 
@@ -49,6 +50,7 @@ class Arena:
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
         self.spoiled: set[Any] = set()
         self._stream: Any = None
+        self.named: dict[str, Any] = {}  # streams beside it, by the names scopes give them
         self.last = 0  # the stream of the last replay
 
     def pool(self, given: Any, shared: bool) -> Any:
@@ -81,6 +83,11 @@ class Arena:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
+
+    @property
+    def streams(self) -> CudaStreams | None:
+        """What a captured graph may run on; None where there are no streams."""
+        return CudaStreams(self.device, self.stream, self.named) if self.device.type == "cuda" else None
 
     def ordered(self) -> None:
         """Work of another stream that uses the arena is waited for. (Nothing to do while there is one stream.)"""

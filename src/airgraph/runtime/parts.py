@@ -27,6 +27,7 @@ from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
+from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
 
 Work = Callable[[Env, Symbols], None]
 
@@ -190,10 +191,12 @@ class Recorder:
     """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
     to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
 
-    def __init__(self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str]) -> None:
+    def __init__(self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str],
+                 streams: Streams | None = None) -> None:  # fmt: skip
         self.executable = executable
         self.sizes = sizes
         self.refused = refused
+        self.streams = streams  # for steps that are captured; None: one after the other
 
     def record(self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part],
                keep: bool = False) -> list[Part]:  # fmt: skip
@@ -202,7 +205,8 @@ class Recorder:
         waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
         while waiting:
             run = waiting.pop(0)
-            work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep)
+            streams = None if run.open else self.streams
+            work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep, streams)
             if run.open:
                 part: Part = Open(work, self.placed(run, waiting))
             else:
@@ -254,18 +258,32 @@ def confined(steps: Sequence[Step]) -> list[Step]:
     return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
 
 
-def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False) -> Work:
+def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False,
+               streams: Streams | None = None) -> Work:  # fmt: skip
     steps = [replace(s, last_uses=()) for s in steps] if keep else steps
+    split = streams is not None and is_split(steps)
+    steps = apart(steps) if split else steps
 
-    def work(env: Env, symbols: Symbols) -> None:
+    def one(step: Step, env: Env, symbols: Symbols) -> None:
+        try:
+            executable.advance(step, env, symbols, None)
+        except EngineError as error:
+            error.node = step.node  # type: ignore[attr-defined]
+            raise
+
+    def in_order(env: Env, symbols: Symbols) -> None:
         for step in steps:
-            try:
-                executable.advance(step, env, symbols, None)
-            except EngineError as error:
-                error.node = step.node  # type: ignore[attr-defined]
-                raise
+            one(step, env, symbols)
 
-    return work
+    def on_streams(env: Env, symbols: Symbols) -> None:
+        lanes = Lanes(streams, steps, executable.graph)  # type: ignore[arg-type]
+        try:
+            for step in steps:
+                lanes.run(step, env, lambda step=step: one(step, env, symbols))  # type: ignore[misc]
+        finally:
+            lanes.join()  # also of a capture that failed: it cannot be ended while streams are apart
+
+    return on_streams if split else in_order
 
 
 def nothing(env: Env, symbols: Symbols) -> None:

@@ -301,7 +301,7 @@ class ReplayProgram(Program):
         env = recording.env
         env.update(self.reference.constants)
         self.fill(env, given, recording)
-        recorder = Recorder(self.reference, self.sizes, self.refused)
+        recorder = Recorder(self.reference, self.sizes, self.refused, self.arena.streams)
         recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
         for node, reason in self.refused.items():
             if node not in self.told:

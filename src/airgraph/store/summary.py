@@ -25,6 +25,7 @@ from airgraph.config import check_dump_path
 from airgraph.convert.fx_text import target_text
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.registry import Registry
+from airgraph.convert.scopes import ROLES
 from airgraph.errors import DumpError
 from airgraph.journal import Journal, rank
 from airgraph.store.dump import write
@@ -71,6 +72,8 @@ def rows(gm: torch.fx.GraphModule, registry: Registry, journal: Journal) -> list
 
 
 def status(target: Any, registry: Registry, journal: Journal) -> str:
+    if target in ROLES:  # it becomes marks and waits of other nodes
+        return "已支持"
     if registry.find(target) is None:
         return "未注册"
     taken = {use.by != "pytorch" for use in journal.ops if use.target == target_text(target)}

@@ -5,6 +5,7 @@ airgraph run -m MODULE [ARGS]  the same for a module, as `python -m` does
 airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
 airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
 airgraph doctor [SCRIPT …]     what is emulated here, by what; or which names scripts would miss, without running them
+airgraph show FILE             an exported model (.air) as the text of its graph, with its weights listed
 airgraph demo                  the three graphs of one small model, printed and checked
 """
 
@@ -35,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
                               description="Makes `import torchair` and the device `npu` work, then runs SCRIPT as "
                               "`python SCRIPT ARGS` would.")  # fmt: skip
     run.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda")
+    run.add_argument("--devices", type=int, metavar="N", help="how many npu devices there are (default: 1, or as the "
+                     "environment's AIRGRAPH_NPU_DEVICES says)")  # fmt: skip
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
@@ -65,6 +68,11 @@ def parser() -> argparse.ArgumentParser:
                                  "found by reading it, never by running it. Exit code 0: none, 1: some.")  # fmt: skip
     doctor.add_argument("scripts", nargs="*", metavar="SCRIPT")
     doctor.set_defaults(command=doctor_command)
+    show = commands.add_parser("show", help="an exported model (.air) as the text of its graph",
+                               description="Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, "
+                               "with its weights listed above. Nothing of it is run.")  # fmt: skip
+    show.add_argument("file", metavar="FILE")
+    show.set_defaults(command=show_command)
     demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
     demo.set_defaults(command=demo_command)
     return top
@@ -73,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 def run_command(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
-    return run_script(args.script, args.args, host=args.host, module=args.module)
+    return run_script(args.script, args.args, host=args.host, module=args.module, devices=args.devices)
 
 
 def explain_command(args: argparse.Namespace) -> int:
@@ -92,6 +100,12 @@ def doctor_command(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
     return doctor(args.scripts)
+
+
+def show_command(args: argparse.Namespace) -> int:
+    from airgraph.tools.show import show
+
+    return show(args.file)
 
 
 def demo_command(args: argparse.Namespace) -> int:

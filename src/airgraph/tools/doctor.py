@@ -224,7 +224,8 @@ def about() -> Iterator[str]:
 def emulated() -> Iterator[str]:
     npu = torch.get_device_module("npu")
     names = len(npu.__all__)
-    yield f"npu: emulated, {npu.device_count()} device, {npu.get_device_name()}; torch.npu has {names} names"
+    devices = "1 device" if npu.device_count() == 1 else f"{npu.device_count()} devices"
+    yield f"npu: emulated, {devices}, {npu.get_device_name()}; torch.npu has {names} names"
     for name in compat.REAL:
         module = importlib.import_module(name)
         own = [n for n in dir(module) if not n.startswith("_") and not inspect.ismodule(getattr(module, n))]

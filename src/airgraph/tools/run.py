@@ -8,31 +8,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from airgraph import compat
 from airgraph.errors import AirgraphError, CompatError
+from airgraph.tools.children import emulation_for_children
 
 
-def run_script(script: str, args: Sequence[str], *, host: str = "cpu", module: bool = False) -> int:
-    """Run a file, or a module as `python -m` does.
+def run_script(
+    script: str, args: Sequence[str], *, host: str = "cpu", module: bool = False, devices: int | None = None
+) -> int:
+    """Run a file, or a module as `python -m` does, with as many npu devices as asked for (or by AIRGRAPH_NPU_DEVICES).
 
     Exceptions and SystemExit of the script pass through, so that its traceback and exit code are its own. An error of
     airgraph's that the script did not catch is the script's as well: it ends with its traceback and 1, as any other.
+    Processes that the script starts (torch.multiprocessing.spawn, torchrun) have the emulation, too.
     """
     if module:
         # As Python does: what stands in the current folder can be imported, and is before it is looked for.
         sys.path.insert(0, str(Path.cwd()))
-        compat.install(host=host)
+        compat.install(host=host, devices=devices)
         check_module(script)
     else:
         path = find_script(script, "run")
-        compat.install(host=host)
+        compat.install(host=host, devices=devices)
         sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [script, *args]
     try:
-        if module:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(str(path), run_name="__main__")
+        with emulation_for_children(host, torch.get_device_module("npu").device_count()):
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(path), run_name="__main__")
     except AirgraphError as error:
         sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(1) from error

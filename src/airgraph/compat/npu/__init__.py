@@ -1,7 +1,7 @@
 """An emulated `npu` device: scripts written for an Ascend NPU run where there is none.
 
     from airgraph.compat import npu
-    npu.install()                                   # or install(host="cuda")
+    npu.install()                                   # or install(host="cuda", devices=2)
 
     x = torch.randn(3, 4, device="npu")             # x.device is npu:0
     model = Model().npu()
@@ -17,19 +17,21 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
+    collectives torch.distributed with the backend hccl
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
     graphs      capture and replay, of ops recorded by `capture` or (`pieces`) by CUDA;  `graphed` callables
     work        what is under way
     update      arguments of captured ops, changed before a replay;  `handlers` which ones, `update_plan` from where
     steps       torch.compiler.npugraph_mark_step_begin
     transfer    scripts that say cuda
-    state       what is installed
+    state       what is installed, and which device is current;  `guard` tells PyTorch's C++ code, by `tables`
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.machinery
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,13 +39,16 @@ import torch
 from airgraph.compat.npu import (
     accelerator,
     autocast,
+    collectives,
     composites,
     dispatch,
     generator,
+    guard,
     interface,
     kernels,
     memory,
     module,
+    random,
     state,
     steps,
     storage,
@@ -53,6 +58,7 @@ from airgraph.compat.npu import (
 from airgraph.compat.npu.capture import recording_here
 from airgraph.compat.npu.dispatch import Host
 from airgraph.compat.npu.memory import DEVICE_TYPE
+from airgraph.config import KNOBS
 from airgraph.errors import CompatError
 from airgraph.runtime.device import DeviceAdapter, register_adapter, remove_adapter
 
@@ -64,28 +70,35 @@ register_with_dynamo = interface.register
 _renamed = False
 
 
-def install(host: str | torch.device = "cpu") -> None:
+def install(host: str | torch.device = "cpu", devices: int | None = None) -> None:
     """Make the device `npu` exist, computing on `host` ("cpu", "cuda" or "cuda:1").
 
-    A second call with the same host does nothing. The emulation never stands in for a real one: where `torch_npu` is
-    installed, or another backend has taken PyTorch's PrivateUse1, this raises `CompatError`.
+    There are as many as `devices` says, or AIRGRAPH_NPU_DEVICES in the environment, or one. All share the host. Autograd
+    counts devices at the first backward of a process, and so several must be installed before it.
+
+    A second call with the same host and number does nothing. The emulation never stands in for a real one: where
+    `torch_npu` is installed, or another backend has taken PyTorch's PrivateUse1, this raises `CompatError`.
 
     PyTorch knows one accelerator a process, and from now on that is `npu`: on a machine with a GPU, autograd fails for
     tensors of "cuda" itself (an assertion in its engine about streams), while `npu` with host="cuda" trains as it should.
     """
     device = _host_device(host)
+    count = _device_count(devices)
     running = state.current()
     if running is not None:
-        _check_same_host(running.host.device, device)
+        _check_same(running, device, running.count if devices is None else count)
         return
     _check_not_taken()
-    emulation = state.Emulation(Host.of(device))
+    emulation = state.Emulation(Host.of(device, count), count)
     state.change(emulation)
     _name_backend()
+    if count > 1:
+        emulation.guard = _several(count)
     emulation.libraries += _register_kernels(emulation.host)
     storage.install()
     generator.install()
     accelerator.install()
+    emulation.libraries += collectives.install(emulation.host)
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
@@ -104,8 +117,12 @@ def uninstall() -> None:
     storage.uninstall()
     generator.uninstall()
     accelerator.uninstall()
+    collectives.uninstall()
     for library in emulation.libraries:
         library._destroy()
+    random.forget()
+    if emulation.guard is not None:
+        emulation.guard.restore()
     state.change(None)
 
 
@@ -130,11 +147,11 @@ def _to_program(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_host(tensor: torch.Tensor, device: torch.device | str = DEVICE_TYPE) -> torch.Tensor:
     """The memory of a host tensor as a tensor of `npu`: same bytes, same strides, no gradient."""
-    state.device_index(torch.device(device))
+    index = state.device_index(torch.device(device))
     host = state.host_device()
     if tensor.device.type != host.type:
         raise CompatError(f"only memory of {host} can be npu memory, not that of {tensor.device}", hint='.to("npu")')
-    return memory.from_host(tensor)
+    return memory.from_host(tensor, index)
 
 
 # Checks.
@@ -151,12 +168,38 @@ def _host_device(host: str | torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-def _check_same_host(now: torch.device, asked: torch.device) -> None:
-    if now != asked:
+def _device_count(devices: int | None) -> int:
+    """The number of devices that is asked for, by an argument or by the environment."""
+    name, given = "devices", str(devices)
+    if devices is None:
+        name = "AIRGRAPH_NPU_DEVICES"
+        given = KNOBS[name].get()
+    if not (given.isdecimal() and 1 <= int(given) <= state.MOST_DEVICES):
         raise CompatError(
-            f"the emulated npu is installed on {now} already, and {asked} was asked for",
+            f"{name} cannot be {given!r}", where={"allowed": f"a whole number from 1 to {state.MOST_DEVICES}"}
+        )
+    return int(given)
+
+
+def _check_same(running: state.Emulation, host: torch.device, count: int) -> None:
+    if running.host.device != host:
+        raise CompatError(
+            f"the emulated npu is installed on {running.host.device} already, and {host} was asked for",
             hint="call uninstall() first; tensors made on the old host cannot be used after that",
         )
+    if running.count != count:
+        raise CompatError(
+            f"{running.count} emulated npu devices are installed already, and {count} were asked for",
+            hint="set AIRGRAPH_NPU_DEVICES before the process starts; autograd counts devices once",
+        )
+
+
+def _several(count: int) -> guard.Guard:
+    try:
+        return guard.Guard(count)
+    except CompatError:
+        state.change(None)
+        raise
 
 
 def _check_not_taken() -> None:
@@ -173,6 +216,7 @@ def _check_not_taken() -> None:
             f'PyTorch\'s PrivateUse1 backend has been taken by "{name}" in this process',
             hint="use the emulated npu in a process that does not load that backend",
         )
+    collectives.check_not_taken()
 
 
 # Registration with PyTorch.
@@ -210,7 +254,19 @@ def _name_backend() -> None:
     _renamed = True
 
 
+def _not_traced(functions: Iterable[Callable[..., Any]]) -> None:
+    """Kernels written in Python are called between the graphs of a compiled function as well, and Dynamo would compile
+    them and all they call, for nothing. (What is inside a compiled function is traced as an op, without its kernel.)"""
+    frames: Any = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "_FrameExecStrategy"):
+        return  # a PyTorch that does this in another way is slower there, no more
+    as_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, as_is)
+
+
 def _register_kernels(host: Host) -> list[torch.library.Library]:
+    _not_traced([dispatch.run_on_host, *kernels.KERNELS.values(), *kernels.CPU_KERNELS.values(), *collectives.KERNELS])
     run = functools.partial(dispatch.run_on_host, host)
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run, "PrivateUse1")
@@ -226,5 +282,7 @@ def _register_kernels(host: Host) -> list[torch.library.Library]:
         # Below autograd as well, for tensors made in inference mode, which have no autograd key.
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             ops.impl(op.name(), composite, key)
+    for key, kind in dispatch.NOT_DENSE.items():
+        fallback.fallback(functools.partial(dispatch.refuse, kind), key)
     autocast.register(ops, fallback)
     return [fallback, ops]

@@ -112,9 +112,10 @@ class SaveState:
     """`get_rng_state()` in a capture: the state at this place of each replay, for a `LoadState` further on."""
 
     state: torch.Tensor
+    device: int = 0
 
     def run(self) -> None:
-        self.state.copy_(random.generator().get_state())
+        self.state.copy_(random.generator(self.device).get_state())
 
 
 @dataclass
@@ -122,9 +123,10 @@ class LoadState:
     """`set_rng_state(state)` in a capture."""
 
     state: torch.Tensor
+    device: int = 0
 
     def run(self) -> None:
-        random.generator().set_state(self.state)
+        random.generator(self.device).set_state(self.state)
 
 
 class TaskList:
@@ -411,7 +413,7 @@ def frozen(tree: Any, func: torch._ops.OpOverload) -> Any:
 def random_numbers_kept(arguments: Any) -> Iterator[None]:
     """Generators stand where they stood: the numbers are drawn at the replay."""
     given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Generator)]
-    states = [(g, g.get_state()) for g in {id(g): g for g in [random.generator(), *given]}.values()]
+    states = [(g, g.get_state()) for g in {id(g): g for g in [*random.generators(), *given]}.values()]
     try:
         yield
     finally:

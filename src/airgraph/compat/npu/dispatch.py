@@ -6,7 +6,7 @@ reads from the op's schema what the results are:
 
     Tensor(a!)  an argument that was written: hand back that very argument, memory and all
     Tensor(a)   a view: no data is touched, so the host's kernel runs on the npu tensor itself and keeps its storage
-    Tensor      fresh memory of the host: relabel it as npu
+    Tensor      fresh memory of the host: relabel it as npu, of the device that was asked for or that the arguments are on
 
 PyTorch reaches a backend's fallback only for ops without any other kernel. Ops that also have a composite kernel
 would be taken apart instead, for example `native_layer_norm` into a mean, a variance and so on, and the last bits
@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from airgraph.compat.npu import memory, state, streams, work
-from airgraph.compat.npu.generator import is_of_npu
+from airgraph.compat.npu import memory, random, state, streams, work
+from airgraph.compat.npu.generator import index_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 
@@ -38,11 +38,12 @@ class Host:
     device: torch.device
     keys: torch._C.DispatchKeySet
     key_name: str
+    several: bool = False  # whether it computes for more than one npu
 
     @staticmethod
-    def of(device: torch.device) -> Host:
+    def of(device: torch.device, devices: int = 1) -> Host:
         name = "CUDA" if device.type == "cuda" else "CPU"
-        return Host(device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)), name)
+        return Host(device, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)), name, devices > 1)
 
     @property
     def is_cpu(self) -> bool:
@@ -76,6 +77,7 @@ class Signature:
     results: tuple[Result, ...]
     outs: tuple[str, ...]
     is_view: bool
+    draws: bool  # random numbers
 
 
 # Ops that take a tensor of the CPU beside tensors of the device, as on any accelerator: copies between the two,
@@ -96,6 +98,9 @@ _MIXED = {
     aten._ctc_loss.default,
     aten._ctc_loss_backward.default,
 }
+
+# Among them those that go from one device to another, too.
+_BETWEEN_DEVICES = {aten.copy_.default, aten._copy_from.default, aten._copy_from_and_resize.default}
 
 # Results that live on the CPU whatever the device of the inputs: op → positions.
 _STAY_ON_CPU: Mapping[Any, tuple[int, ...]] = {aten._pack_padded_sequence.default: (1,)}
@@ -123,9 +128,18 @@ def _compute(host: Host, op: torch._ops.OpOverload, signature: Signature, args: 
     seen = _Seen()
     host_args = [_to_host(host, value, seen) for value in args]
     host_kwargs = {name: _to_host(host, value, seen) for name, value in kwargs.items()}
-    _check_devices(op, seen)
+    for name in signature.outs:
+        host_kwargs[name] = _with_room_to_grow(kwargs[name], host_kwargs[name])
+    index = seen.index(host)
+    if seen.other is not None and op._schema.name.startswith("aten::_foreach_"):
+        return _one_by_one(host, op, signature, args, kwargs)
+    _check_devices(op, seen, index)
     call = _call_with_numbers if _has_numbers(signature, args) else _call
-    results = call(host, op, signature, host_args, host_kwargs)
+    if host.several and signature.draws and seen.generator is None:
+        with random.drawing(index):
+            results = call(host, op, signature, host_args, host_kwargs)
+    else:
+        results = call(host, op, signature, host_args, host_kwargs)
     for name in signature.outs:
         _follow(host, kwargs[name], host_kwargs[name])
     if not signature.results:
@@ -133,8 +147,24 @@ def _compute(host: Host, op: torch._ops.OpOverload, signature: Signature, args: 
     if seen.asked is not None and seen.asked.type != DEVICE_TYPE:
         return results  # as `to("cpu")` or `new_zeros(…, device="cpu")` want it
     if len(signature.results) == 1:
-        return _to_npu(host, op, signature, 0, results, args, kwargs)
-    return tuple(_to_npu(host, op, signature, place, value, args, kwargs) for place, value in enumerate(results))
+        return _to_npu(host, op, signature, 0, results, args, kwargs, index)
+    return tuple(_to_npu(host, op, signature, place, value, args, kwargs, index) for place, value in enumerate(results))
+
+
+def _one_by_one(host: Host, op: torch._ops.OpOverload, signature: Signature, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An op on lists whose tensors are on several devices, as PyTorch has it for other accelerators: a call for each."""
+    length = len(args[0])
+
+    def at(value: Any, place: int) -> Any:
+        return [value[place]] if isinstance(value, (list, tuple)) and len(value) == length else value
+
+    made = [
+        _compute(host, op, signature, [at(v, place) for v in args], {k: at(v, place) for k, v in kwargs.items()})
+        for place in range(length)
+    ]
+    if len(signature.results) > 1:
+        return tuple([part[place][0] for part in made] for place in range(len(signature.results)))
+    return [part[0] for part in made] if signature.results else None
 
 
 @functools.cache
@@ -148,6 +178,7 @@ def signature_of(op: torch._ops.OpOverload) -> Signature:
         results=tuple(_result(r, written) for r in schema.returns),
         outs=tuple(a.name for a in schema.arguments if a.kwarg_only and _is_written(a)),
         is_view=bool(views) and all(views),
+        draws=torch.Tag.nondeterministic_seeded in op.tags,
     )
 
 
@@ -170,15 +201,24 @@ def _alias_labels(argument: Any) -> set[str]:
 
 
 class _Seen:
-    """What was met among the arguments: a tensor with values that is not on npu, and the device that was asked for."""
+    """What was met among the arguments: tensors of npu, one with values that is not, and the device that was asked for."""
 
-    __slots__ = ("asked", "generator", "stray", "tensor")
+    __slots__ = ("asked", "generator", "other", "stray", "tensor")
 
     def __init__(self) -> None:
-        self.tensor = False
+        self.tensor: torch.Tensor | None = None
+        self.other: torch.Tensor | None = None  # on another npu than the first
         self.stray: torch.Tensor | None = None
         self.asked: torch.device | None = None
         self.generator: torch.Generator | None = None
+
+    def index(self, host: Host) -> int:
+        """The device of fresh results."""
+        if not host.several:
+            return 0
+        if self.asked is not None and self.asked.type == DEVICE_TYPE:
+            return state.device_index(self.asked)
+        return state.current_device() if self.tensor is None else self.tensor.get_device()
 
 
 # As PyTorch has it: `transfer` gives Tensor.is_cuda another meaning.
@@ -193,7 +233,10 @@ def _is_npu(tensor: torch.Tensor) -> bool:
 def _to_host(host: Host, value: Any, seen: _Seen) -> Any:
     if isinstance(value, torch.Tensor):
         if _is_npu(value):
-            seen.tensor = True
+            if seen.tensor is None:
+                seen.tensor = value
+            elif host.several and value.get_device() != seen.tensor.get_device():
+                seen.other = value
             return memory.to_host(value, host.device)
         if value.dim() > 0:
             seen.stray = value
@@ -215,19 +258,33 @@ def _host_for(host: Host, asked: torch.device) -> torch.device:
     return host.device
 
 
-def _check_devices(op: torch._ops.OpOverload, seen: _Seen) -> None:
+def _check_devices(op: torch._ops.OpOverload, seen: _Seen, index: int) -> None:
     """The host could mix its own tensors with ours, a device could not: a script that runs here must run there."""
-    if seen.generator is not None and not is_of_npu(seen.generator):
-        found = seen.generator.device.type
-        raise RuntimeError(
-            f"Expected a '{DEVICE_TYPE}' device type for generator but found '{found}' (when calling {op})"
-        )
-    if seen.stray is None or not seen.tensor or op in _MIXED:
+    if seen.generator is not None:
+        _check_generator(op, seen.generator, index)
+    if seen.tensor is None:
         return
-    raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE_TYPE}:0 and "
-        f"{seen.stray.device}! (when calling {op})"
-    )
+    stray = seen.other if op not in _BETWEEN_DEVICES else None
+    if stray is None and op not in _MIXED:
+        stray = seen.stray
+    if stray is not None:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {seen.tensor.device} and "
+            f"{stray.device}! (when calling {op})"
+        )
+
+
+def _check_generator(op: torch._ops.OpOverload, generator: torch.Generator, index: int) -> None:
+    found = index_of(generator)
+    if found is None:
+        kind = generator.device.type
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}' device type for generator but found '{kind}' (when calling {op})"
+        )
+    if found != index:
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}:{index}' generator device but found '{DEVICE_TYPE}:{found}' (when calling {op})"
+        )
 
 
 def _has_numbers(signature: Signature, args: tuple[Any, ...]) -> bool:
@@ -252,8 +309,15 @@ def _redispatch(host: Host, op: torch._ops.OpOverload, args: Any, kwargs: dict[s
         ) from error
 
 
+def _with_room_to_grow(given: Any, alias: Any) -> Any:
+    """For an empty `out=`, which many ops give sizes of their own, a tensor of the host's own: an alias cannot grow."""
+    if not isinstance(given, torch.Tensor) or not _is_npu(given) or given.numel():
+        return alias
+    return torch.empty_strided(given.size(), given.stride(), dtype=given.dtype, device=alias.device)
+
+
 def _with_room(signature: Signature, kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-    """The call, which may find an `out=` of another size. An alias cannot grow, so it gets one that can.
+    """The call, which may find an `out=` that is too small. An alias cannot grow, so it gets one that can.
 
     Sizes are settled before anything is written, so the op may run again from the start.
     """
@@ -302,20 +366,21 @@ def _to_npu(
     value: Any,
     args: Any,
     kwargs: Mapping[str, Any],
+    index: int,
 ) -> Any:
     match signature.results[place]:
         case Written(name):
             return kwargs[name] if name in kwargs else args[signature.names.index(name)]
         case _:
-            return value if place in _STAY_ON_CPU.get(op, ()) else _fresh(host, value)
+            return value if place in _STAY_ON_CPU.get(op, ()) else _fresh(host, value, index)
 
 
-def _fresh(host: Host, value: Any) -> Any:
+def _fresh(host: Host, value: Any, index: int) -> Any:
     if isinstance(value, torch.Tensor):
         # A GPU's op may well answer with a tensor on the CPU; labelled npu, it would be read as the GPU's memory.
-        return memory.from_host(value) if host.is_cpu or not value.is_cpu else value
+        return memory.from_host(value, index) if host.is_cpu or not value.is_cpu else value
     if isinstance(value, (list, tuple)):
-        return [_fresh(host, item) for item in value]
+        return [_fresh(host, item, index) for item in value]
     return value
 
 
@@ -326,17 +391,33 @@ def _follow(host: Host, given: Any, computed: Any) -> None:
     """
     if not isinstance(given, torch.Tensor) or not _is_npu(given):
         return
-    if given.data_ptr() == computed.data_ptr() and given.size() == computed.size():
+    same_place = given.data_ptr() == computed.data_ptr()
+    if same_place and given.size() == computed.size() and given.stride() == computed.stride():
         return
     offset = int(given.storage_offset())
     last = sum((size - 1) * stride for size, stride in zip(computed.size(), computed.stride()))
     needed = (offset + last + 1) * given.element_size() if computed.numel() else 0
     if needed > given.untyped_storage().nbytes():
-        memory.rebase(given, memory.from_host(computed))
+        memory.rebase(given, memory.from_host(computed, given.get_device()))
         return
     memory.rebase(given, memory.npu_view(given, computed.size(), computed.stride(), offset))
     if given.data_ptr() != computed.data_ptr():
         memory.to_host(given, host.device).copy_(computed)
+
+
+# What has no memory of its own that the host and npu could share. (PyTorch makes some of these without asking the device;
+# the first op then says so.)
+
+NOT_DENSE = {
+    "SparsePrivateUse1": "sparse",
+    "SparseCsrPrivateUse1": "sparse",
+    "QuantizedPrivateUse1": "quantised",
+    "NestedTensorPrivateUse1": "nested (jagged ones it does)",
+}
+
+
+def refuse(kind: str, op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    raise memory.not_dense(kind, {"op": str(op)})
 
 
 # Registration.
@@ -352,6 +433,8 @@ _WHOLE = {
     # Memory: PyTorch makes it with Python modes set aside (in torch.tensor), and then finds Python kernels only by name.
     "aten::empty.memory_format",
     "aten::empty_strided",
+    # Makes sure that the device is one it knows.
+    "aten::mode.values",
     # Made of a kernel in C++ that is looked up by device.
     "aten::kaiser_window",
     "aten::kaiser_window.periodic",

@@ -18,30 +18,30 @@ _Plain = torch.Generator
 
 
 class NpuGenerator(_Plain):
-    """A generator of the host, for tensors of the device."""
+    """A generator of the host, for tensors of one device."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(DEVICE_TYPE, 0)
+        return torch.device(DEVICE_TYPE, _addresses.get(_address(self), 0))
 
     def clone_state(self) -> NpuGenerator:
-        return _restored(self.get_state())
+        return _restored(self.get_state(), self.device.index)
 
     def __reduce__(self) -> Any:
-        return _restored, (self.get_state(),)
+        return _restored, (self.get_state(), self.device.index)
 
 
-_addresses: set[int] = set()
+_addresses: dict[int, int] = {}  # → the index of the device
 
 
-def make() -> NpuGenerator:
+def make(index: int = 0) -> NpuGenerator:
     made = _Plain.__new__(NpuGenerator, device=state.host_device())  # type: ignore[call-arg]
-    _addresses.add(_address(made))
+    _addresses[_address(made)] = index
     return made
 
 
-def _restored(state: torch.Tensor) -> NpuGenerator:
-    made = make()
+def _restored(state: torch.Tensor, index: int = 0) -> NpuGenerator:
+    made = make(index)
     made.set_state(state)
     return made
 
@@ -61,10 +61,9 @@ class Generator(_Plain, metaclass=_Kind):
         device = torch.device(device)
         if device.type != DEVICE_TYPE:
             plain = _Plain(device)
-            _addresses.discard(_address(plain))  # one of ours that is gone may have been there
+            _addresses.pop(_address(plain), None)  # one of ours that is gone may have been there
             return plain
-        state.device_index(device)
-        return make()
+        return make(state.device_index(device))
 
 
 def install() -> None:
@@ -76,15 +75,16 @@ def uninstall() -> None:
         setattr(torch, "Generator", _Plain)  # noqa: B010
 
 
-def is_of_npu(generator: torch.Generator) -> bool:
-    """Ours, or the host's default one, which is the device's default, too.
+def index_of(generator: torch.Generator) -> int | None:
+    """The device it is for: of ours the one it was made for, npu:0 of the host's default one; None of any other.
 
     PyTorch hands a kernel another Python object than the one that was made, so it is known by its address. Addresses
     are not forgotten: a captured op may hold a generator longer than Python does.
     """
     from airgraph.compat.npu import random
 
-    return _address(generator) in _addresses or _address(generator) == _address(random.generator())
+    found = _addresses.get(_address(generator))
+    return 0 if found is None and _address(generator) == _address(random.generator(0)) else found
 
 
 def _address(generator: Any) -> int:

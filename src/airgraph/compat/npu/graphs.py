@@ -187,7 +187,8 @@ class graph:
         auto_dispatch_capture: bool = False,
         capture_error_mode: str = "global",
     ) -> None:
-        if graph.default_capture_stream is None:
+        default = graph.default_capture_stream
+        if default is None or default.device_index != state.current_device():
             graph.default_capture_stream = Stream()
         self.npu_graph = npu_graph
         self.pool = pool

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import module, random, streams
+from airgraph.compat.npu import composites, dispatch, kernels, module, random, streams
 from airgraph.compat.npu.memory import DEVICE_TYPE
 
 
@@ -22,11 +22,24 @@ def register_if_loaded() -> None:
 
 
 def register() -> None:
-    """Make Dynamo know `npu`; may be called again."""
+    """Make Dynamo know `npu`, and leave our kernels alone; may be called again."""
     from torch._dynamo import device_interface
 
-    for name in (DEVICE_TYPE, f"{DEVICE_TYPE}:0"):
+    _leave_alone()
+    for name in (DEVICE_TYPE, *(f"{DEVICE_TYPE}:{index}" for index in range(max(module.device_count(), 1)))):
         device_interface.register_interface_for_device(name, _interface())
+
+
+def _leave_alone() -> None:
+    """Between two graphs of a compiled function ops run in eager, and Dynamo would read and compile our kernels too, which
+    are Python to it like the user's."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    ours = [dispatch.run_on_host, *kernels.KERNELS.values(), *kernels.CPU_KERNELS.values()]
+    for function in [*ours, *composites.COMPOSITES.values()]:
+        code = function.__code__
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def _interface() -> type[Any]:
@@ -54,13 +67,8 @@ def _interface() -> type[Any]:
         is_bf16_supported = staticmethod(module.is_bf16_supported)
         get_rng_state = staticmethod(random.get_rng_state)
 
-        @staticmethod
-        def exchange_device(device: int) -> int:
-            return module.current_device()
-
-        @staticmethod
-        def maybe_exchange_device(device: int) -> int:
-            return module.current_device()
+        exchange_device = staticmethod(module.exchange_device)
+        maybe_exchange_device = staticmethod(module.exchange_device)
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:

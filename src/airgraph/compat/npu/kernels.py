@@ -28,7 +28,7 @@ def resize_(host: Host, self: Tensor, size: list[int], *, memory_format: torch.m
 
 
 def set_nothing(host: Host, self: Tensor) -> Tensor:
-    memory.rebase(self, memory.from_host(torch.empty(0, dtype=self.dtype, device=host.device)))
+    memory.rebase(self, memory.from_host(torch.empty(0, dtype=self.dtype, device=host.device), self.get_device()))
     return self
 
 

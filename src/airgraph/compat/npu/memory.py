@@ -5,7 +5,7 @@ nobody checks, so writing another one into the description before it is imported
 which owns the same bytes:
 
     host tensor ──_to_dlpack──► {data, device=(kDLCPU, 0), shape, strides} ─┐ relabel
-    npu tensor  ◄─_from_dlpack─ {data, device=(kDLExtDev, 0), …}           ◄┘
+    npu tensor  ◄─_from_dlpack─ {data, device=(kDLExtDev, index), …}       ◄┘
 
 The result is a plain `torch.Tensor` with dense storage, and that is the point: a tensor subclass would cost a
 `__torch_dispatch__` for every call and would be treated as one by Dynamo and AOTAutograd, and a C++ extension would
@@ -56,19 +56,23 @@ def to_host(tensor: torch.Tensor, host: torch.device) -> torch.Tensor:
     return _share(tensor, _DL_HOST[host.type], host.index or 0)
 
 
-def from_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a host tensor as a tensor of `npu:0`. Strides are kept; gradients are not followed."""
+def from_host(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """The memory of a host tensor as a tensor of npu:`index`. Strides are kept; gradients are not followed."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = str(tensor.dtype) if tensor.is_quantized else str(tensor.layout)
-        raise CompatError(
-            f"the emulated npu holds dense tensors only, not {kind}",
-            where={"tensor": f"{tensor.dtype}{list(tensor.shape)}"},
-            hint="keep this tensor on the CPU, or make it dense with .to_dense() / .dequantize()",
-        )
-    alias = _share(tensor, _DL_EXTENSION, 0)
-    if tensor.is_cpu:
-        usage.count.add(alias)
+        raise not_dense(kind, {"tensor": f"{tensor.dtype}{list(tensor.shape)}"})
+    alias = _share(tensor, _DL_EXTENSION, index)
+    if tensor.is_cpu or usage.several():
+        usage.count(index).add(alias)
     return alias
+
+
+def not_dense(kind: str, where: dict[str, str]) -> CompatError:
+    return CompatError(
+        f"the emulated npu holds dense tensors only, not {kind}",
+        where=where,
+        hint="keep this tensor on the CPU, or make it dense with .to_dense() / .dequantize()",
+    )
 
 
 def npu_view(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
@@ -90,7 +94,7 @@ def grow(tensor: torch.Tensor, elements: int, host: torch.device) -> None:
     held = tensor.untyped_storage().nbytes() // tensor.element_size()
     memory = torch.empty(elements, dtype=tensor.dtype, device=host)
     memory[:held].copy_(to_host(npu_view(tensor, (held,), (1,), 0), host))
-    grown = from_host(memory)
+    grown = from_host(memory, tensor.get_device())
     rebase(tensor, npu_view(grown, tensor.size(), tensor.stride(), int(tensor.storage_offset())))
 
 

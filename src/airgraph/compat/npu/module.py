@@ -174,31 +174,45 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    return state.DEVICE_COUNT if is_available() else 0
+    return state.device_count()
 
 
 def current_device() -> int:
-    return 0
+    """The device that `device="npu"` means, in this thread."""
+    return state.current_device()
 
 
 def set_device(device: Any) -> None:
-    state.device_index(device)
+    """Make a device current in this thread; a negative one changes nothing."""
+    state.set_device(state.device_index(device))
+
+
+def exchange_device(device: int) -> int:
+    """Make a device current and give the one that was; -1 is both "no device" and the answer to it."""
+    if device < 0:
+        return -1
+    before = state.current_device()
+    set_device(device)
+    return before
 
 
 class device:
-    """`with torch.npu.device(0):`; there is one device, so only the index is checked."""
+    """`with torch.npu.device(1):` makes that device current inside; None and -1 change nothing."""
 
     def __init__(self, device: Any) -> None:
         self.idx = state.device_index(device)
 
     def __enter__(self) -> None:
-        return None
+        self.prev_idx = state.current_device()
+        state.set_device(self.idx)
 
     def __exit__(self, *error: object) -> None:
-        return None
+        state.set_device(self.prev_idx)
 
 
 class device_of(device):
+    """`with torch.npu.device_of(x):` makes the device of a tensor current; one of another kind changes nothing."""
+
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.get_device() if obj.device.type == DEVICE_TYPE else None)
 
@@ -244,5 +258,5 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
-        return (random.generator(),) if is_available() else ()
+        return tuple(random.generators())
     raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")

@@ -1,4 +1,5 @@
-"""What is installed in this process. A process has one `npu`, because PyTorch has one PrivateUse1."""
+"""What is installed in this process. A process has one kind of `npu`, because PyTorch has one PrivateUse1, and one or
+several devices of it, npu:0, npu:1, …, all of which compute on the same host."""
 
 from __future__ import annotations
 
@@ -11,19 +12,18 @@ from airgraph.errors import CompatError
 
 if TYPE_CHECKING:
     from airgraph.compat.npu.dispatch import Host
+    from airgraph.compat.npu.guard import Guard
 
-# PyTorch's guard for a Python backend can say what type it is of, and nothing else. Asked for the number of devices it
-# answers 1, and autograd starts that many workers: a backward on npu:1 ends in an assertion (unless autograd's threads
-# are off). Asked for the current device it answers 0, so that after set_device(1) `x.to("npu")` would go to npu:0
-# without a word. So there is one.
-DEVICE_COUNT = 1
+MOST_DEVICES = 64
 
 
 @dataclass
 class Emulation:
-    """An installed device: who computes for it, and what was registered and must be taken back."""
+    """The installed devices: who computes for them, and what was registered and must be taken back."""
 
     host: Host
+    count: int = 1
+    guard: Guard | None = None  # with several devices: who knows which one is current
     libraries: list[torch.library.Library] = field(default_factory=list)
 
 
@@ -39,23 +39,49 @@ def change(emulation: Emulation | None) -> None:
     _emulation = emulation
 
 
-def host_device() -> torch.device:
-    """Where the emulated device computes."""
+def installed() -> Emulation:
     if _emulation is None:
         raise CompatError(
             "the emulated npu is not installed", hint="import airgraph.compat.npu and call install() before using it"
         )
-    return _emulation.host.device
+    return _emulation
+
+
+def host_device() -> torch.device:
+    """Where the emulated devices compute."""
+    return installed().host.device
+
+
+# Several devices.
+
+
+def device_count() -> int:
+    return 0 if _emulation is None else _emulation.count
+
+
+def current_device() -> int:
+    """The device that is meant where none is named; each thread has its own."""
+    return 0 if _emulation is None or _emulation.guard is None else _emulation.guard.current()
+
+
+def set_device(index: int) -> None:
+    if _emulation is not None and _emulation.guard is not None:
+        _emulation.guard.change(index)
 
 
 def device_index(which: Any) -> int:
-    """The index that `which` (an int, a string, a device or None) names, if there is such a device."""
+    """The index that `which` (an int, a string, a device) names, if there is such a device; for None the current one."""
     if isinstance(which, str):
         which = torch.device(which)
     index = which.index if isinstance(which, torch.device) else which
-    if not (index is None or -1 <= index < DEVICE_COUNT):
+    if index is None or index == -1:
+        return current_device()
+    count = max(device_count(), 1)
+    if not 0 <= index < count:
         raise CompatError(
-            f"there is no device npu:{index}; the emulation has {DEVICE_COUNT}",
-            hint="npu:0, or several processes with one device each",
+            f"there is no device npu:{index}; the emulation has {count}",
+            hint=f"AIRGRAPH_NPU_DEVICES={index + 1} in the environment, or install(devices={index + 1})"
+            if 0 <= index < MOST_DEVICES
+            else "npu:0",
         )
-    return max(index or 0, 0)
+    return index

@@ -35,22 +35,24 @@ def uninstall() -> None:
 
 
 def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-    return to_npu(self, copy=True) if self.device.type == DEVICE_TYPE else _clone(self)
+    return to_npu(self, self.device, copy=True) if self.device.type == DEVICE_TYPE else _clone(self)
 
 
 def to_npu(
     self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False, *, copy: bool = False
 ) -> torch.UntypedStorage:
-    """This storage on the device; itself if it is there already, unless a copy is asked for."""
-    if self.device.type == DEVICE_TYPE and not copy:
+    """This storage on a device, the current one if none is named; itself if it is there already, unless a copy is asked
+    for."""
+    index = state.device_index(device)
+    if self.device == torch.device(DEVICE_TYPE, index) and not copy:
         return self
     source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
     made = torch.empty(self.nbytes(), dtype=torch.uint8, device=state.host_device())
-    return memory.from_host(made).copy_(source).untyped_storage()
+    return memory.from_host(made, index).copy_(source).untyped_storage()
 
 
 def _register_loader() -> None:
-    """Teach torch.load the locations "npu" and "npu:0". PyTorch has no way to forget it, so it is done once."""
+    """Teach torch.load the locations "npu", "npu:0" and so on. PyTorch has no way to forget it, so it is done once."""
     global _loader_registered
     if not _loader_registered:
         torch.serialization.register_package(5, _location, _load)
@@ -64,4 +66,4 @@ def _location(storage: Any) -> str | None:
 def _load(storage: Any, location: str) -> torch.UntypedStorage | None:
     if not re.fullmatch(rf"{DEVICE_TYPE}(:\d+)?", location):
         return None
-    return to_npu(storage)
+    return to_npu(storage, location)

@@ -1,8 +1,8 @@
 """Streams and events of a device that has finished every call before the call returns.
 
 They are real `torch.Stream` and `torch.Event` objects, so that code which checks for those types (Dynamo does) accepts
-them. Which stream is current is tracked for each thread, because a capture is of one stream; work is done at once
-whichever that is, so waiting is immediate. Times between events are those of the host's clock.
+them. Which stream of each device is current is tracked for each thread, because a capture is of one stream; work is done
+at once whichever that is, so waiting is immediate. Times between events are those of the host's clock.
 
 The exception is an `ExternalEvent`: it is recorded by the host's own decision, perhaps after somebody waits for it.
 """
@@ -32,13 +32,13 @@ class Stream(torch.Stream):
     """An order of work on the device. The host works in program order, so that of all streams is one."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        names = {"device_index": 0, "device_type": _DEVICE_NUMBER, **kwargs}
+        names = {"device_index": state.device_index(device), "device_type": _DEVICE_NUMBER, **kwargs}
         if "stream_id" not in names:
             names["stream_id"] = next(_numbers)
         return super().__new__(cls, **names, priority=priority)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._outer: list[Stream] = []
+        self._outer: list[StreamContext] = []
 
     def synchronize(self) -> None:
         synchronize()
@@ -63,12 +63,12 @@ class Stream(torch.Stream):
             work.capture.forks.wait(self, work.capture.forks.mark(stream))
 
     def __enter__(self) -> Stream:
-        self._outer.append(current_stream())
-        set_stream(self)
+        self._outer.append(StreamContext(self))
+        self._outer[-1].__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        set_stream(self._outer.pop())
+        self._outer.pop().__exit__()
 
     def __repr__(self) -> str:
         return f"<torch.npu.Stream {self.stream_id} device={self.device} (emulated)>"
@@ -80,19 +80,27 @@ class Event(torch.Event):
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs: Any
     ) -> Event:
-        device = torch.device(DEVICE_TYPE, 0)
+        device = torch.device(DEVICE_TYPE, state.current_device())
         event = super().__new__(cls, device=device, enable_timing=enable_timing, blocking=blocking)
+        event._device = device
         event._timed = enable_timing
         event._recorded = None
         event._moment = None
         return event
 
+    _device: torch.device
     _timed: bool
     _recorded: float | None
     _moment: tuple[work.Capture, work.Clock | None] | None  # in the capture it was recorded in
 
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """That of the stream it was recorded on; before, the one that was current."""
+        return self._device
+
     def record(self, stream: Any = None) -> None:
         capture = work.capture
+        self._device = (stream or current_stream()).device
         self._moment = None
         if capture is not None:
             self._moment = (capture, capture.forks.mark(stream or current_stream()))
@@ -124,43 +132,53 @@ class Event(torch.Event):
         return f"<torch.npu.Event recorded={self._recorded is not None} (emulated)>"
 
 
-# Which stream is current, in each thread.
+# Which stream is current on each device, in each thread.
 
 
 @cache
-def _default() -> Stream:
+def _default(index: int) -> Stream:
     """One object: Dynamo can trace a function that takes the default stream, but not one that makes a stream."""
-    return Stream(stream_id=0)
+    return Stream(index, stream_id=0)
 
 
 def default_stream(device: Any = None) -> Stream:
-    return _default()
+    return _default(state.device_index(device))
 
 
 def current_stream(device: Any = None) -> Stream:
-    found = getattr(_local, "stream", None)
-    return default_stream(device) if found is None else found
+    index = state.device_index(device)
+    found = _current_streams().get(index)
+    return _default(index) if found is None else found
 
 
 def set_stream(stream: Any) -> None:
-    """Make `stream` current in this thread; None changes nothing."""
+    """Make `stream` current in this thread, and its device; None changes nothing."""
     if stream is not None:
-        _local.stream = stream
+        state.set_device(stream.device_index)
+        _current_streams()[stream.device_index] = stream
+
+
+def _current_streams() -> dict[int, Stream]:
+    if not hasattr(_local, "streams"):
+        _local.streams = {}
+    return _local.streams
 
 
 class StreamContext:
-    """`with torch.npu.stream(s):` accepts any stream, also None."""
+    """`with torch.npu.stream(s):` accepts any stream, also None. Inside, the stream's device is current, too."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream
 
     def __enter__(self) -> Any:
-        self.outer = current_stream()
+        self.outer = current_stream(self.stream if self.stream is None else self.stream.device_index)
+        self.device = state.current_device()
         set_stream(self.stream)
         return self.stream
 
     def __exit__(self, *error: object) -> None:
         set_stream(self.outer)
+        state.set_device(self.device)
 
 
 def stream(stream: Any = None) -> StreamContext:
@@ -170,6 +188,7 @@ def stream(stream: Any = None) -> StreamContext:
 def synchronize(device: Any = None) -> None:
     """Wait until the host has done all work of the device."""
     work.check_may_wait("synchronize()")
+    state.device_index(device)
     host = state.host_device()
     if host.type == "cuda":
         torch.cuda.synchronize(host)

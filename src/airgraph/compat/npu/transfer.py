@@ -4,6 +4,7 @@
     model = Model().cuda()                                  # npu:0
     x = torch.ones(2, device="cuda")                        # npu:0
     torch.cuda.synchronize()                                # torch.npu.synchronize()
+    torch.distributed.init_process_group("nccl")            # "hccl"
 
 A device given by a word, an object or an argument called `device` is npu wherever it says cuda; names of `torch.cuda`
 are those of `torch.npu`. What asks for a device that is there already says npu: `x.device` prints as npu:0, as with
@@ -69,6 +70,10 @@ def install() -> None:
         _put(owner, "cuda", getattr(owner, DEVICE_TYPE))
     _put(torch.Tensor, "is_cuda", property(lambda self: self.device.type == DEVICE_TYPE))
     _move_names()
+    if torch.distributed.is_available():
+        for name in ("init_process_group", "new_group"):
+            _put(torch.distributed, name, _by_hccl(getattr(torch.distributed, name)))
+        _put(torch.distributed, "is_nccl_available", lambda: True)
 
 
 def uninstall() -> None:
@@ -129,6 +134,20 @@ def _moved(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*map(npu_for, args), **{name: npu_for(value) for name, value in kwargs.items()})
 
     return on_npu
+
+
+def _by_hccl(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes a backend: "nccl" is "hccl", and "cpu:gloo,cuda:nccl" is "cpu:gloo,npu:hccl"."""
+
+    def backend_for(value: Any) -> Any:
+        return value.replace("cuda:", f"{DEVICE_TYPE}:").replace("nccl", "hccl") if isinstance(value, str) else value
+
+    @functools.wraps(function)
+    def by_hccl(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: backend_for(v) if name == "backend" else npu_for(v) for name, v in kwargs.items()}
+        return function(*map(backend_for, args), **kwargs)
+
+    return by_hccl
 
 
 def _loading(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,10 +8,8 @@ captured and replayed. docs/npugraph_ex.md says what each option does here.
 
 from __future__ import annotations
 
-from typing import Any
-
 from airgraph.capture.patterns import register_replacement
-from airgraph.compat.npugraph_ex import configs, core, scope
+from airgraph.compat.npugraph_ex import configs, core, inference, ops, scope, tools
 from airgraph.compat.npugraph_ex.configs.compiler_config import CompilerConfig
 from airgraph.compat.npugraph_ex.core.utils import logger
 from airgraph.compat.npugraph_ex.npu_fx_compiler import compile_fx, get_compiler, get_npu_backend
@@ -23,17 +21,10 @@ __all__ = [
     "core",
     "get_compiler",
     "get_npu_backend",
+    "inference",
     "logger",
+    "ops",
     "register_replacement",
     "scope",
+    "tools",
 ]
-
-LATER = ("inference", "tools")
-
-
-def __getattr__(name: str) -> Any:
-    if name in LATER:
-        raise AttributeError(
-            f"npugraph_ex.{name} is not available in this version of airgraph: see docs/npugraph_ex.md"
-        )
-    raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")

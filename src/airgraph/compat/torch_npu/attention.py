@@ -54,6 +54,7 @@ _SECOND = (
 _SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")
 _OUT = ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
 _LAYOUTS = ("BSH", "BSND", "BNSD")
+Lengths = Sequence[int] | Tensor
 
 
 def first(
@@ -62,8 +63,8 @@ def first(
     value: Tensor,
     pse_shift: Tensor | None = None,
     atten_mask: Tensor | None = None,
-    actual_seq_lengths: Sequence[int] | None = None,
-    actual_seq_lengths_kv: Sequence[int] | None = None,
+    actual_seq_lengths: Lengths | None = None,
+    actual_seq_lengths_kv: Lengths | None = None,
     *,
     num_heads: int = 1,
     scale: float = 1.0,
@@ -106,8 +107,8 @@ def second(
     key_rope: Tensor | None = None,
     pse_shift: Tensor | None = None,
     atten_mask: Tensor | None = None,
-    actual_seq_qlen: Sequence[int] | None = None,
-    actual_seq_kvlen: Sequence[int] | None = None,
+    actual_seq_qlen: Lengths | None = None,
+    actual_seq_kvlen: Lengths | None = None,
     *,
     num_query_heads: int = 1,
     num_key_value_heads: int = 0,
@@ -178,7 +179,7 @@ def joined(x: Tensor, query: Tensor, layout: str) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, lengths: Sequence[int] | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, lengths: Lengths | None
 ) -> tuple[Tensor, Tensor]:
     groups = q.shape[1] // k.shape[1]
     k, v = (t.float().unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (k, v))
@@ -197,8 +198,8 @@ def hidden_places(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None,
-    query_lengths: Sequence[int] | None,
-    lengths: Sequence[int] | None,
+    query_lengths: Lengths | None,
+    lengths: Lengths | None,
     sparse_mode: int,
 ) -> Tensor | None:
     """True where a key takes no part."""
@@ -225,10 +226,12 @@ def positions(x: Tensor, axis: int) -> Tensor:
     return torch.arange(x.shape[axis], device=x.device).view(1, 1, -1, 1)
 
 
-def per_batch(lengths: Sequence[int], q: Tensor) -> Tensor:
-    """A length for each sequence, as [batch, 1, 1, 1]; one for all may be given."""
+def per_batch(lengths: Lengths, q: Tensor) -> Tensor:
+    """A length for each sequence, as [batch, 1, 1, 1]; one for all may be given. (`torchair.ops` has them as tensors.)"""
     if len(lengths) not in (1, q.shape[0]):
         raise RuntimeError(f"{len(lengths)} sequence lengths for a batch of {q.shape[0]}")
+    if isinstance(lengths, Tensor):
+        return lengths.to(q.device, torch.int64).reshape(-1, 1, 1, 1)
     given = [*lengths] * (q.shape[0] if len(lengths) == 1 else 1)
     # Numbers of the host: they travel with the call, a tensor of them would be copied.
     return torch.cat([torch.full((1, 1, 1, 1), n, device=q.device) for n in given])

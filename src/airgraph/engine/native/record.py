@@ -25,7 +25,7 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import MEANINGS
 from airgraph.engine.native.schema import Mismatch, enters_by_autograd, fitted, lends
 from airgraph.engine.native.tape import DTYPES, Fixed, Laid, Noted, Operand, Refusal, Register, Returned, Tape, View
-from airgraph.engine.reference import ReferenceExecutable, attributes
+from airgraph.engine.reference import ReferenceExecutable, attributes, is_collective
 from airgraph.ir.graph import Input, Node, Value
 from airgraph.ir.ops import OPS, Slot
 from airgraph.ir.types import Dim
@@ -343,6 +343,8 @@ def aten_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], reference:
     target = find_target(node.attrs["target"], reference.graph)
     if not isinstance(target, OpOverload):
         raise Refusal("it is a function of Python's")
+    if is_collective(target):
+        raise Refusal("a collective is waited for in Python")
     leaves = any(user.op == "NetOutput" for v in node.outputs for user in v.users)
     if leaves and any(r.alias_info is not None for r in target._schema.returns):
         raise Refusal("a view that leaves the graph has its offset, by which PyTorch may find it in an argument")

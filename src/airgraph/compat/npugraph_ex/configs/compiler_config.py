@@ -17,7 +17,7 @@ from airgraph.compat.torchair.configs.error_line import error_line
 from airgraph.compat.torchair.configs.options import CATS, NPU, NoEffect, Option, To
 from airgraph.compat.torchair.configs.tree import Leaf, OptionTree
 
-ONE_STREAM = NoEffect("has no effect here: all streams are one, and one cannot wait for itself")
+NO_SUCH_KERNELS = NoEffect("has no effect here: no kernel waits until many cores are free at once")
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
@@ -47,7 +47,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("dump_tensor_data", False, boolean, To("data_dump", {True: "npy", False: None})),
     Option("data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage")),
     Option("data_dump_dir", "./", checks.folder, To("data_dump_path")),
-    Option("deadlock_check", False, boolean, ONE_STREAM),
+    Option("deadlock_check", False, boolean, NO_SUCH_KERNELS),
     Option("mode", "npugraph_ex", choice("npugraph_ex"), To("mode")),
 )
 # fmt: on

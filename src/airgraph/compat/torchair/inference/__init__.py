@@ -1,19 +1,23 @@
-"""`torchair.inference`: sizes by gears."""
+"""`torchair.inference`: sizes by gears; and methods compiled once and kept on disk, for which there is no cache yet."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
+from airgraph.compat.cached import refuse_compile, refuse_reading
 from airgraph.compat.torchair.inference.gears import set_dim_gears
 
-__all__ = ["set_dim_gears"]
-
-LATER = ("cache_compile", "readable_cache")
+__all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in LATER:
-        raise AttributeError(
-            f"torchair.inference.{name} is not available in this version of airgraph: see docs/torchair.md"
-        )
-    raise AttributeError(f"module 'torchair.inference' has no attribute {name!r}")
+def cache_compile(func: Callable[..., Any], *, config: Any = None, dynamic: bool = True, cache_dir: str | None = None,
+                  global_rank: int | None = None, tp_rank: int | None = None, pp_rank: int | None = None,
+                  **kwargs: Any) -> NoReturn:  # fmt: skip
+    """A method compiled once and kept on disk. Not yet: it raises, and says so."""
+    refuse_compile("torchair", func)
+
+
+def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> NoReturn:
+    """What is in such a file. Not yet: it raises, and says so."""
+    refuse_reading("torchair", cache_bin)

@@ -1,0 +1,110 @@
+"""Attention whose lengths are tensors: no number of the host is in a call, so one graph serves every step of decoding.
+
+    out, lse = torchair.ops.npu_fused_infer_attention_score(
+        q, k, v, num_heads=8, input_layout="BNSD", scale=0.125, actual_seq_lengths_kv=lengths)
+
+Otherwise these are `torch_npu.npu_fused_infer_attention_score` and its second version, and emulated as far as those are;
+keys and values may also lie in blocks of a cache (`block_table`, with the lengths). As in TorchAir they are for graphs
+only: outside torch.compile use torch_npu's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu import attention
+from airgraph.compat.torch_npu.inference_attention import one_piece
+from airgraph.compat.torch_npu.references import need, need_types, not_emulated
+
+FIRST, SECOND = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+_NUMBERS = "int pre_tokens=2147483647, int next_tokens=2147483647, str input_layout='BSH', "
+_SCHEMAS = {
+    FIRST: "(Tensor query, Tensor key, Tensor value, *, Tensor? pse_shift=None, Tensor? atten_mask=None, "
+    "Tensor? actual_seq_lengths=None, Tensor? actual_seq_lengths_kv=None, Tensor? dequant_scale1=None, "
+    "Tensor? quant_scale1=None, Tensor? dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, "
+    "Tensor? antiquant_scale=None, Tensor? antiquant_offset=None, Tensor? key_antiquant_scale=None, "
+    "Tensor? key_antiquant_offset=None, Tensor? value_antiquant_scale=None, Tensor? value_antiquant_offset=None, "
+    "Tensor? block_table=None, Tensor? query_padding_size=None, Tensor? kv_padding_size=None, "
+    "Tensor? key_shared_prefix=None, Tensor? value_shared_prefix=None, Tensor? actual_shared_prefix_len=None, "
+    "Tensor? query_rope=None, Tensor? key_rope=None, Tensor? key_rope_antiquant_scale=None, int num_heads=1, "
+    f"float scale=1.0, {_NUMBERS}int num_key_value_heads=0, int sparse_mode=0, int inner_precise=0, int block_size=0, "
+    "int antiquant_mode=0, int key_antiquant_mode=0, int value_antiquant_mode=0, bool softmax_lse_flag=False) "
+    "-> (Tensor, Tensor)",
+    SECOND: "(Tensor query, Tensor key, Tensor value, *, Tensor? query_rope=None, Tensor? key_rope=None, "
+    "Tensor? pse_shift=None, Tensor? atten_mask=None, Tensor? actual_seq_qlen=None, Tensor? actual_seq_kvlen=None, "
+    "Tensor? block_table=None, Tensor? dequant_scale_query=None, Tensor? dequant_scale_key=None, "
+    "Tensor? dequant_offset_key=None, Tensor? dequant_scale_value=None, Tensor? dequant_offset_value=None, "
+    "Tensor? dequant_scale_key_rope=None, Tensor? quant_scale_out=None, Tensor? quant_offset_out=None, "
+    f"Tensor? learnable_sink=None, int num_query_heads=1, int num_key_value_heads=0, float softmax_scale=1.0, {_NUMBERS}"
+    "int sparse_mode=0, int block_size=0, int query_quant_mode=0, int key_quant_mode=0, int value_quant_mode=0, "
+    "int inner_precise=0, bool return_softmax_lse=False, int? query_dtype=None, int? key_dtype=None, "
+    "int? value_dtype=None, int? query_rope_dtype=None, int? key_rope_dtype=None) -> (Tensor, Tensor)",
+}
+# What is there of the first version, by the names of the second, which differ.
+_SAME = (
+    "atten_mask",
+    "pre_tokens",
+    "next_tokens",
+    "input_layout",
+    "num_key_value_heads",
+    "sparse_mode",
+    "inner_precise",
+)
+_RENAMED = {"actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
+            "num_query_heads": "num_heads", "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag"}  # fmt: skip
+
+
+def compute(op: str, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    known = {name: named.pop(name) for name in _SAME if name in named}
+    for second, first in _RENAMED.items():
+        name = second if op == SECOND else first
+        if name in named:
+            known[first] = named.pop(name)
+    table, size = named.pop("block_table", None), named.pop("block_size", 0)
+    not_emulated(op, **{name: given or None if isinstance(given, int) else given for name, given in named.items()})
+    for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
+        need_types(op, (torch.int32, torch.int64), **{name: known.get(name)})
+    if table is not None:
+        key, value = gathered(op, key, value, table, size, known)
+    return attention.first(query, key, value, **known)
+
+
+def gathered(op: str, key: Tensor, value: Tensor, table: Tensor, size: int, known: dict[str, Any]) -> list[Tensor]:
+    """Keys and values that lie in blocks, sequence by sequence."""
+    need(known.get("actual_seq_lengths_kv") is not None, op, "block_table needs the lengths of the keys")
+    need_types(op, (torch.int32,), block_table=table)
+    need(size == key.shape[-2], op, f"block_size is {size}, and a block of key has {key.shape[-2]} tokens")
+    heads = known.get("num_key_value_heads") or known.get("num_heads", 1)
+    return [one_piece(cache, table, heads, known.get("input_layout", "BSH")) for cache in (key, value)]
+
+
+def define(name: str) -> None:
+    torch.library.define(f"air::{name}", _SCHEMAS[name])
+    torch.library.impl(f"air::{name}", "CompositeExplicitAutograd")(
+        lambda *args, **named: compute(name, *args, **named)
+    )
+
+
+define(FIRST)
+define(SECOND)
+
+
+def npu_fused_infer_attention_score(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Of a graph: attention with `actual_seq_lengths` and `actual_seq_lengths_kv` as tensors of int32 or int64."""
+    check_mode(FIRST)
+    return torch.ops.air.npu_fused_infer_attention_score(*args, **kwargs)
+
+
+def npu_fused_infer_attention_score_v2(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The same with `actual_seq_qlen` and `actual_seq_kvlen`."""
+    check_mode(SECOND)
+    return torch.ops.air.npu_fused_infer_attention_score_v2(*args, **kwargs)
+
+
+def check_mode(name: str) -> None:
+    if not torch.compiler.is_compiling():
+        raise NotImplementedError(f"torchair.ops.{name} does not support in this mode, only support in max-autotune mode: "
+                                  f"call it inside torch.compile, or torch_npu.{name} outside")  # fmt: skip

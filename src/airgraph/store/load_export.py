@@ -1,0 +1,272 @@
+"""An exported model from disk: its graph, weights and calling convention. `store.export` describes the files.
+
+    stored = read_export("export_file/export.air")
+
+Reading builds a graph and tensors. No name in a file is imported, evaluated or called, no path in it is followed out of the
+file's own folder, and nothing is allocated that the file does not have the bytes for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from airgraph.convert.known_calls import refusal
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.strides import copy_strided
+from airgraph.errors import AirgraphError, ExportError, VerifyError
+from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
+from airgraph.ir.exact import Reader, shown
+from airgraph.ir.graph import Graph, Node
+from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
+from airgraph.store.air_file import read_air
+from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel, layout_refusal
+
+CHUNK = 64 * 2**20
+QUANTISED = (torch.qint8, torch.quint8, torch.qint32)  # they have scales, and PyTorch makes none from bytes
+
+
+def find_air(path: str | Path) -> Path:
+    """The file itself, or the only one in a folder."""
+    found = Path(path)
+    if not found.is_dir():
+        return found
+    files = sorted(found.glob("*.air"))
+    if len(files) != 1:
+        listed = ", ".join(f.name for f in files) or "none"
+        raise ExportError(f"there is not one .air file in the folder {found}", where={"files": listed},
+                          hint="the path of the file itself")  # fmt: skip
+    return files[0]
+
+
+def read_export(path: str | Path, *, weights: bool = True) -> StoredModel:
+    """The model of an `.air` file. Without `weights` their bytes are not read: tensors of the device `meta` stand for them.
+
+    Whatever is wrong with the file is an ExportError that says what and where.
+    """
+    file = find_air(path)
+    message = read_air(file)
+    try:
+        return read_model(message, file, weights)
+    except ExportError:
+        raise
+    except AirgraphError as error:
+        raise ExportError(f"{file} is not a model that can be read: {error.what}", where=error.where,
+                          hint=error.hint or "export it again") from error  # fmt: skip
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # JSON of another shape than ours is written in, sizes no tensor can have, a file that went away meanwhile.
+        raise ExportError(f"{file} is not a model that can be read: {error!r}", hint="export it again") from error
+
+
+def read_model(message: Any, file: Path, weights: bool) -> StoredModel:
+    description = json.loads(message.attr[EXTRA].s) if EXTRA in message.attr else None
+    if not isinstance(description, dict) or len(message.graph) != 1:
+        raise VerifyError("it does not say how it is called", hint="only exports of airgraph's can be loaded")
+    if description.get("version") != VERSION:
+        raise VerifyError(f"it is of version {shown(description.get('version'))}, and this airgraph reads {VERSION}")
+    symbols = description.get("symbols")
+    if not isinstance(symbols, dict):
+        raise VerifyError(f"its symbols are {shown(symbols)}")
+    reader = Reader(symbols, FUNCTIONS)
+    tensors = take_weights(message.graph[0], file, weights)
+    graph = checked(read_graph(message.graph[0], reader))
+    check_calls(graph)
+    return assembled(graph, Description(description, reader), tensors)
+
+
+def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[str, torch.Tensor]]) -> StoredModel:
+    arguments = [description.argument(data, graph) for data in description.get("arguments", list)]
+    names = [argument.name for argument in arguments]
+    if sorted(names) != sorted(node.name for node in graph.inputs) or names[: len(tensors)] != list(tensors):
+        raise VerifyError("its arguments are not the inputs of its graph", where={"arguments": shown(names)})
+    outputs = len(list(graph.net_output.values()))
+    results = [description.result(data, arguments, outputs) for data in description.get("results", list)]
+    contract = description.contract(len(arguments) - len(tensors), len(results))
+    held = {weight: laid_out(tensor, argument) for argument, (weight, tensor) in zip(arguments, tensors.values())}
+    if len(held) != len(tensors):
+        raise VerifyError("two weights have the same name")
+    written = [description.index("i", {"i": i}, len(arguments)) for i in description.get("written", list)]
+    if not all(isinstance(arguments[i], TensorIn) for i in written):
+        raise VerifyError("it writes to an argument that is no tensor")
+    tied = {str(k): str(v) for k, v in description.get("tied", dict).items()}
+    return StoredModel(graph, Boundary(arguments, results), held, contract, written, tied)
+
+
+def laid_out(tensor: torch.Tensor, argument: Argument) -> torch.Tensor:
+    """With the strides it had."""
+    assert isinstance(argument, TensorIn)
+    problem = layout_refusal(tensor.shape, argument.strides)
+    if problem:
+        raise VerifyError(f"the weight {argument.name} {problem}")
+    return tensor if tensor.device.type == "meta" else with_strides(tensor, argument.strides)
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    return tensor if tensor.numel() == 0 or tensor.stride() == tuple(strides) else copy_strided(tensor, strides)
+
+
+def check_calls(graph: Graph) -> None:
+    for node in graph.of("AtenCall"):
+        problem = refusal(node.attrs, len(list(node.values())))
+        if problem:
+            raise VerifyError(f"{node.name} cannot be called: {problem}")
+
+
+def by_memory(stored: StoredModel) -> set[int]:
+    """Arguments of which more than the values counts: results are views of them, or an op counts in their memory."""
+    viewed = {r.argument for r in stored.boundary.results if isinstance(r, OfInput)}
+    calls = [n for n in stored.graph.of("AtenCall") if n.attrs["target"].startswith("aten.as_strided")]
+    read = {value.node.name for node in calls for value in node.values()}
+    return viewed | {i for i, a in enumerate(stored.boundary.arguments) if a.name in read}
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+def take_weights(graph: Any, file: Path, wanted: bool) -> dict[str, tuple[str, torch.Tensor]]:
+    """The weights out of their constants, which become inputs: node → (name, tensor). They come first in the count."""
+    constants = [(op, read_extra(op)) for op in graph.op if EXTRA in op.attr]
+    held = [(op, extra) for op, extra in constants if "weight" in extra]
+    found: dict[str, tuple[str, torch.Tensor]] = {}
+    for index, (op, extra) in enumerate(held):
+        try:
+            found[op.name] = (str(extra["weight"]), read_weight(op, extra, file, wanted))
+        except VerifyError as error:
+            raise VerifyError(error.what, where={"weight": shown(extra["weight"]), **error.where}) from error
+        as_input(op, index)
+    for op in graph.op:
+        if op.type == "RefData" or (op.type == "Data" and op.name not in found):
+            as_input(op, op.attr["index"].i + len(found))
+    return found
+
+
+def as_input(op: Any, index: int) -> None:
+    op.type = "Data"
+    for name in ("value", "file_path", "shape", "dtype"):
+        op.attr.pop(name, None)
+    op.attr["index"].i = index
+
+
+def read_weight(op: Any, extra: Mapping[str, Any], file: Path, wanted: bool) -> torch.Tensor:
+    if len(op.output_desc) != 1 or op.type not in ("Const", "FileConstant", "Variable"):
+        raise VerifyError(f"a weight is no {shown(op.type)}")
+    desc = op.output_desc[0]
+    shape, ge_type = tuple(desc.shape.dim), dtype_of(desc.dtype)
+    dtype = TORCH_TYPES.get(ge_type)
+    if dtype is None or dtype in QUANTISED or any(d < 0 for d in shape):
+        raise VerifyError(f"a weight cannot be {ge_type.name}{list(shape)}")
+    size = dtype.itemsize
+    for d in shape:
+        size *= d
+    if not wanted:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    if "file" in extra:
+        tensor = from_file(extra, file, shape, dtype, size)
+    else:
+        tensor = from_bytes(op.attr["value"].t.data, shape, dtype, size)
+    if dtype == torch.bool and size and int(tensor.view(torch.uint8).max()) > 1:
+        raise VerifyError("it has bytes other than 0 and 1, which are no bools")
+    return tensor
+
+
+def memory_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
+
+
+def from_bytes(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> torch.Tensor:
+    if len(data) != size:
+        raise VerifyError(f"it has {len(data)} bytes, which is not {str(dtype).removeprefix('torch.')}{list(shape)}")
+    tensor = torch.empty(shape, dtype=dtype)
+    memory_of(tensor)[:] = np.frombuffer(data, np.uint8)
+    return tensor
+
+
+def from_file(
+    extra: Mapping[str, Any], air: Path, shape: tuple[int, ...], dtype: torch.dtype, size: int
+) -> torch.Tensor:
+    """A weight out of its own file, which lies beside the model whatever path was written into it."""
+    name, digest = extra["file"], hashlib.sha256()
+    if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
+        raise VerifyError(f"{shown(name)} is no name of a weight's file")
+    path = weight_path(air, name)
+    if path.stat().st_size != size:
+        raise VerifyError(f"{path} has {path.stat().st_size} bytes, and the weight {size}")
+    tensor = torch.empty(shape, dtype=dtype)
+    memory = memory_of(tensor)
+    with open(path, "rb") as file:
+        for start in range(0, size, CHUNK):
+            piece = memoryview(memory)[start : start + CHUNK]  # type: ignore[arg-type]
+            if file.readinto(piece) != len(piece):
+                raise VerifyError(f"{path} ended too early")
+            digest.update(piece)
+    if digest.hexdigest() != extra.get("sha256"):
+        raise VerifyError(
+            f"{path} was changed since it was written", where={"try": "copy it again, or export it again"}
+        )
+    return tensor
+
+
+def weight_path(air: Path, name: str) -> Path:
+    """Beside the model, or in rank_N for a model called somethingN.air."""
+    number = re.search(r"\d+$", air.stem)
+    folders = [air.parent, *([air.parent / f"rank_{number[0]}"] if number else [])]
+    for folder in reversed(folders):
+        if (folder / name).is_file() and not (folder / name).is_symlink():
+            return folder / name
+    raise VerifyError(f"its file {name} is missing", where={"looked in": ", ".join(map(str, folders))})
+
+
+# -- devices --------------------------------------------------------------------------------------------------------
+def moved(stored: StoredModel, device: str | None) -> StoredModel:
+    """The model on another device than it was exported on: what was on an accelerator goes there, what was on the host
+    stays. None: where it was exported, if there is such a device here, else the CPU."""
+    recorded = {getattr(part, "device", "cpu") for part in (*stored.boundary.arguments, *stored.boundary.results)}
+    calls = [[node.attrs["args"], node.attrs["kwargs"]] for node in stored.graph.of("AtenCall")]
+    recorded |= set(devices_in(calls))
+    target = {d: d if d == "cpu" else usable(device or d, asked=device is not None) for d in recorded}
+    arguments = [
+        replace(a, device=target[a.device]) if isinstance(a, TensorIn) else a for a in stored.boundary.arguments
+    ]
+    results = [replace(r, device=target[r.device]) if isinstance(r, Fresh | OfOutput) else r
+               for r in stored.boundary.results]  # fmt: skip
+    for node in stored.graph.of("AtenCall"):
+        set_devices(node, target)
+    held = zip(stored.weights.items(), arguments)
+    weights = {n: with_strides(t.to(a.device), a.strides) for (n, t), a in held if isinstance(a, TensorIn)}
+    return replace(stored, boundary=Boundary(arguments, results), weights=weights)
+
+
+def usable(device: str, asked: bool) -> str:
+    try:
+        return str(torch.empty(0, device=device).device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if asked:
+            raise ExportError(f"the device {device!r} is not there", where={"reason": str(error).splitlines()[0]},
+                              hint='device="cpu"') from error  # fmt: skip
+        return "cpu"
+
+
+def devices_in(data: Any) -> list[str]:
+    if isinstance(data, str):
+        return [data[len("@device:") :]] if data.startswith("@device:") else []
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return [name for item in items for name in devices_in(item)]
+
+
+def set_devices(node: Node, target: Mapping[str, str]) -> None:
+    def swapped(data: Any) -> Any:
+        if isinstance(data, str) and data.startswith("@device:"):
+            name = data[len("@device:") :]
+            return f"@device:{target.get(name, name)}"
+        if isinstance(data, list):
+            return [swapped(d) for d in data]
+        return {k: swapped(v) for k, v in data.items()} if isinstance(data, dict) else data
+
+    for key in ("args", "kwargs"):
+        node.attrs[key] = swapped(node.attrs[key])

@@ -1,0 +1,50 @@
+"""`airgraph show FILE`: an exported model as the text people read, its weights listed above. Nothing is run.
+
+# export_file/export.air: 1 argument, 2 weights of 60 bytes
+#   arg0_1  linear.weight  float[3, 4]
+#   arg1_1  linear.bias  float[3]
+# called: (x: float[s77, 4]) -> float[s77, 3]
+...
+MatMulV2_0 = ge.MatMulV2(arg2_1_0, arg0_1_0, None, None, transpose_x2=True, node_name="MatMulV2")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airgraph.ir.boundary import Fresh, TensorIn
+from airgraph.ir.text import to_py
+from airgraph.store.convention import StoredModel
+from airgraph.store.load_export import find_air, read_export
+
+
+def show(path: str) -> int:
+    file = find_air(path)
+    stored = read_export(file, weights=False)
+    print("\n".join(summary(str(file), stored)))
+    print(to_py(stored.graph), end="")
+    return 0
+
+
+def summary(file: str, stored: StoredModel) -> Iterator[str]:
+    arguments = stored.boundary.arguments
+    weights, inputs = arguments[: len(stored.weights)], arguments[len(stored.weights) :]
+    size = sum(t.numel() * t.element_size() for t in stored.weights.values())
+    yield f"# {file}: {counted(len(inputs), 'argument')}, {counted(len(weights), 'weight')} of {size:,} bytes"
+    for argument, name in zip(weights, stored.weights):
+        written = ", written to" if arguments.index(argument) in stored.written else ""
+        yield f"#   {argument.name}  {name}  {type_text(argument)}{written}"
+    taken = ", ".join(f"{a.name}: {type_text(a)}" for a in inputs)
+    outputs = list(stored.graph.net_output.values())
+    given = [str(outputs[r.index].type) if isinstance(r, Fresh) else type(r).__name__ for r in stored.boundary.results]
+    yield f"# called: ({taken}) -> {', '.join(given)}"
+    for other, name in stored.tied.items():
+        yield f"# {other} is {name}"
+
+
+def type_text(argument: object) -> str:
+    return str(argument.type) if isinstance(argument, TensorIn) else "number"
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

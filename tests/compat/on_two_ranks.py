@@ -1,0 +1,269 @@
+"""Checks of torch.distributed on npu: run by test_distributed.py under `airgraph run`, two processes with a device each.
+
+    airgraph run --devices 2 on_two_ranks.py FOLDER BACKEND CHECK …
+
+Each rank writes FOLDER/RANK.json: for each check "ok", or the traceback of what failed. A check whose name has
+`staged_` in front is run with the tensors copied to the CPU, as on a CUDA host.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch_npu  # noqa: F401
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+CHECKS: dict[str, Callable[[int], None]] = {}
+ZERO, ONE = torch.arange(4.0), torch.arange(4.0) + 1  # what the two ranks have
+
+
+def check(function: Callable[[int], None]) -> Callable[[int], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def mine(rank: int) -> Tensor:
+    return (ZERO if rank == 0 else ONE).npu()
+
+
+def is_(found: Tensor, wanted: Tensor) -> None:
+    assert found.device == torch.device("npu", torch.npu.current_device()), found.device
+    assert torch.equal(found.cpu(), wanted), (found, wanted)
+
+
+@check
+def all_reduce(rank: int) -> None:
+    x = mine(rank)
+    assert dist.all_reduce(x) is None
+    is_(x, ZERO + ONE)
+    for op, wanted in ((dist.ReduceOp.MAX, ONE), (dist.ReduceOp.MIN, ZERO), (dist.ReduceOp.PRODUCT, ZERO * ONE)):
+        x = mine(rank)
+        work = dist.all_reduce(x, op=op, async_op=True)
+        work.wait()
+        is_(x, wanted)
+    part = torch.zeros(2, 4, device="npu")
+    part[1] = mine(rank)
+    dist.all_reduce(part[1])  # a view, in place
+    is_(part, torch.stack([torch.zeros(4), ZERO + ONE]))
+
+
+@check
+def the_future_of_an_all_reduce(rank: int) -> None:
+    x = mine(rank)
+    (result,) = dist.all_reduce(x, async_op=True).get_future().wait()
+    assert result.data_ptr() == x.data_ptr()
+    is_(result, ZERO + ONE)
+
+
+@check
+def broadcast(rank: int) -> None:
+    x = mine(rank)
+    dist.broadcast(x, 1)
+    is_(x, ONE)
+
+
+@check
+def all_gather(rank: int) -> None:
+    parts = [torch.empty(4, device="npu") for _ in range(2)]
+    dist.all_gather(parts, mine(rank))
+    is_(parts[0], ZERO)
+    is_(parts[1], ONE)
+    whole = torch.empty(8, device="npu")
+    dist.all_gather_into_tensor(whole, mine(rank))
+    is_(whole, torch.cat([ZERO, ONE]))
+
+
+@check
+def reduce_scatter(rank: int) -> None:
+    wanted = (ZERO + ONE).chunk(2)[rank]
+    out = torch.empty(2, device="npu")
+    dist.reduce_scatter(out, list(mine(rank).chunk(2)))
+    is_(out, wanted)
+    out = torch.empty(2, device="npu")
+    dist.reduce_scatter_tensor(out, mine(rank), op=dist.ReduceOp.SUM)
+    is_(out, wanted)
+    both = mine(rank)
+    dist.reduce_scatter_tensor(both[:2], both.clone())
+    is_(both[:2], wanted)
+
+
+@check
+def all_to_all(rank: int) -> None:
+    wanted = [ZERO.chunk(2)[rank], ONE.chunk(2)[rank]]
+    out = torch.empty(4, device="npu")
+    dist.all_to_all_single(out, mine(rank))
+    is_(out, torch.cat(wanted))
+    parts = [torch.empty(2, device="npu") for _ in range(2)]
+    dist.all_to_all(parts, list(mine(rank).chunk(2)))
+    for part, want in zip(parts, wanted):
+        is_(part, want)
+    uneven = [torch.empty(n, device="npu") for n in ((1, 1) if rank == 0 else (3, 3))]
+    dist.all_to_all(uneven, list(mine(rank).split([1, 3])))
+    is_(uneven[1], ONE.split([1, 3])[rank])
+
+
+@check
+def reduce_gather_scatter(rank: int) -> None:
+    x = mine(rank)
+    dist.reduce(x, 0)
+    if rank == 0:
+        is_(x, ZERO + ONE)
+    parts = [torch.empty(4, device="npu") for _ in range(2)] if rank == 0 else None
+    dist.gather(mine(rank), parts, dst=0)
+    if parts is not None:
+        is_(parts[1], ONE)
+    out = torch.empty(2, device="npu")
+    dist.scatter(out, list(mine(rank).chunk(2)) if rank == 1 else None, src=1)
+    is_(out, ONE.chunk(2)[rank])
+
+
+@check
+def send_and_recv(rank: int) -> None:
+    x, y = mine(rank), torch.zeros(4, device="npu")
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        assert dist.recv(y, 0) == 0
+        is_(y, ZERO)
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)])
+    for work in works:
+        work.wait()
+    is_(y, ONE if rank == 0 else ZERO)
+
+
+@check
+def barriers_and_objects(rank: int) -> None:
+    dist.barrier()
+    dist.barrier(device_ids=[rank])
+    found: list[Any] = [None, None]
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": 0}, {"rank": 1}]
+    sent: list[Any] = ["from 1" if rank == 1 else None]
+    dist.broadcast_object_list(sent, 1)
+    assert sent == ["from 1"]
+
+
+@check
+def groups(rank: int) -> None:
+    assert dist.get_default_backend_for_device("npu") == "hccl" and dist.is_hccl_available()
+    group = dist.new_group([0, 1], backend="hccl")
+    x = mine(rank)
+    dist.all_reduce(x, group=group)
+    is_(x, ZERO + ONE)
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    x = mine(rank)
+    dist.all_reduce(x, group=alone)
+    is_(x, (ZERO, ONE)[rank])
+
+
+@check
+def tensors_of_the_cpu(rank: int) -> None:
+    x = (ZERO, ONE)[rank].clone()
+    if dist.get_backend() == "hccl":
+        try:
+            dist.all_reduce(x)
+        except RuntimeError as error:
+            assert "No backend type associated with device type cpu" in str(error)
+            return
+        raise AssertionError("hccl took a tensor of the CPU")
+    dist.all_reduce(x)
+    assert torch.equal(x, ZERO + ONE)
+
+
+def _train(model: nn.Module, x: Tensor, target: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), target).backward()
+        optimizer.step()
+
+
+def _data_parallel(rank: int, wrap: Callable[[nn.Module], nn.Module], **options: Any) -> None:
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    x, target = torch.randn(8, 4), torch.randn(8, 2)
+    model = DistributedDataParallel(wrap(copy.deepcopy(whole).npu()), **options)
+    _train(model, x[rank::2].npu(), target[rank::2].npu())
+    _train(whole, x, target)
+    for p, q in zip(model.parameters(), whole.parameters()):
+        assert p.device == p.grad.device == torch.device("npu", rank)
+        torch.testing.assert_close(p.cpu(), q)
+
+
+@check
+def data_parallel(rank: int) -> None:
+    _data_parallel(rank, lambda m: m, device_ids=[rank])
+    _data_parallel(rank, lambda m: m)
+    _data_parallel(rank, lambda m: m, device_ids=[rank], gradient_as_bucket_view=True)
+
+
+def _summed(x: Tensor) -> Tensor:
+    y = x * 2
+    dist.all_reduce(y)
+    return y + 1
+
+
+def _compiled(rank: int, backend: Any) -> None:
+    many = 100_000
+    x = torch.arange(float(many)) + rank
+    wanted = (torch.arange(float(many)) * 2 + 1) * 2 + 1
+    compiled = torch.compile(_summed, backend=backend, fullgraph=True)
+    for _ in range(3):
+        is_(compiled(x.npu()), wanted)
+    if dist.get_backend() != "hccl":  # the CPU has a backend of its own
+        on_cpu = torch.compile(_summed, backend=backend, fullgraph=True)
+        for _ in range(3):
+            assert torch.equal(on_cpu(x), wanted)
+
+
+@check
+def compiled_by_airgraph(rank: int) -> None:
+    _compiled(rank, "airgraph")
+
+
+@check
+def compiled_by_npugraph_ex(rank: int) -> None:
+    _compiled(rank, "npugraph_ex")
+
+
+@check
+def compiled_data_parallel(rank: int) -> None:
+    _data_parallel(rank, lambda m: torch.compile(m, backend="npugraph_ex"), device_ids=[rank])
+
+
+def said(name: str, rank: int) -> str:
+    from airgraph.compat.npu import collectives
+
+    plain = collectives.on_cuda
+    if name.startswith("staged_"):
+        collectives.on_cuda = lambda: True
+    try:
+        CHECKS[name.removeprefix("staged_")](rank)
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        collectives.on_cuda = plain
+    return "ok"
+
+
+def main(rank: int, folder: str, backend: str, names: list[str]) -> None:
+    torch.npu.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    result = {name: said(name, rank) for name in names}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder, backend, *names = sys.argv[1:]
+    mp.spawn(main, (folder, backend, names), nprocs=2)
