@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch_npu  # noqa: F401
+import torch_npu
 import torchair
 
 

@@ -13,7 +13,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # DistributedDataParallel warns tha
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch_npu  # noqa: F401
+import torch_npu
 import torchair
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
