@@ -15,7 +15,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     memory      one piece of memory as a host tensor and as an npu tensor
     dispatch    every op, by its schema;  `kernels` the ones that need a kernel of their own
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
-    storage     deepcopy, torch.load
+    storage     deepcopy, torch.load;  `guard` what C++ asks the device
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
     graphs      capture and replay, of ops recorded by `capture`;  `graphed` callables;  `work` what is under way
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-from typing import Any
 
 import torch
 
@@ -39,6 +38,7 @@ from airgraph.compat.npu import (
     composites,
     dispatch,
     generator,
+    guard,
     interface,
     kernels,
     memory,
@@ -85,6 +85,7 @@ def install(host: str | torch.device = "cpu") -> None:
     storage.install()
     generator.install()
     accelerator.install()
+    guard.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
@@ -103,6 +104,7 @@ def uninstall() -> None:
     storage.uninstall()
     generator.uninstall()
     accelerator.uninstall()
+    guard.uninstall()
     for library in emulation.libraries:
         library._destroy()
     state.change(None)
@@ -188,11 +190,6 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 def _name_backend() -> None:
     """Rename PrivateUse1 and register module, hooks and guard: once in a process, since there is no way back."""
     global _renamed
@@ -205,7 +202,7 @@ def _name_backend() -> None:
             f"PyTorch {torch.__version__} cannot take a backend written in Python",
             hint="PyTorch 2.11 or newer has torch.utils.backend_registration._setup_privateuseone_for_python_backend",
         )
-    setup(DEVICE_TYPE, module, _Hooks(), _Guard())
+    setup(DEVICE_TYPE, module, _Hooks(), guard.Guard())
     _renamed = True
 
 
