@@ -385,6 +385,17 @@ def test_dynamo_leaves_the_kernels_alone() -> None:
     torch.testing.assert_close(torch.compile(model, backend=counter)(x)[0], model(x)[0])
     assert counter.frame_count == 0
 
+    def function(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        torch.npu.set_rng_state(torch.npu.get_rng_state())  # nor these
+        return x + torch.rand_like(x)
+
+    torch.manual_seed(0)
+    expected = function(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(torch.compile(function, backend=counter)(x), expected)
+    assert counter.frame_count == 1
+
 
 def test_an_error_of_a_traced_backward_is_raised() -> None:
     """Not the end of the process: PyTorch asks for the device, in Python, while the error is on its way."""
