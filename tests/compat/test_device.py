@@ -384,3 +384,41 @@ def test_dynamo_leaves_the_kernels_alone() -> None:
     counter = CompileCounter()
     torch.testing.assert_close(torch.compile(model, backend=counter)(x)[0], model(x)[0])
     assert counter.frame_count == 0
+
+    def function(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        torch.npu.set_rng_state(torch.npu.get_rng_state())  # nor these
+        return x + torch.rand_like(x)
+
+    torch.manual_seed(0)
+    expected = function(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(torch.compile(function, backend=counter)(x), expected)
+    assert counter.frame_count == 1
+
+
+def test_an_error_of_a_traced_backward_is_raised() -> None:
+    """Not the end of the process: PyTorch asks for the device, in Python, while the error is on its way."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+    with FakeTensorMode():
+        x, value = torch.ones(5, 3, device="npu", requires_grad=True), torch.ones((), device="npu", requires_grad=True)
+        written = torch.index_put(x, (torch.ones(5, dtype=torch.bool, device="npu"),), value, accumulate=True)
+        for _ in range(2):
+            with pytest.raises(DynamicOutputShapeException, match=r"aten\.nonzero\.default"):
+                torch.autograd.grad(written.sum(), [x, value], retain_graph=True)
+
+
+def test_a_backward_that_cannot_be_traced_runs_in_eager() -> None:
+    """Dynamo breaks the graph there, as it does on the CPU."""
+
+    def function(x: Tensor, value: Tensor) -> Tensor:
+        return torch.index_put(x.sin(), (x[:, 0] > 0,), value, accumulate=True) * 2
+
+    args = [torch.randn(5, 3), torch.tensor(2.0)]
+    grads = []
+    for run in (function, torch.compile(function, backend="airgraph")):
+        x, value = (t.npu().requires_grad_() for t in args)
+        run(x, value).sum().backward()
+        grads.append((x.grad, value.grad))
+    torch.testing.assert_close(grads[1], grads[0])

@@ -164,10 +164,12 @@ def missing() -> str | None:
 
 
 def not_failures() -> tuple[type[Exception], ...]:
-    """With these Dynamo is asked to begin again, or to leave a frame alone."""
+    """With these Dynamo is asked to begin again, to leave a frame alone, or to break the graph at an op whose result has a
+    size or a value that depends on data."""
     from torch._dynamo import exc
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-    return exc.RestartAnalysis, exc.SkipFrame
+    return exc.RestartAnalysis, exc.SkipFrame, DataDependentOutputException, DynamicOutputShapeException
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     memory      one piece of memory as a host tensor and as an npu tensor
     dispatch    every op, by its schema;  `kernels` the ones that need a kernel of their own
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
-    storage     deepcopy, torch.load
+    storage     deepcopy, torch.load;  `pending` errors on their way while C++ asks the device
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
     collectives torch.distributed with the backend hccl
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
@@ -48,6 +48,7 @@ from airgraph.compat.npu import (
     kernels,
     memory,
     module,
+    pending,
     random,
     state,
     steps,
@@ -99,6 +100,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     generator.install()
     accelerator.install()
     emulation.libraries += collectives.install(emulation.host)
+    pending.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
 
@@ -118,6 +120,7 @@ def uninstall() -> None:
     generator.uninstall()
     accelerator.uninstall()
     collectives.uninstall()
+    pending.uninstall()
     for library in emulation.libraries:
         library._destroy()
     random.forget()
@@ -233,11 +236,6 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 def _name_backend() -> None:
     """Rename PrivateUse1 and register module, hooks and guard: once in a process, since there is no way back."""
     global _renamed
@@ -250,7 +248,7 @@ def _name_backend() -> None:
             f"PyTorch {torch.__version__} cannot take a backend written in Python",
             hint="PyTorch 2.11 or newer has torch.utils.backend_registration._setup_privateuseone_for_python_backend",
         )
-    setup(DEVICE_TYPE, module, _Hooks(), _Guard())
+    setup(DEVICE_TYPE, module, _Hooks(), pending.Guard())
     _renamed = True
 
 

@@ -8,11 +8,13 @@ Dynamo is there: by `install()` if it has been imported, else by the backend tha
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 
-from airgraph.compat.npu import composites, dispatch, kernels, module, random, streams
+from airgraph.compat.npu import module, random, streams
 from airgraph.compat.npu.memory import DEVICE_TYPE
 
 
@@ -31,15 +33,27 @@ def register() -> None:
 
 
 def _leave_alone() -> None:
-    """Between two graphs of a compiled function ops run in eager, and Dynamo would read and compile our kernels too, which
-    are Python to it like the user's."""
+    """Dynamo neither reads nor compiles frames of this package, as it does with those of PyTorch's own devices.
+
+    Between two graphs of a compiled function ops run in eager with Dynamo watching, and to it our kernels are Python like
+    the user's. (A call it meets while it traces is another matter: it may well look inside.)
+    """
     from torch._C._dynamo import eval_frame
 
-    skip = eval_frame._FrameAction.SKIP
-    ours = [dispatch.run_on_host, *kernels.KERNELS.values(), *kernels.CPU_KERNELS.values()]
-    for function in [*ours, *composites.COMPOSITES.values()]:
-        code = function.__code__
-        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    alone = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+    for function in _functions():
+        eval_frame.set_code_exec_strategy(function.__code__, alone)
+
+
+def _functions() -> Iterator[Any]:
+    """The functions and methods of this package."""
+    package = __name__.rpartition(".")[0]
+    for names in [vars(m) for name, m in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]:
+        scopes = [names, *(vars(c) for c in names.values() if isinstance(c, type))]
+        for value in [value for scope in scopes for value in scope.values()]:
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if isinstance(function, FunctionType) and str(function.__module__).startswith(package):
+                yield function
 
 
 def _interface() -> type[Any]:
