@@ -357,6 +357,18 @@ def compiled_by_airgraph() -> None:
 
 
 @check
+def compiled_for_the_current_device() -> None:
+    def of_the_current(x: torch.Tensor) -> torch.Tensor:
+        with torch.npu.device(torch.npu.current_device()):
+            return x + torch.npu.current_device()
+
+    compiled = torch.compile(of_the_current, backend="airgraph", fullgraph=True)
+    for index in (2, 1, 2):
+        torch.npu.set_device(index)
+        assert compiled(torch.ones(2, device="npu")).tolist() == [1.0 + index] * 2
+
+
+@check
 def compiled_by_npugraphs() -> None:
     _compiled_on("npugraphs")
 

@@ -180,6 +180,24 @@ def tensors_of_the_cpu(rank: int) -> None:
     assert torch.equal(x, ZERO + ONE)
 
 
+@check
+def a_mesh_of_devices(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("npu", (2,))
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 6), torch.randn(3, 6)
+    rows = distribute_tensor(weight.npu(), mesh, [Shard(0)])
+    assert rows.to_local().shape == (2, 6) and rows.to_local().device == torch.device("npu", rank)
+    y = nn.functional.linear(distribute_tensor(x.npu(), mesh, [Replicate()]), rows).full_tensor()
+    torch.testing.assert_close(y.cpu(), x @ weight.T)
+    whole = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    shares = parallelize_module(copy.deepcopy(whole).npu(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    torch.testing.assert_close(shares(x.npu()).cpu(), whole(x))
+
+
 def _train(model: nn.Module, x: Tensor, target: Tensor) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(3):

@@ -217,7 +217,7 @@ def test_a_record_that_cannot_be_read_does_no_harm():
 
 
 def test_a_failing_script_keeps_its_error_and_gets_its_report(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("airgraph.compat.install", lambda host: None)
+    monkeypatch.setattr("airgraph.compat.install", lambda **options: None)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "script.py").write_text("raise KeyError('mine')\n")

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from airgraph import compat
+from airgraph.compat.npu import state
 from airgraph.errors import AirgraphError, CompatError
 from airgraph.tools.children import emulation_for_children
 
@@ -35,7 +34,7 @@ def run_script(
         sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [script, *args]
     try:
-        with emulation_for_children(host, torch.get_device_module("npu").device_count()):
+        with emulation_for_children(host, max(1, state.device_count())):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:

@@ -58,14 +58,14 @@ done:
   ret void
 }}
 
-define i16 @device(i64 %index) alwaysinline {{
+define internal i16 @device_of(i64 %index) alwaysinline {{
   %short = trunc i64 %index to i16
   %high = shl i16 %short, 8
   %device = or i16 %high, {type}
   ret i16 %device
 }}
 
-define i64 @index(i16 %device) alwaysinline {{
+define internal i64 @index_of(i16 %device) alwaysinline {{
   %high = ashr i16 %device, 8
   %index = sext i16 %high to i64
   ret i64 %index
@@ -81,12 +81,12 @@ define i8 @deviceCount(ptr %self) {{
 
 define i16 @getDevice(ptr %self) {{
   %index = call i64 @current()
-  %device = call i16 @device(i64 %index)
+  %device = call i16 @device_of(i64 %index)
   ret i16 %device
 }}
 
 define void @setDevice(ptr %self, i16 %device) {{
-  %index = call i64 @index(i16 %device)
+  %index = call i64 @index_of(i16 %device)
   call void @change(i64 %index)
   ret void
 }}
@@ -103,11 +103,11 @@ define i16 @exchangeDevice(ptr %self, i16 %device) {{
 }}
 
 define {{ i64, i64 }} @getStream(ptr %self, i16 %device) {{
-  %given = call i64 @index(i16 %device)
+  %given = call i64 @index_of(i16 %device)
   %here = call i64 @current()
   %named = icmp sge i64 %given, 0
   %index = select i1 %named, i64 %given, i64 %here
-  %full = call i16 @device(i64 %index)
+  %full = call i16 @device_of(i64 %index)
   %word = zext i16 %full to i64
   %stream = insertvalue {{ i64, i64 }} zeroinitializer, i64 %word, 0
   ret {{ i64, i64 }} %stream

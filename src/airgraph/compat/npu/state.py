@@ -61,11 +61,13 @@ def device_count() -> int:
 
 def current_device() -> int:
     """The device that is meant where none is named; each thread has its own."""
-    return 0 if _emulation is None or _emulation.guard is None else _emulation.guard.current()
+    if _emulation is None or _emulation.guard is None:
+        return 0
+    return torch.accelerator.current_device_index()  # Dynamo knows this one, and guards what it gives
 
 
 def set_device(index: int) -> None:
-    if _emulation is not None and _emulation.guard is not None:
+    if _emulation is not None and _emulation.guard is not None and index != current_device():
         _emulation.guard.change(index)
 
 
