@@ -161,7 +161,8 @@ def test_an_offset_into_the_storage() -> None:
 def test_inductor_trains_as_eager(tmp_path: Path) -> None:
     """A mode, options of Inductor's, options of torch_npu's; and batches of two sizes, which make it dynamic."""
     before, fallbacks = len(JOURNALS), TOTALS["inductor_fallbacks"]
-    traced = {"trace.enabled": True, "trace.debug_dir": str(tmp_path)}
+    # (Code that is found in Inductor's cache is not written out again.)
+    traced = {"trace.enabled": True, "trace.debug_dir": str(tmp_path), "fx_graph_cache": False}
     options = {"triton.cudagraphs": True, "npu_backend": "mlir", "enable_shape_handling": False, **traced}
     found = train((8, 8, 5, 11), backend="inductor", mode="reduce-overhead", options=options)
     torch.testing.assert_close(found, train((8, 8, 5, 11)), rtol=1e-5, atol=1e-6)
