@@ -148,3 +148,16 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     assert back.out.weight is back.embed.weight and back.out.weight.device.type == "npu"
     tokens = batches(1)[0][0].npu()
     assert torch.equal(back.eval()(tokens), run.model.eval()(tokens))
+
+
+@pytest.mark.parametrize("backend", ["airgraph", "npugraph_ex"])
+def test_a_frozen_batch_norm(backend: str) -> None:
+    """In inference the host has no statistics for the backward pass, an accelerator has."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval().npu()
+    x = torch.randn(2, 3, 6, 6, device="npu", requires_grad=True)
+    fast = torch.compile(model, backend=backend)
+    expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    for _ in range(3):
+        found = torch.autograd.grad(fast(x).square().sum(), [x, *model.parameters()])
+        for mine, eager in zip(found, expected):
+            torch.testing.assert_close(mine.cpu(), eager.cpu())

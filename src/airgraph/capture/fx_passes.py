@@ -34,6 +34,7 @@ def run_fx_passes(
     """The graph after its passes. `observe` is shown it after each; `note` is told what is worth a line in the journal."""
     refuse_writes(gm)
     renew_views(gm)
+    statistics_of_inference(gm)
     for name, run in passes(config, gm):
         done = run(gm, inputs)
         if name in USERS:
@@ -267,3 +268,29 @@ def strides_of_copies(gm: torch.fx.GraphModule) -> None:
                 and aten.is_non_overlapping_and_dense(x):  # fmt: skip
             with made.fake_mode:
                 node.meta["val"] = made.as_strided(x.shape, x.stride())  # in the memory that views of it lie in
+
+
+def statistics_of_inference(gm: torch.fx.GraphModule) -> None:
+    """A batch norm in inference hands out the statistics it was given on an accelerator, and nothing on a CPU.
+
+    FX goes by the device. One that another computes for may be an accelerator by its name and have the kernels of a CPU, so
+    for such a device the statistics are made here.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_no_training.default):
+        y, *statistics = node.meta["val"]
+        if y.device.type in ("cpu", "cuda"):
+            continue
+        *_, running_mean, running_var, _momentum, eps = node.args
+        for user in [u for u in node.users if u.args[1] != 0]:
+            with gm.graph.inserting_before(user):
+                if user.args[1] == 1:
+                    made = gm.graph.call_function(aten.clone.default, (running_mean,))
+                else:
+                    shifted = gm.graph.call_function(aten.add.Scalar, (running_var, eps))
+                    shifted.meta = dict(user.meta)
+                    made = gm.graph.call_function(aten.rsqrt.default, (shifted,))
+            made.meta = dict(user.meta)
+            user.replace_all_uses_with(made)
+            gm.graph.erase_node(user)
+        with y.fake_mode:
+            node.meta["val"] = (y, *(s.new_empty(0) for s in statistics))
