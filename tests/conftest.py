@@ -40,3 +40,11 @@ def fresh_dynamo():
         import torch
 
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def own_journals():
+    """Journals are counted from none: only the last so many are kept."""
+    from airgraph.journal import JOURNALS
+
+    JOURNALS.clear()

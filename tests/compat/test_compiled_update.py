@@ -14,6 +14,8 @@ from torch import Tensor
 
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.usefixtures("own_journals")
+
 BACKENDS = [
     {"backend": "npugraph_ex"},
     {"backend": "npugraphs"},

@@ -24,7 +24,7 @@ from airgraph.compat.npu import handlers, state, work
 from airgraph.errors import CompatError
 from airgraph.journal import JOURNALS
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_journals")]
 ON_CUDA = state.host_device().type == "cuda"
 on_cuda = pytest.mark.skipif(not ON_CUDA, reason="needs host=cuda")
 

@@ -17,6 +17,8 @@ from airgraph.compat.on_host import on_host
 from airgraph.errors import ConfigError
 from airgraph.journal import JOURNALS, TOTALS
 
+pytestmark = pytest.mark.usefixtures("own_journals")
+
 
 class MLP(nn.Module):
     """With a buffer that counts calls, so that something is written to."""
