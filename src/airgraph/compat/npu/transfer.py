@@ -86,6 +86,8 @@ def _move_names() -> None:
     for name in module.__all__:
         if name not in _NOT_OF_CUDA and hasattr(torch.cuda, name):
             _put_named(torch.cuda, name, getattr(module, name))
+    # An NPU says None; of torch.cuda PyTorch itself asks it, to compare it with what Triton needs.
+    _put_named(torch.cuda, "get_device_capability", lambda device=None: (0, 0))
     _put(torch.cuda, "CUDAGraph", module.NPUGraph)
     _put(torch.cuda, "default_generators", module.default_generators)
     parts: list[tuple[Any, Any]] = [
