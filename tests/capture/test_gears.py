@@ -7,7 +7,7 @@ import airgraph
 from airgraph.errors import ConfigError
 from airgraph.journal import JOURNALS
 
-pytestmark = pytest.mark.usefixtures("own_journals")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_journals")]
 
 BATCH = [{"type": "BATCHSIZE", "gears": [4, 8]}]
 

@@ -18,6 +18,8 @@ from airgraph.convert.writes import WRITES, stray_writes
 from airgraph.errors import ConvertError
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.slow  # for every landing
+
 aten = torch.ops.aten
 Tensors = list[torch.Tensor]
 

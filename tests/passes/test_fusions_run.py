@@ -12,6 +12,8 @@ from airgraph.config import Config
 from airgraph.journal import JOURNALS
 from airgraph.store.fusion_result import write_fusion_result
 
+pytestmark = pytest.mark.slow  # for every landing
+
 REFERENCE = airgraph.backend(verify=True, engine="reference")
 
 

@@ -18,6 +18,8 @@ from airgraph.runtime import replay
 from airgraph.runtime.arena import Arena
 from airgraph.runtime.lanes import CudaStreams, changes, sources
 
+pytestmark = pytest.mark.slow  # for every landing
+
 
 class ClockStream:
     def __init__(self, label):

@@ -21,6 +21,8 @@ from airgraph.store import export as export_module
 from airgraph.store.air_file import SEAL_BYTES, seal
 from airgraph.store.load_export import read_export
 
+pytestmark = pytest.mark.slow  # for every landing
+
 
 class Small(nn.Module):
     """A bit of everything: parameters, a buffer of bools, one that is written, a view, a number, a call into PyTorch."""

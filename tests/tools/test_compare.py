@@ -18,6 +18,8 @@ from airgraph.runtime.program import Program
 from airgraph.tools import cli, rounding
 from airgraph.tools.compare import Comparing
 
+pytestmark = pytest.mark.slow  # for every landing
+
 aten = torch.ops.aten
 INF, NAN = float("inf"), float("nan")
 
