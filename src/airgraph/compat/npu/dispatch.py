@@ -117,10 +117,6 @@ def run_on_host(host: Host, op: torch._ops.OpOverload, *args: Any, **kwargs: Any
         return op.redispatch(memory.VIEW_KEYS, *args, **kwargs)
     if work.blocked:
         work.check_not_blocked(op, streams.current_stream())
-    if work.capture is not None and work.capture.side is not None:
-        # A capture on a CUDA host: autograd calls us in a thread of its own, whose stream is another.
-        with torch.cuda.stream(work.capture.side):
-            return _compute(host, op, signature, args, kwargs)
     return _compute(host, op, signature, args, kwargs)
 
 

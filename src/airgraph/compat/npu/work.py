@@ -71,7 +71,7 @@ class Capture:
 
     @property
     def side(self) -> torch.cuda.Stream | None:
-        """On a CUDA host: the stream of the host that captures. Autograd's threads must work there as well."""
+        """On a CUDA host: the stream of the host that captures."""
         return self.content.side
 
     def stream_here(self, current: torch.Stream) -> torch.Stream:
