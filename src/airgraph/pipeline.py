@@ -513,7 +513,7 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
         if getattr(chosen, option):
             journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
-        stored = moved(read_export(path), device)
+        stored = moved(read_export(path), device, journal.remark)
     arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)

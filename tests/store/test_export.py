@@ -19,7 +19,7 @@ from airgraph.ir.text import to_py
 from airgraph.runtime.loaded import Record
 from airgraph.store import export as export_module
 from airgraph.store.air_file import SEAL_BYTES, seal
-from airgraph.store.load_export import read_export
+from airgraph.store.load_export import read_export, usable
 
 pytestmark = pytest.mark.slow  # for every landing
 
@@ -836,3 +836,9 @@ def test_weights_are_copies(small_air):
     same(two(x), Small()(x))
     assert not torch.equal(one(x)["y"], two(x)["y"])
     assert copy.deepcopy(two.weights).keys() == one.weights.keys()
+
+
+def test_a_device_that_is_not_there_is_told():
+    said = []
+    assert usable("cuda:99", asked=False, note=said.append) == "cpu"
+    assert said == ["exported on cuda:99, which is not there: what was on it is on the CPU"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,13 +223,13 @@ def weight_path(air: Path, name: str) -> Path:
 
 
 # -- devices --------------------------------------------------------------------------------------------------------
-def moved(stored: StoredModel, device: str | None) -> StoredModel:
+def moved(stored: StoredModel, device: str | None, note: Callable[[str], None]) -> StoredModel:
     """The model on another device than it was exported on: what was on an accelerator goes there, what was on the host
-    stays. None: where it was exported, if there is such a device here, else the CPU."""
+    stays. None: where it was exported, if there is such a device here, else the CPU, and `note` is told."""
     recorded = {getattr(part, "device", "cpu") for part in (*stored.boundary.arguments, *stored.boundary.results)}
     calls = [[node.attrs["args"], node.attrs["kwargs"]] for node in stored.graph.of("AtenCall")]
     recorded |= set(devices_in(calls))
-    target = {d: d if d == "cpu" else usable(device or d, asked=device is not None) for d in recorded}
+    target = {d: d if d == "cpu" else usable(device or d, asked=device is not None, note=note) for d in recorded}
     arguments = [
         replace(a, device=target[a.device]) if isinstance(a, TensorIn) else a for a in stored.boundary.arguments
     ]
@@ -242,13 +242,14 @@ def moved(stored: StoredModel, device: str | None) -> StoredModel:
     return replace(stored, boundary=Boundary(arguments, results), weights=weights)
 
 
-def usable(device: str, asked: bool) -> str:
+def usable(device: str, asked: bool, note: Callable[[str], None]) -> str:
     try:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if asked:
             raise ExportError(f"the device {device!r} is not there", where={"reason": str(error).splitlines()[0]},
                               hint='device="cpu"') from error  # fmt: skip
+        note(f"exported on {device}, which is not there: what was on it is on the CPU")
         return "cpu"
 
 
