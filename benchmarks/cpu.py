@@ -52,9 +52,14 @@ class Worker:
         self.log = open(own / "log", "wb")  # noqa: SIM115 - closed in `end`
         command = [sys.executable, str(HERE / "cpu_contender.py"), model, contender, str(threads), str(folder)]
         self.process = subprocess.Popen(
-            command, cwd=own, env=environment(own, threads), start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-        )  # fmt: skip
+            command,
+            cwd=own,
+            env=environment(own, threads),
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+        )
 
     def figures(self) -> Record:
         """What it reports after compiling; then it stands still."""
@@ -283,8 +288,13 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = made.add_argument
     add("--models", type=names(MODELS), default=list(MODELS), metavar="A,B", help=f"of {', '.join(MODELS)}")
-    add("--contenders", type=names(CONTENDERS), default=list(CONTENDERS), metavar="A,B",
-        help=f"of {', '.join(CONTENDERS)}; eager always runs, the others are compared with it")  # fmt: skip
+    add(
+        "--contenders",
+        type=names(CONTENDERS),
+        default=list(CONTENDERS),
+        metavar="A,B",
+        help=f"of {', '.join(CONTENDERS)}; eager always runs, the others are compared with it",
+    )
     add("--rounds", type=int, metavar="N", help="batches for each model and contender (15; 3 with --quick)")
     add("--quick", action="store_true", help="few and short batches: to see that it works, not to publish")
     add("--threads", type=int, default=os.cpu_count(), metavar="N", help="for every contender (all cores)")

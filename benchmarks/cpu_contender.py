@@ -161,29 +161,48 @@ UNTIMED = ("aot_eager",)  # how long tracing takes before any backend starts; it
 TRAINING = ("eager", "aot_eager", "inductor", "airgraph")
 
 # -- imports, which are not part of the cold time ---------------------------------------------------------------------
-# fmt: off
 BACKENDS = ("cudagraphs", "distributed", "inductor", "onnxrt", "tensorrt", "torchxla", "tvm")
 DYNAMO = (
-    *(f"torch._dynamo.backends.{name}" for name in BACKENDS), "torch._dynamo.dce_extra_outputs",
-    "torch._dynamo.repro.after_dynamo", "torch._functorch._aot_autograd.subclass_codegen", "torch._inductor.compile_fx",
-    "torch._inductor.compiler_bisector", "torch._subclasses.schema_check_mode", "torch.export._trace",
-    "torch.export._unlift", "torch.fx.experimental.validator", "torch.distributed.tensor.experimental._attention",
+    *(f"torch._dynamo.backends.{name}" for name in BACKENDS),
+    "torch._dynamo.dce_extra_outputs",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._inductor.compile_fx",
+    "torch._inductor.compiler_bisector",
+    "torch._subclasses.schema_check_mode",
+    "torch.export._trace",
+    "torch.export._unlift",
+    "torch.fx.experimental.validator",
+    "torch.distributed.tensor.experimental._attention",
 )
-CODEGEN = ("cpp_gemm_template", "cpp_wrapper_cpu_array_ref", "cpp_wrapper_gpu", "cuda_combined_scheduling", "halide",
-           "memory_planning", "mps", "pallas", "wrapper_fxir")
+CODEGEN = (
+    "cpp_gemm_template",
+    "cpp_wrapper_cpu_array_ref",
+    "cpp_wrapper_gpu",
+    "cuda_combined_scheduling",
+    "halide",
+    "memory_planning",
+    "mps",
+    "pallas",
+    "wrapper_fxir",
+)
 FX_PASSES = ("freezing_patterns", "fuse_attention", "mkldnn_fusion", "pad_mm", "quantization")
 INDUCTOR = (
-    "setuptools", "sympy.combinatorics", "sympy.tensor.tensor",
+    "setuptools",
+    "sympy.combinatorics",
+    "sympy.tensor.tensor",
     *(f"torch._inductor.{name}" for name in ("autotune_process", "bounds", "choices", "freezing", "select_algorithm")),
     *(f"torch._inductor.codegen.{name}" for name in CODEGEN),
     *(f"torch._inductor.fx_passes.{name}" for name in FX_PASSES),
 )
 EXPORTER = ("exporter._compat", "exporter._core", "exporter._torchlib.ops", "fx.passes")
 ONNX = (
-    "onnx", "onnxscript", "onnxscript.rewriter.onnx_fusions", "onnxscript.function_libs.torch_lib.ops",
+    "onnx",
+    "onnxscript",
+    "onnxscript.rewriter.onnx_fusions",
+    "onnxscript.function_libs.torch_lib.ops",
     *(f"torch.onnx._internal.{name}" for name in EXPORTER),
 )
-# fmt: on
 AIRGRAPH = ("airgraph", "airgraph.pipeline")
 PRELOAD: dict[str, Sequence[str]] = {
     "eager": (),

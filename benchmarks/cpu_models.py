@@ -91,12 +91,7 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 def layers(count: int, width: int, heads: int, inner: int) -> dict[str, int]:
     """The arguments that most text and vision configurations share."""
-    return {
-        "num_hidden_layers": count,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": inner,
-    }
+    return {"num_hidden_layers": count, "hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
 
 
 def bert(train: bool = False) -> Made:
@@ -187,9 +182,14 @@ class DecodeLayer(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(
-        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], position: torch.Tensor,
-        keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        x: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        position: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
         y = self.before(x)
         q = rotate(self.q(y).view(1, 1, self.heads, self.depth).transpose(1, 2), *turn)
         k = rotate(self.k(y).view(1, 1, self.shared, self.depth).transpose(1, 2), *turn)
@@ -255,9 +255,12 @@ class Block(nn.Module):
     def __init__(self, given: int, made: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            nn.Conv2d(given, made, 3, stride, 1, bias=False), nn.BatchNorm2d(made), nn.ReLU(),
-            nn.Conv2d(made, made, 3, 1, 1, bias=False), nn.BatchNorm2d(made),
-        )  # fmt: skip
+            nn.Conv2d(given, made, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(made),
+            nn.ReLU(),
+            nn.Conv2d(made, made, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(made),
+        )
         same = stride == 1 and given == made
         around = (nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
         self.around = nn.Identity() if same else nn.Sequential(*around)
@@ -355,23 +358,28 @@ def pointwise() -> Made:
 
 
 # A table stays a table.
-# fmt: off
-MODELS = {model.name: model for model in (
-    Model("mlp", "128→256→10 with ReLU, 32 rows", mlp),
-    Model("bert", "4 layers of 256, 48 tokens, a mask", bert),
-    Model("gpt2", "4 layers of 256, 64 tokens", gpt2),
-    Model("llama_prefill", "4 layers of 256, 2 of 4 heads shared, 64 tokens", llama_prefill),
-    Model("llama_decode", "8 layers of 320, 1 token, static cache of 128; plain torch", llama_decode,
-          state=("keys_", "values_")),
-    Model("t5", "encoder and decoder, 2 layers of 256 each, 48 and 16 tokens", t5),
-    Model("vit", "4 layers of 192, 96×96", vit),
-    Model("whisper_encoder", "4 layers of 192, 80 mels, 400 frames", whisper),
-    Model("mixtral", "2 layers of 256, 4 experts, 2 used, 32 tokens; dense experts", mixtral),
-    Model("resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
-    Model("lstm", "LSTMCell 128→256, 16 steps, 8 rows", lstm),
-    Model("dlrm", "8 tables of 1000×32, bags of 4, 64 rows", dlrm),
-    Model("norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
-    Model("pointwise", "60 elementwise operations, 128×1024", pointwise),
-    Model("bert_train", "4 layers of 256, 48 tokens: loss and gradients", lambda: bert(train=True), train=True),
-)}
-# fmt: on
+MODELS = {
+    model.name: model
+    for model in (
+        Model("mlp", "128→256→10 with ReLU, 32 rows", mlp),
+        Model("bert", "4 layers of 256, 48 tokens, a mask", bert),
+        Model("gpt2", "4 layers of 256, 64 tokens", gpt2),
+        Model("llama_prefill", "4 layers of 256, 2 of 4 heads shared, 64 tokens", llama_prefill),
+        Model(
+            "llama_decode",
+            "8 layers of 320, 1 token, static cache of 128; plain torch",
+            llama_decode,
+            state=("keys_", "values_"),
+        ),
+        Model("t5", "encoder and decoder, 2 layers of 256 each, 48 and 16 tokens", t5),
+        Model("vit", "4 layers of 192, 96×96", vit),
+        Model("whisper_encoder", "4 layers of 192, 80 mels, 400 frames", whisper),
+        Model("mixtral", "2 layers of 256, 4 experts, 2 used, 32 tokens; dense experts", mixtral),
+        Model("resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
+        Model("lstm", "LSTMCell 128→256, 16 steps, 8 rows", lstm),
+        Model("dlrm", "8 tables of 1000×32, bags of 4, 64 rows", dlrm),
+        Model("norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
+        Model("pointwise", "60 elementwise operations, 128×1024", pointwise),
+        Model("bert_train", "4 layers of 256, 48 tokens: loss and gradients", lambda: bert(train=True), train=True),
+    )
+}

@@ -260,8 +260,12 @@ def stream(requests: int = 2000) -> dict[str, Any]:
     new = [b - a for a, b in zip(before, after)]
     if wrong:
         raise SystemExit(f"stream: {wrong} results are wrong")
-    return {"compiles after warm-up": float(new[0]), "captures after warm-up": float(new[1]),
-            "captured programs": float(len(airgraph.graphs())), "padded tokens, share": 1 - new[2] / new[3]}  # fmt: skip
+    return {
+        "compiles after warm-up": float(new[0]),
+        "captures after warm-up": float(new[1]),
+        "captured programs": float(len(airgraph.graphs())),
+        "padded tokens, share": 1 - new[2] / new[3],
+    }
 
 
 def captures() -> int:

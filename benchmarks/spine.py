@@ -97,8 +97,12 @@ def main() -> int:
     for pipe in pipes.values():
         pipe.send(None)
     progress("")
-    results = {n: {c: {"compile_s": compile_seconds[c][n], "call_us": 1e6 * statistics.median(times[n][c])}
-                   for c in CONTENDERS} for n in names}  # fmt: skip
+    results = {
+        n: {
+            c: {"compile_s": compile_seconds[c][n], "call_us": 1e6 * statistics.median(times[n][c])} for c in CONTENDERS
+        }
+        for n in names
+    }
     show(results)
     if options.json:
         with open(options.json, "w") as file:

@@ -21,10 +21,21 @@ def row(ms, cold=1.0, status="ok"):
 
 def made_up():
     """Two models: one where we win, one where the only faster peer was wrong and another one failed."""
-    fast = {"eager": row(8.0), "aot_eager": row(1.0, 2.0), "inductor": row(4.0, 10.0), "onnxruntime": row(2.0),
-            "airgraph": row(2.0, 3.0), "airgraph_aot": row(1.0, 2.5)}  # fmt: skip
-    slow = {"eager": row(4.0), "inductor": row(3.0, 10.0), "onnxruntime": row(0.1, status="wrong"),
-            "openvino": {"status": "failed", "error": "RuntimeError: no such op"}, "airgraph": row(6.0, 5.0)}  # fmt: skip
+    fast = {
+        "eager": row(8.0),
+        "aot_eager": row(1.0, 2.0),
+        "inductor": row(4.0, 10.0),
+        "onnxruntime": row(2.0),
+        "airgraph": row(2.0, 3.0),
+        "airgraph_aot": row(1.0, 2.5),
+    }
+    slow = {
+        "eager": row(4.0),
+        "inductor": row(3.0, 10.0),
+        "onnxruntime": row(0.1, status="wrong"),
+        "openvino": {"status": "failed", "error": "RuntimeError: no such op"},
+        "airgraph": row(6.0, 5.0),
+    }
     step = {"eager": row(9.0), "inductor": row(8.0), "airgraph": row(4.0)}
     return {
         name: {"size": "", "train": name == "step", "complete": True, "contenders": rows}

@@ -141,10 +141,7 @@ def test_text(name):
     head, convert, note, passes, *rest = journal.text().splitlines()
     assert (head, note) == ("graph_1 (inference)", "      3 nodes")
     assert re.fullmatch(r"  convert +\d+\.\d\d ms", convert) and re.fullmatch(r"  passes +\d+\.\d\d ms", passes)
-    assert rest == [
-        "  fallback     aten.roll.default: it has no converter",
-        "  remark       100% of it is odd",
-    ]
+    assert rest == ["  fallback     aten.roll.default: it has no converter", "  remark       100% of it is odd"]
     assert journal.counters == {"fallbacks": 1}
 
 

@@ -43,7 +43,7 @@ BLOCKS = [
     ("dynamic and static graphs", "TensorFlow 1", PSEUDO, None),  # Python, and no PyTorch
     ("dynamic and static graphs", "TorchScript", FRAGMENT, "seeds/torchscript.py"),
     ("dynamic and static graphs", "torch.compile", FRAGMENT, "seeds/large_model.py"),
-]  # fmt: skip
+]
 VARIANTS = ("static", "dynamic", "mark_static")
 
 

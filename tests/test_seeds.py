@@ -20,8 +20,11 @@ VARIANTS = {
         "# torch._dynamo.mark", "torch._dynamo.mark"
     ),
 }
-CLASSES = {"static": "Static FX graph compiled to static", "dynamic": "Dynamic FX graph compiled to dynamic",
-           "mark_static": "Dynamic FX graph compiled to static"}  # fmt: skip
+CLASSES = {
+    "static": "Static FX graph compiled to static",
+    "dynamic": "Dynamic FX graph compiled to dynamic",
+    "mark_static": "Dynamic FX graph compiled to static",
+}
 
 
 class Run:
@@ -32,8 +35,10 @@ class Run:
         script.write_text(VARIANTS[variant])
         command = [sys.executable, "-m", "airgraph", "run", script.name]
         self.result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-        self.dumps = {stage: [f.read_text() for f in sorted(folder.glob(f"dynamo_{stage}_graph_*.py"))]
-                      for stage in ("original", "optimized")}  # fmt: skip
+        self.dumps = {
+            stage: [f.read_text() for f in sorted(folder.glob(f"dynamo_{stage}_graph_*.py"))]
+            for stage in ("original", "optimized")
+        }
         self.names = sorted(f.name for f in folder.glob("dynamo_*"))
 
     def graphs(self):

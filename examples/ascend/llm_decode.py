@@ -31,9 +31,17 @@ class Layer(nn.Module):
         torch_npu.scatter_update_(self.keys, places[:1], k, 1)
         torch_npu.scatter_update_(self.values, places[:1], v, 1)
         attended, _ = torch_npu.npu_fused_infer_attention_score(
-            q, self.keys, self.values, atten_mask=hidden, actual_seq_lengths_kv=[length], num_heads=HEADS,
-            num_key_value_heads=KEY_HEADS, input_layout="BSND", scale=SIZE**-0.5, sparse_mode=0,
-        )  # fmt: skip
+            q,
+            self.keys,
+            self.values,
+            atten_mask=hidden,
+            actual_seq_lengths_kv=[length],
+            num_heads=HEADS,
+            num_key_value_heads=KEY_HEADS,
+            input_layout="BSND",
+            scale=SIZE**-0.5,
+            sparse_mode=0,
+        )
         normed, _, x = torch_npu.npu_add_rms_norm(x, self.out(attended.flatten(2)), self.norms[1])
         return x + self.down(torch_npu.npu_swiglu(self.gate_up(normed)))
 

@@ -175,5 +175,7 @@ if __name__ == "__main__":
     layer = Layer().npu()
     error, labels = scopes(layer)
     worst = max(error, events(layer), a_pass())
-    print(f"multi_stream: scopes ({labels} nodes on stream 1), events, a pass of its own and {decoding()} decoded tokens "
-          f"agree with the CPU (largest error {worst:.1e})")  # fmt: skip
+    print(
+        f"multi_stream: scopes ({labels} nodes on stream 1), events, a pass of its own and {decoding()} decoded tokens "
+        f"agree with the CPU (largest error {worst:.1e})"
+    )

@@ -31,7 +31,7 @@ from airgraph.capture.export import (
     capture_exported,
     compile_exported,
     export_model,
-)  # fmt: skip
+)
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
@@ -86,8 +86,9 @@ def compile_graph(
     if config.data_dump and config.data_dump_stage == "original":
         return interpreted(gm, name, config, journal)
     with journal.stage("fx_passes") as stage:
-        gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g),
-                           note=stage.notes.append)  # fmt: skip
+        gm = run_fx_passes(
+            gm, inputs, config, observe=lambda step, g: dump.fx(f"graph_after_{step}", g), note=stage.notes.append
+        )
     for remark in scopes.remarks(gm, config.mode, has_streams(config, inputs)):
         journal.remark(remark)
     if config.run_eagerly or config.data_dump:
@@ -115,14 +116,22 @@ def build(
     return make_ready(graph, boundary, engine, config, journal, dump, device), boundary
 
 
-def make_ready(graph: Graph, boundary: Boundary, engine: ReferenceEngine, config: Config, journal: Journal, dump: Dumper,
-               device: torch.device) -> Executable:  # fmt: skip
+def make_ready(
+    graph: Graph,
+    boundary: Boundary,
+    engine: ReferenceEngine,
+    config: Config,
+    journal: Journal,
+    dump: Dumper,
+    device: torch.device,
+) -> Executable:
     """From a graph to something that runs."""
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
-    graph = run_passes(graph, journal, off=switched_off(config), check=check, frozen=config.frozen_parameter,
-                       observe=dump.after_pass)  # fmt: skip
+    graph = run_passes(
+        graph, journal, off=switched_off(config), check=check, frozen=config.frozen_parameter, observe=dump.after_pass
+    )
     dump.graph("optimized", graph)
     write_fusion_result(journal, config)
     with journal.stage("load") as stage:
@@ -133,8 +142,9 @@ def make_ready(graph: Graph, boundary: Boundary, engine: ReferenceEngine, config
     return executable
 
 
-def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device,
-         journal: Journal) -> Executable:  # fmt: skip
+def load(
+    graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device, journal: Journal
+) -> Executable:
     """The graph made ready by the engine that is asked for, or by the best there is for the device."""
     wanted = config.engine if config.engine != "auto" else KNOBS["AIRGRAPH_ENGINE"].get()
     if device.type != "cpu" and config.engine == "auto":
@@ -148,8 +158,13 @@ def load(graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: C
         if engine is not None:
             fulfilled_waits(graph)
             try:
-                executable = engine.load(graph, device, boundary, frozen=config.frozen_parameter,
-                                         tuner=make_tuner(journal) if config.autotune else None)  # fmt: skip
+                executable = engine.load(
+                    graph,
+                    device,
+                    boundary,
+                    frozen=config.frozen_parameter,
+                    tuner=make_tuner(journal) if config.autotune else None,
+                )
                 for note in executable.plan.notes:
                     journal.remark(note)
                 return executable
@@ -181,7 +196,7 @@ def native_engine(reference: ReferenceEngine) -> Any:
 
 
 def make_tuner(journal: Journal) -> Any:
-    from airgraph.engine.native.tune import Tuner
+    from airgraph.engine.native.kernels.tune import Tuner
 
     return Tuner(journal)
 
@@ -204,8 +219,8 @@ def native_problem() -> str | None:
 @cache
 def find_native_problem() -> str | None:
     try:
+        from airgraph.engine.native.kernels.shared_kernels import kernels
         from airgraph.engine.native.runtime import entry
-        from airgraph.engine.native.shared_kernels import kernels
 
         entry(), kernels()
         return None
@@ -215,8 +230,9 @@ def find_native_problem() -> str | None:
         return problem
 
 
-def make_program(name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config,
-                 weights: int | None = None) -> Program:  # fmt: skip
+def make_program(
+    name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config, weights: int | None = None
+) -> Program:
     """`weights`: how many of the first arguments stay where they are; None: AOTAutograd knows."""
     if isinstance(executable, Planned):
         from airgraph.runtime.native_program import NativeProgram
@@ -236,8 +252,14 @@ def graph_to_analyse(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Co
         return convert(gm, "graph", REGISTRY, Journal(), has_kernel=lambda op: True)
 
 
-def in_buckets(program: Runner, gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal,
-               marks: Mapping[Any, str]) -> Runner:  # fmt: skip
+def in_buckets(
+    program: Runner,
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    config: Config,
+    journal: Journal,
+    marks: Mapping[Any, str],
+) -> Runner:
     """The program behind the buckets that are asked for. Whether a size may be padded is found out on a graph of GE ops,
     also where the program is one of ATen ops: there are rules for the former, and one set of rules is enough."""
     gears = gears_of(config)
@@ -252,8 +274,14 @@ def in_buckets(program: Runner, gm: torch.fx.GraphModule, inputs: Sequence[Any],
         return bucketed(program, graph, boundary, buckets, marks, Limits.of(inputs), journal)
 
 
-def to_graph(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, engine: ReferenceEngine,
-             made: dict[str, Any] | None = None) -> tuple[Graph, Boundary]:  # fmt: skip
+def to_graph(
+    gm: torch.fx.GraphModule,
+    name: str,
+    config: Config,
+    journal: Journal,
+    engine: ReferenceEngine,
+    made: dict[str, Any] | None = None,
+) -> tuple[Graph, Boundary]:
     """The graph before its passes. `made` is filled with what each FX node became."""
     registry, kernel = registry_of(config), engine.has_kernel
     return convert(gm, name, registry, journal, strict=config.strict, has_kernel=kernel, made=made)
@@ -381,16 +409,26 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
     """
     base = make_config(config, options)
 
-    def compile_model(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-                      options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+    def compile_model(
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
         warm_up(chosen)
         model = next(_models)
         write_model(model, gm, chosen)
         marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
         programs, compiler = collecting(chosen, model, marks)
-        traced = compile_by_aot(gm, example_inputs, compiler, keep_input_mutations=chosen.keep_input_mutations,
-                                decompositions=chosen.decompositions)  # fmt: skip
+        traced = compile_by_aot(
+            gm,
+            example_inputs,
+            compiler,
+            keep_input_mutations=chosen.keep_input_mutations,
+            decompositions=chosen.decompositions,
+        )
         return shortest(programs, traced, len(example_inputs))
 
     return compile_model
@@ -419,8 +457,15 @@ def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..
     return program.past(traced.run, traced.written)
 
 
-def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
-            dynamic_shapes: Any = None, config: Config | None = None, **options: Any) -> CompiledModel:  # fmt: skip
+def compile(
+    model: torch.nn.Module,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    config: Config | None = None,
+    **options: Any,
+) -> CompiledModel:
     """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
 
         fast = airgraph.compile(model, (x,))
@@ -438,10 +483,20 @@ def compile(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs:
     return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
 
 
-def export(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: Mapping[str, Any] | None = None, *,
-           path: str = "export_file", name: str = "export", rank: int | None = None, dynamic: bool = False,
-           dynamic_shapes: Any = None, external_weights: bool | None = None, config: Config | None = None,
-           **options: Any) -> Path:  # fmt: skip
+def export(
+    model: torch.nn.Module,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    path: str = "export_file",
+    name: str = "export",
+    rank: int | None = None,
+    dynamic: bool = False,
+    dynamic_shapes: Any = None,
+    external_weights: bool | None = None,
+    config: Config | None = None,
+    **options: Any,
+) -> Path:
     """Writes the model as a file of GE ops with its weights, for inference; gives back the path of the file.
 
         airgraph.export(model, (x,), path="export_file")        export_file/export.air
@@ -455,18 +510,21 @@ def export(model: torch.nn.Module, example_args: Sequence[Any], example_kwargs: 
 
     chosen = make_config(config, options)
     if chosen.mode != "max-autotune":
-        raise ConfigError(f"only a graph of GE ops can be exported, and mode={chosen.mode!r} keeps every ATen op",
-                          hint='mode="max-autotune"')  # fmt: skip
+        raise ConfigError(
+            f"only a graph of GE ops can be exported, and mode={chosen.mode!r} keeps every ATen op",
+            hint='mode="max-autotune"',
+        )
     if dynamic and dynamic_shapes is None:
         dynamic_shapes = all_dynamic(model, example_args, example_kwargs or {})
     try:
         exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     except Exception as error:  # PyTorch's, of many types
         reason = next(iter(str(error).splitlines()), "")
-        raise ExportError("torch.export cannot read this model as one graph",
-                          where={"reason": f"{type(error).__name__}: {reason}"},
-                          hint="PyTorch's own message above says where; docs/export.md lists what is not exported"
-                          ) from error  # fmt: skip
+        raise ExportError(
+            "torch.export cannot read this model as one graph",
+            where={"reason": f"{type(error).__name__}: {reason}"},
+            hint="PyTorch's own message above says where; docs/export.md lists what is not exported",
+        ) from error
     stored = exported_graph(exported, chosen)
     return write_export(stored, Target(path, name, rank), external=external_weights)
 
@@ -492,8 +550,9 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
     return arranged(graph, boundary, exported, captured)
 
 
-def load_export(path: str | Path, *, device: str | None = None, config: Config | None = None,
-                **options: Any) -> LoadedModel:  # fmt: skip
+def load_export(
+    path: str | Path, *, device: str | None = None, config: Config | None = None, **options: Any
+) -> LoadedModel:
     """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
 
         model = airgraph.load_export("export_file/export.air")
@@ -518,13 +577,15 @@ def load_export(path: str | Path, *, device: str | None = None, config: Config |
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)
     try:
-        executable = make_ready(stored.graph, stored.boundary, ReferenceEngine(computing_device), chosen, journal, dump,
-                                torch.device(main))  # fmt: skip
+        executable = make_ready(
+            stored.graph, stored.boundary, ReferenceEngine(computing_device), chosen, journal, dump, torch.device(main)
+        )
     except AirgraphError:
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
-        raise ExportError(f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)},
-                          hint="export it again") from error  # fmt: skip
+        raise ExportError(
+            f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
+        ) from error
     program = make_program(name, stored.boundary, executable, journal, chosen, len(stored.weights))
     return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
 

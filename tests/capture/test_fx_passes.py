@@ -52,8 +52,14 @@ def compiled(f: Callable[..., Any], dynamic: bool = False, **options: Any) -> Ca
 # -- order ----------------------------------------------------------------------------------------------------------
 def test_order(seen) -> None:
     compiled(lambda x: x + 1, pre_pass=lambda *_: None, post_pass=lambda *_: None)(torch.ones(2))
-    assert seen.passes == ["post_grad_custom_pre_pass", "as_strided_from_base", "remove_noop_ops", "optimize_sym_input",
-                           "view_to_reshape", "post_grad_custom_post_pass"]  # fmt: skip
+    assert seen.passes == [
+        "post_grad_custom_pre_pass",
+        "as_strided_from_base",
+        "remove_noop_ops",
+        "optimize_sym_input",
+        "view_to_reshape",
+        "post_grad_custom_post_pass",
+    ]
 
 
 def test_order_without_options(seen) -> None:

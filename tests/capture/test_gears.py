@@ -44,8 +44,9 @@ def test_a_batch(mode, fullgraph):
     # One graph for the first size, one for all others: PyTorch makes a size dynamic when it changes.
     assert len(JOURNALS) == before + 2 and counters["split calls"] == 1
     assert {k: n for k, n in counters.items() if k.startswith("bucket ")} == {
-        "bucket BATCHSIZE=8": 4, "bucket BATCHSIZE=4": 3,
-    }  # fmt: skip
+        "bucket BATCHSIZE=8": 4,
+        "bucket BATCHSIZE=4": 3,
+    }
 
 
 def test_a_backend_made_with_options():
@@ -59,8 +60,9 @@ def test_a_backend_made_with_options():
 
 
 def test_hyphens():
-    fast = torch.compile(f, backend="airgraph", dynamic=True,
-                         options={"enable-shape-handling": True, "shape-handling-configs": BATCH})  # fmt: skip
+    fast = torch.compile(
+        f, backend="airgraph", dynamic=True, options={"enable-shape-handling": True, "shape-handling-configs": BATCH}
+    )
     fast(torch.randn(3, 7))
     assert JOURNALS[-1].counters["bucket BATCHSIZE=4"] == 1
 

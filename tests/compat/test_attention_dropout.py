@@ -121,8 +121,11 @@ def test_the_gradient_by_hand() -> None:
         assert all(torch.equal(mine, theirs.grad) for mine, theirs in zip((dq, dk, dv), (q, k, v)))
     other = torch_npu.npu_fusion_attention_grad(*args, **fixed, seed=seed + 1)
     assert not torch.equal(other[2], v.grad)
-    with pytest.raises(CompatError, match=r"npu_fusion_attention_grad: keep_prob below 1 needs softmax_in or seed of the "
-                                          r"forward op: they say what was dropped"):  # fmt: skip
+    with pytest.raises(
+        CompatError,
+        match=r"npu_fusion_attention_grad: keep_prob below 1 needs softmax_in or seed of the "
+        r"forward op: they say what was dropped",
+    ):
         torch_npu.npu_fusion_attention_grad(*args, **fixed)
 
 
@@ -146,8 +149,9 @@ def test_a_replay_drops_others() -> None:
     for _ in range(2):
         graph.replay()
         results.append(out.cpu().clone())
-        torch.testing.assert_close(results[-1].double(), plain(*(t.cpu().double() for t in (q, k, v)),
-                                                               results[-1].double(), "BNSD"))  # fmt: skip
+        torch.testing.assert_close(
+            results[-1].double(), plain(*(t.cpu().double() for t in (q, k, v)), results[-1].double(), "BNSD")
+        )
     assert not torch.equal(*results)
 
 

@@ -16,11 +16,7 @@ from airgraph.journal import JOURNALS
 
 pytestmark = pytest.mark.usefixtures("own_journals")
 
-BACKENDS = [
-    {"backend": "npugraph_ex"},
-    {"backend": "npugraphs"},
-    {"backend": "airgraph", "mode": "reduce-overhead"},
-]
+BACKENDS = [{"backend": "npugraph_ex"}, {"backend": "npugraphs"}, {"backend": "airgraph", "mode": "reduce-overhead"}]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Any) -> Tensor:

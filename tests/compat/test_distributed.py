@@ -172,8 +172,9 @@ def test_a_backend_of_somebody_else() -> None:
 
 
 def child(code: str, **env: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, **env})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **env}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
 

@@ -242,8 +242,11 @@ def init_routing(x: Tensor, rows: Tensor, experts: Tensor, active: int) -> tuple
     for place, (_, _, row) in enumerate(pairs):
         places[row] = place
     kept = pairs[: min(active, x.shape[0]) * experts.shape[1]]
-    return (torch.stack([x[row % x.shape[0]] for _, _, row in kept]), torch.tensor(places),
-            torch.tensor([expert for expert, _, _ in pairs]))  # fmt: skip
+    return (
+        torch.stack([x[row % x.shape[0]] for _, _, row in kept]),
+        torch.tensor(places),
+        torch.tensor([expert for expert, _, _ in pairs]),
+    )
 
 
 def finalize(
@@ -299,79 +302,275 @@ CASES = [
     Case("npu_swiglu", lambda: (normal(3, 10),), swiglu, trains=True),
     Case("npu_swiglu", lambda: (normal(3, 4, 5), 1), swiglu, trains=True),
     Case("npu_gelu", lambda: (normal(3, 10),), lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2, trains=True),
-    Case("npu_gelu", lambda: (normal(7),), lambda x, approximate: functional.gelu(x, approximate=approximate),
-         {"approximate": "tanh"}, trains=True),
+    Case(
+        "npu_gelu",
+        lambda: (normal(7),),
+        lambda x, approximate: functional.gelu(x, approximate=approximate),
+        {"approximate": "tanh"},
+        trains=True,
+    ),
     Case("npu_fast_gelu", lambda: (normal(3, 10),), lambda x: x / (1 + torch.exp(-1.702 * x)), trains=True),
-    Case("npu_scaled_masked_softmax", lambda: (normal(2, 3, 4, 5), below(2, 1, 4, 5), 0.7), masked_softmax, trains=True),
-    Case("npu_scaled_masked_softmax", lambda: (normal(1, 2, 6, 6), below(1, 1, 6, 6), 2.0, True), masked_softmax, trains=True),
+    Case(
+        "npu_scaled_masked_softmax", lambda: (normal(2, 3, 4, 5), below(2, 1, 4, 5), 0.7), masked_softmax, trains=True
+    ),
+    Case(
+        "npu_scaled_masked_softmax",
+        lambda: (normal(1, 2, 6, 6), below(1, 1, 6, 6), 2.0, True),
+        masked_softmax,
+        trains=True,
+    ),
     Case("npu_rotary_mul", lambda: (normal(2, 3, 4, 8), normal(1, 1, 4, 8), normal(1, 1, 4, 8)), turned, trains=True),
-    Case("npu_rotary_mul", lambda: (normal(2, 4, 3, 6), normal(1, 4, 1, 6), normal(1, 4, 1, 6), "interleave"), turned,
-         trains=True),
-    Case("npu_fusion_attention", lambda: (normal(2, 4, 5, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 3), 4, "BNSD",
-         normal(1, 4, 5, 6), None, below(2, 1, 5, 6), 0.3), fusion_bnsd, trains=True),
+    Case(
+        "npu_rotary_mul",
+        lambda: (normal(2, 4, 3, 6), normal(1, 4, 1, 6), normal(1, 4, 1, 6), "interleave"),
+        turned,
+        trains=True,
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (
+            normal(2, 4, 5, 8),
+            normal(2, 2, 6, 8),
+            normal(2, 2, 6, 3),
+            4,
+            "BNSD",
+            normal(1, 4, 5, 6),
+            None,
+            below(2, 1, 5, 6),
+            0.3,
+        ),
+        fusion_bnsd,
+        trains=True,
+    ),
     Case("npu_fusion_attention", lambda: (*(normal(2, 5, 12) for _ in range(3)), 3, "BSH"), fusion_bsh, trains=True),
     Case("npu_fusion_attention", lambda: (*(normal(5, 2, 12) for _ in range(3)), 3, "SBH"), fusion_sbh, trains=True),
-    Case("npu_fusion_attention", lambda: (*(normal(*s) for s in QKV), 4, "BSND"), fusion_bsnd(causal),
-         {"scale": 0.4, "sparse_mode": 2, "atten_mask": causal(64, 64)}, trains=True),
-    Case("npu_fusion_attention", lambda: (*(normal(*s) for s in QKV), 4, "BSND"), fusion_bsnd(causal_at_the_end),
-         {"scale": 0.4, "sparse_mode": 3, "atten_mask": causal(64, 64)}, trains=True),
-    Case("npu_fusion_attention", lambda: (*(normal(*s) for s in QKV), 4, "BSND"), fusion_bsnd(band(2, 1, shift=1)),
-         {"scale": 0.4, "sparse_mode": 4, "pre_tockens": 2, "next_tockens": 1, "atten_mask": causal(64, 64)}, trains=True),
-    Case("npu_fusion_attention", lambda: (*(normal(*s) for s in QKV), 4, "BSND"), fusion_bsnd(band(2, 0)),
-         {"scale": 0.4, "pre_tockens": 2, "next_tockens": 0, "atten_mask": band(2, 0)(5, 6)}, trains=True),
-    Case("npu_fusion_attention", lambda: (normal(8, 4, 6), normal(8, 2, 6), normal(8, 2, 6), 4, "TND"), fusion_tnd,
-         {"actual_seq_qlen": [3, 7, 0], "actual_seq_kvlen": [2, 8, 0], "sparse_mode": 3, "atten_mask": causal(64, 64)},
-         trains=True),
-    Case("npu_prompt_flash_attention", lambda: (normal(2, 4, 5, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8)), prompt,
-         {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD", "scale_value": 0.3, "atten_mask": band(3, 3)(5, 6)}),
-    Case("npu_prompt_flash_attention", lambda: (normal(2, 4, 5, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8)), prompt,
-         {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD", "scale_value": 0.3}),
-    Case("npu_incre_flash_attention", lambda: (normal(2, 1, 16), normal(2, 6, 8), normal(2, 6, 8)), next_token,
-         {"num_heads": 4, "num_key_value_heads": 2, "actual_seq_lengths": [3, 6], "atten_mask": band(4, 4)(2, 6)}),
+    Case(
+        "npu_fusion_attention",
+        lambda: (*(normal(*s) for s in QKV), 4, "BSND"),
+        fusion_bsnd(causal),
+        {"scale": 0.4, "sparse_mode": 2, "atten_mask": causal(64, 64)},
+        trains=True,
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (*(normal(*s) for s in QKV), 4, "BSND"),
+        fusion_bsnd(causal_at_the_end),
+        {"scale": 0.4, "sparse_mode": 3, "atten_mask": causal(64, 64)},
+        trains=True,
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (*(normal(*s) for s in QKV), 4, "BSND"),
+        fusion_bsnd(band(2, 1, shift=1)),
+        {"scale": 0.4, "sparse_mode": 4, "pre_tockens": 2, "next_tockens": 1, "atten_mask": causal(64, 64)},
+        trains=True,
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (*(normal(*s) for s in QKV), 4, "BSND"),
+        fusion_bsnd(band(2, 0)),
+        {"scale": 0.4, "pre_tockens": 2, "next_tockens": 0, "atten_mask": band(2, 0)(5, 6)},
+        trains=True,
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (normal(8, 4, 6), normal(8, 2, 6), normal(8, 2, 6), 4, "TND"),
+        fusion_tnd,
+        {"actual_seq_qlen": [3, 7, 0], "actual_seq_kvlen": [2, 8, 0], "sparse_mode": 3, "atten_mask": causal(64, 64)},
+        trains=True,
+    ),
+    Case(
+        "npu_prompt_flash_attention",
+        lambda: (normal(2, 4, 5, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8)),
+        prompt,
+        {
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "input_layout": "BNSD",
+            "scale_value": 0.3,
+            "atten_mask": band(3, 3)(5, 6),
+        },
+    ),
+    Case(
+        "npu_prompt_flash_attention",
+        lambda: (normal(2, 4, 5, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8)),
+        prompt,
+        {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD", "scale_value": 0.3},
+    ),
+    Case(
+        "npu_incre_flash_attention",
+        lambda: (normal(2, 1, 16), normal(2, 6, 8), normal(2, 6, 8)),
+        next_token,
+        {"num_heads": 4, "num_key_value_heads": 2, "actual_seq_lengths": [3, 6], "atten_mask": band(4, 4)(2, 6)},
+    ),
     Case("npu_dynamic_quant", lambda: (torch.cat([normal(2, 3, 8), torch.zeros(1, 3, 8)]),), dynamic_quant),
-    Case("npu_dynamic_quant", lambda: (normal(4, 8),), dynamic_quant, {"smooth_scales": torch.rand(8) + 0.5}, types=[torch.float32]),
-    Case("npu_dynamic_quant", lambda: (normal(5, 8),), dynamic_quant,
-         {"smooth_scales": torch.rand(3, 8) + 0.5, "group_index": int32(2, 2, 5)}, types=[torch.float32]),
+    Case(
+        "npu_dynamic_quant",
+        lambda: (normal(4, 8),),
+        dynamic_quant,
+        {"smooth_scales": torch.rand(8) + 0.5},
+        types=[torch.float32],
+    ),
+    Case(
+        "npu_dynamic_quant",
+        lambda: (normal(5, 8),),
+        dynamic_quant,
+        {"smooth_scales": torch.rand(3, 8) + 0.5, "group_index": int32(2, 2, 5)},
+        types=[torch.float32],
+    ),
     Case("npu_quantize", lambda: (normal(3, 4), torch.tensor([0.25, 0.5, 0.125, 0.01]), None, torch.qint8), quantize),
-    Case("npu_quantize", lambda: (normal(3, 4, 2), torch.tensor([0.25, 0.5, 0.125, 1.0]), int32(3, 100, 20, 0), torch.quint8), quantize),
-    Case("npu_quantize", lambda: (normal(3, 4), torch.tensor([4.0, 8.0, 64.0, 0.5]), torch.tensor([1.0, 0.0, -2.0, 5.0]),
-         torch.qint8, -1, False), quantize),
-    Case("npu_quant_matmul", lambda: (int8(5, 64), int8(64, 7), torch.tensor([2.0**-12])), quant_matmul,
-         {"offset": torch.tensor([3.0])}, types=[torch.float32]),
-    Case("npu_quant_matmul", lambda: (int8(5, 64), int8(64, 7), normal(7) / 1000), quant_matmul,
-         {"pertoken_scale": torch.rand(5), "bias": torch.randint(-1000, 1000, (7,), dtype=torch.int32), "output_dtype": torch.float16},
-         types=[torch.float32]),
-    Case("npu_quant_matmul", lambda: (int8(5, 64), int8(64, 7), normal(7) / 1000), quant_matmul,
-         {"pertoken_scale": torch.rand(5), "bias": normal(7), "output_dtype": torch.bfloat16}, types=[torch.float32]),
-    Case("npu_weight_quant_batchmatmul", lambda: (normal(3, 8), int8(8, 5), torch.rand(5) / 100, normal(5)), weight_quant),
-    Case("npu_weight_quant_batchmatmul", lambda: (normal(3, 8), int8(8, 5), torch.rand(3, 5) / 100, normal(3, 5)), weight_quant,
-         {"antiquant_group_size": 3, "bias": normal(5)}),
+    Case(
+        "npu_quantize",
+        lambda: (normal(3, 4, 2), torch.tensor([0.25, 0.5, 0.125, 1.0]), int32(3, 100, 20, 0), torch.quint8),
+        quantize,
+    ),
+    Case(
+        "npu_quantize",
+        lambda: (
+            normal(3, 4),
+            torch.tensor([4.0, 8.0, 64.0, 0.5]),
+            torch.tensor([1.0, 0.0, -2.0, 5.0]),
+            torch.qint8,
+            -1,
+            False,
+        ),
+        quantize,
+    ),
+    Case(
+        "npu_quant_matmul",
+        lambda: (int8(5, 64), int8(64, 7), torch.tensor([2.0**-12])),
+        quant_matmul,
+        {"offset": torch.tensor([3.0])},
+        types=[torch.float32],
+    ),
+    Case(
+        "npu_quant_matmul",
+        lambda: (int8(5, 64), int8(64, 7), normal(7) / 1000),
+        quant_matmul,
+        {
+            "pertoken_scale": torch.rand(5),
+            "bias": torch.randint(-1000, 1000, (7,), dtype=torch.int32),
+            "output_dtype": torch.float16,
+        },
+        types=[torch.float32],
+    ),
+    Case(
+        "npu_quant_matmul",
+        lambda: (int8(5, 64), int8(64, 7), normal(7) / 1000),
+        quant_matmul,
+        {"pertoken_scale": torch.rand(5), "bias": normal(7), "output_dtype": torch.bfloat16},
+        types=[torch.float32],
+    ),
+    Case(
+        "npu_weight_quant_batchmatmul", lambda: (normal(3, 8), int8(8, 5), torch.rand(5) / 100, normal(5)), weight_quant
+    ),
+    Case(
+        "npu_weight_quant_batchmatmul",
+        lambda: (normal(3, 8), int8(8, 5), torch.rand(3, 5) / 100, normal(3, 5)),
+        weight_quant,
+        {"antiquant_group_size": 3, "bias": normal(5)},
+    ),
     Case("npu_grouped_matmul", lambda: ([normal(2, 4), normal(3, 5)], [normal(4, 3), normal(5, 6)]), grouped),
-    Case("npu_grouped_matmul", lambda: ([normal(7, 4)], [normal(3, 4, 5)]), grouped,
-         {"group_list": torch.tensor([2, 2, 6]), "split_item": 3, "group_type": 0}),
-    Case("npu_grouped_matmul", lambda: ([normal(7, 4)], [normal(4, 5) for _ in range(3)]), grouped,
-         {"group_list": torch.tensor([2, 0, 5]), "split_item": 2, "group_type": 0, "group_list_type": 1, "bias": [normal(5) for _ in range(3)]}),
-    Case("npu_moe_gating_top_k_softmax", lambda: (normal(5, 6), torch.tensor([True, False, False, True, False]), 3), gating),
+    Case(
+        "npu_grouped_matmul",
+        lambda: ([normal(7, 4)], [normal(3, 4, 5)]),
+        grouped,
+        {"group_list": torch.tensor([2, 2, 6]), "split_item": 3, "group_type": 0},
+    ),
+    Case(
+        "npu_grouped_matmul",
+        lambda: ([normal(7, 4)], [normal(4, 5) for _ in range(3)]),
+        grouped,
+        {
+            "group_list": torch.tensor([2, 0, 5]),
+            "split_item": 2,
+            "group_type": 0,
+            "group_list_type": 1,
+            "bias": [normal(5) for _ in range(3)],
+        },
+    ),
+    Case(
+        "npu_moe_gating_top_k_softmax",
+        lambda: (normal(5, 6), torch.tensor([True, False, False, True, False]), 3),
+        gating,
+    ),
     Case("npu_moe_gating_top_k_softmax", lambda: (normal(2, 3, 6), None, 2), gating),
-    Case("npu_moe_init_routing", lambda: (normal(3, 4), int32([0, 3], [1, 4], [2, 5]), int32([1, 2], [0, 1], [0, 2]), 3), init_routing),
-    Case("npu_moe_init_routing", lambda: (normal(3, 4), int32([0, 3], [1, 4], [2, 5]), int32([1, 2], [0, 1], [0, 2]), 1), init_routing),
-    Case("npu_moe_finalize_routing", lambda: (normal(6, 4), normal(3, 4), normal(3, 4), normal(5, 4), normal(3, 2),
-         int32(2, 0, 1, 5, 3, 4), int32([1, 2], [0, 1], [4, 2])), finalize),
-    Case("npu_moe_finalize_routing", lambda: (normal(6, 4), None, None, None, normal(3, 2), int32(2, 0, 1, 5, 3, 4), None, 2), finalize),
-    Case("npu_scatter_nd_update", lambda: (normal(4, 5, 3), int32([0, 1], [3, 4]), normal(2, 3)), scattered, trains=True),
+    Case(
+        "npu_moe_init_routing",
+        lambda: (normal(3, 4), int32([0, 3], [1, 4], [2, 5]), int32([1, 2], [0, 1], [0, 2]), 3),
+        init_routing,
+    ),
+    Case(
+        "npu_moe_init_routing",
+        lambda: (normal(3, 4), int32([0, 3], [1, 4], [2, 5]), int32([1, 2], [0, 1], [0, 2]), 1),
+        init_routing,
+    ),
+    Case(
+        "npu_moe_finalize_routing",
+        lambda: (
+            normal(6, 4),
+            normal(3, 4),
+            normal(3, 4),
+            normal(5, 4),
+            normal(3, 2),
+            int32(2, 0, 1, 5, 3, 4),
+            int32([1, 2], [0, 1], [4, 2]),
+        ),
+        finalize,
+    ),
+    Case(
+        "npu_moe_finalize_routing",
+        lambda: (normal(6, 4), None, None, None, normal(3, 2), int32(2, 0, 1, 5, 3, 4), None, 2),
+        finalize,
+    ),
+    Case(
+        "npu_scatter_nd_update", lambda: (normal(4, 5, 3), int32([0, 1], [3, 4]), normal(2, 3)), scattered, trains=True
+    ),
     Case("npu_format_cast", lambda: (normal(4, 5), 29), lambda x, _: x, trains=True),
     Case("npu_dtype_cast", lambda: (normal(4, 5), torch.bfloat16), lambda x, dtype: x),
-    Case("npu_transpose", lambda: (normal(2, 3, 4), [2, 0, 1]), lambda x, perm: torch.einsum("abc->cab", x), trains=True),
-    Case("npu_confusion_transpose", lambda: (normal(2, 3, 8), [0, 2, 1, 3], [2, 3, 4, 2], False),
-         lambda x, *_: torch.einsum("bsnd->bnsd", x.view(2, 3, 4, 2)), trains=True),
-    Case("npu_confusion_transpose", lambda: (normal(2, 4, 3, 2), [0, 2, 1, 3], [2, 3, 8], True),
-         lambda x, *_: torch.einsum("bnsd->bsnd", x).reshape(2, 3, 8), trains=True),
-    Case("npu_kv_rmsnorm_rope_cache", lambda: (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4),
-         torch.tensor([[0, 4, 2], [1, 3, 0]]), normal(2, 1, 5, 4), normal(2, 1, 5, 6)), mla_cache),
-    Case("npu_kv_rmsnorm_rope_cache", lambda: (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4),
-         torch.tensor([0, 4, 2, 7, 1, 5]), normal(2, 4, 1, 4), normal(2, 4, 1, 6)), mla_cache,
-         {"cache_mode": "PA", "is_output_kv": True}),
-]  # fmt: skip
+    Case(
+        "npu_transpose", lambda: (normal(2, 3, 4), [2, 0, 1]), lambda x, perm: torch.einsum("abc->cab", x), trains=True
+    ),
+    Case(
+        "npu_confusion_transpose",
+        lambda: (normal(2, 3, 8), [0, 2, 1, 3], [2, 3, 4, 2], False),
+        lambda x, *_: torch.einsum("bsnd->bnsd", x.view(2, 3, 4, 2)),
+        trains=True,
+    ),
+    Case(
+        "npu_confusion_transpose",
+        lambda: (normal(2, 4, 3, 2), [0, 2, 1, 3], [2, 3, 8], True),
+        lambda x, *_: torch.einsum("bnsd->bsnd", x).reshape(2, 3, 8),
+        trains=True,
+    ),
+    Case(
+        "npu_kv_rmsnorm_rope_cache",
+        lambda: (
+            normal(2, 1, 3, 10),
+            normal(6),
+            normal(2, 1, 3, 4),
+            normal(2, 1, 3, 4),
+            torch.tensor([[0, 4, 2], [1, 3, 0]]),
+            normal(2, 1, 5, 4),
+            normal(2, 1, 5, 6),
+        ),
+        mla_cache,
+    ),
+    Case(
+        "npu_kv_rmsnorm_rope_cache",
+        lambda: (
+            normal(2, 1, 3, 10),
+            normal(6),
+            normal(2, 1, 3, 4),
+            normal(2, 1, 3, 4),
+            torch.tensor([0, 4, 2, 7, 1, 5]),
+            normal(2, 4, 1, 4),
+            normal(2, 4, 1, 6),
+        ),
+        mla_cache,
+        {"cache_mode": "PA", "is_output_kv": True},
+    ),
+]
 IDS = [f"{case.op}-{i}" for i, case in enumerate(CASES)]
 each_case = pytest.mark.parametrize("case", CASES, ids=IDS)
 # Compiling takes longer than computing: the quick tests compile each op once.
@@ -499,23 +698,49 @@ def ones(*shape: int) -> Tensor:
 
 # Ops whose first arguments have as many rows as there are tokens, made for a number of them.
 TOKENS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Tensor, ...]]]] = {
-    "npu_moe_gating_top_k_softmax": (lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, k=2), lambda n: (normal(n, 8),)),
-    "npu_moe_init_routing": (lambda x, row, expert: torch_npu.npu_moe_init_routing(x, row, expert, x.shape[0]),
-                             lambda n: (normal(n, 8), torch.arange(2 * n).int().view(2, n).t().contiguous(), ones(n, 2).int())),
-    "npu_moe_compute_expert_tokens": (lambda e: torch_npu.npu_moe_compute_expert_tokens(e, 3), lambda n: (ones(n).int(),)),
-    "npu_moe_finalize_routing": (lambda x, w, p, e: torch_npu.npu_moe_finalize_routing(x, None, None, None, w, p, e),
-                                 lambda n: (normal(2 * n, 8), normal(n, 2), torch.arange(2 * n).int(), ones(n, 2).int())),
-    "npu_grouped_matmul": (lambda x, w: torch_npu.npu_grouped_matmul([x], [w], group_list=[1, 2], split_item=3, group_type=0),
-                           lambda n: (normal(n, 8), normal(2, 8, 4))),
+    "npu_moe_gating_top_k_softmax": (
+        lambda x: torch_npu.npu_moe_gating_top_k_softmax(x, k=2),
+        lambda n: (normal(n, 8),),
+    ),
+    "npu_moe_init_routing": (
+        lambda x, row, expert: torch_npu.npu_moe_init_routing(x, row, expert, x.shape[0]),
+        lambda n: (normal(n, 8), torch.arange(2 * n).int().view(2, n).t().contiguous(), ones(n, 2).int()),
+    ),
+    "npu_moe_compute_expert_tokens": (
+        lambda e: torch_npu.npu_moe_compute_expert_tokens(e, 3),
+        lambda n: (ones(n).int(),),
+    ),
+    "npu_moe_finalize_routing": (
+        lambda x, w, p, e: torch_npu.npu_moe_finalize_routing(x, None, None, None, w, p, e),
+        lambda n: (normal(2 * n, 8), normal(n, 2), torch.arange(2 * n).int(), ones(n, 2).int()),
+    ),
+    "npu_grouped_matmul": (
+        lambda x, w: torch_npu.npu_grouped_matmul([x], [w], group_list=[1, 2], split_item=3, group_type=0),
+        lambda n: (normal(n, 8), normal(2, 8, 4)),
+    ),
     "npu_dynamic_quant": (torch_npu.npu_dynamic_quant, lambda n: (normal(n, 8),)),
-    "npu_quant_matmul": (lambda a, b, s: torch_npu.npu_quant_matmul(a, b, s, output_dtype=torch.bfloat16),
-                         lambda n: (ones(n, 8), ones(8, 4), normal(4))),
-    "npu_weight_quant_batchmatmul": (torch_npu.npu_weight_quant_batchmatmul, lambda n: (normal(n, 8), ones(8, 4), normal(4))),
-    "npu_rotary_mul": (torch_npu.npu_rotary_mul, lambda n: (normal(1, n, 2, 8), normal(1, n, 1, 8), normal(1, n, 1, 8))),
-    "npu_prompt_flash_attention": (lambda q: torch_npu.npu_prompt_flash_attention(q, q, q, num_heads=2), lambda n: (normal(2, n, 8),)),
+    "npu_quant_matmul": (
+        lambda a, b, s: torch_npu.npu_quant_matmul(a, b, s, output_dtype=torch.bfloat16),
+        lambda n: (ones(n, 8), ones(8, 4), normal(4)),
+    ),
+    "npu_weight_quant_batchmatmul": (
+        torch_npu.npu_weight_quant_batchmatmul,
+        lambda n: (normal(n, 8), ones(8, 4), normal(4)),
+    ),
+    "npu_rotary_mul": (
+        torch_npu.npu_rotary_mul,
+        lambda n: (normal(1, n, 2, 8), normal(1, n, 1, 8), normal(1, n, 1, 8)),
+    ),
+    "npu_prompt_flash_attention": (
+        lambda q: torch_npu.npu_prompt_flash_attention(q, q, q, num_heads=2),
+        lambda n: (normal(2, n, 8),),
+    ),
     "npu_fusion_attention": (lambda q: torch_npu.npu_fusion_attention(q, q, q, 2, "BSH"), lambda n: (normal(2, n, 8),)),
-    "scatter_update": (lambda c, p, u: torch_npu.scatter_update(c, p, u, 1), lambda n: (normal(2, 50, 4), ones(2).int(), normal(2, n, 4))),
-}  # fmt: skip
+    "scatter_update": (
+        lambda c, p, u: torch_npu.scatter_update(c, p, u, 1),
+        lambda n: (normal(2, 50, 4), ones(2).int(), normal(2, n, 4)),
+    ),
+}
 
 
 @pytest.mark.parametrize("op", TOKENS)
@@ -559,8 +784,9 @@ def test_the_two_parts_of_a_softmax() -> None:
     ends = [5, 10]
     by_head = torch_npu.npu_fusion_attention(q, k, v, 3, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends)[1]
     torch.testing.assert_close(by_head.reshape(-1, 8), greatest.reshape(-1, 8))
-    by_token = torch_npu.npu_fusion_attention(q, k, v, 3, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends,
-                                              softmax_layout="TND")[1]  # fmt: skip
+    by_token = torch_npu.npu_fusion_attention(
+        q, k, v, 3, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends, softmax_layout="TND"
+    )[1]
     torch.testing.assert_close(by_token, greatest.transpose(1, 2).flatten(0, 1))
 
 
@@ -710,8 +936,17 @@ def test_keys_in_blocks(layout: str, by_head: bool) -> None:
     want = attend(q, k, v, hidden[:, None, None], 0.3)
     given = q if layout == "BNSD" else q.transpose(1, 2) if layout == "BSND" else q.transpose(1, 2).flatten(2)
     got = torch_npu.npu_incre_flash_attention(
-        given.npu(), keys.npu(), values.npu(), num_heads=4, num_key_value_heads=2, input_layout=layout, scale_value=0.3,
-        block_table=table.npu(), block_size=2, actual_seq_lengths=[5, 3])  # fmt: skip
+        given.npu(),
+        keys.npu(),
+        values.npu(),
+        num_heads=4,
+        num_key_value_heads=2,
+        input_layout=layout,
+        scale_value=0.3,
+        block_table=table.npu(),
+        block_size=2,
+        actual_seq_lengths=[5, 3],
+    )
     assert got.shape == given.shape
     want = want if layout == "BNSD" else want.transpose(1, 2).reshape(given.shape)
     torch.testing.assert_close(got.cpu(), want)
@@ -739,8 +974,18 @@ def test_a_part_of_each_head_for_the_scores_alone(in_blocks: bool) -> None:
         k, k_rope = (t.unflatten(2, (3, 2)).transpose(1, 2).flatten(0, 1) for t in (k, k_rope))
         named = {"block_table": int32([0, 1, 2], [3, 4, 5]).npu(), "block_size": 2}
     got, _ = torch_npu.npu_fused_infer_attention_score_v2(
-        q.npu(), k.npu(), k.npu(), query_rope=q_rope.npu(), key_rope=k_rope.npu(), num_query_heads=4,
-        num_key_value_heads=1, softmax_scale=0.3, input_layout="BNSD", actual_seq_kvlen=[6, 4], **named)  # fmt: skip
+        q.npu(),
+        k.npu(),
+        k.npu(),
+        query_rope=q_rope.npu(),
+        key_rope=k_rope.npu(),
+        num_query_heads=4,
+        num_key_value_heads=1,
+        softmax_scale=0.3,
+        input_layout="BNSD",
+        actual_seq_kvlen=[6, 4],
+        **named,
+    )
     torch.testing.assert_close(got.cpu(), want)
 
 
@@ -804,36 +1049,164 @@ def test_a_layer_of_fused_ops_trains_as_the_plain_one() -> None:
 
 
 REFUSED = [
-    ("npu_rms_norm", (normal(2, 4).double(), normal(4)), {}, "npu_rms_norm: self is torch.float64, and has to be one of float16, bfloat16, float32"),
-    ("npu_rms_norm", (normal(2, 4), normal(3)), {}, r"npu_rms_norm: gamma \[3\] does not fit the last axes of self \[2, 4\]"),
-    ("npu_add_rms_norm", (normal(2, 4), normal(1, 4), normal(4)), {}, r"x1 \[2, 4\] torch.float32 and x2 \[1, 4\] torch.float32 have to be alike"),
+    (
+        "npu_rms_norm",
+        (normal(2, 4).double(), normal(4)),
+        {},
+        "npu_rms_norm: self is torch.float64, and has to be one of float16, bfloat16, float32",
+    ),
+    (
+        "npu_rms_norm",
+        (normal(2, 4), normal(3)),
+        {},
+        r"npu_rms_norm: gamma \[3\] does not fit the last axes of self \[2, 4\]",
+    ),
+    (
+        "npu_add_rms_norm",
+        (normal(2, 4), normal(1, 4), normal(4)),
+        {},
+        r"x1 \[2, 4\] torch.float32 and x2 \[1, 4\] torch.float32 have to be alike",
+    ),
     ("npu_swiglu", (normal(2, 5),), {}, r"npu_swiglu: axis -1 of self \[2, 5\] has to be even"),
     ("npu_gelu", (normal(2),), {"approximate": "fast"}, "approximate is 'fast', and has to be 'none' or 'tanh'"),
-    ("npu_scaled_masked_softmax", (normal(1, 1, 2, 2), normal(1, 1, 2, 2)), {}, "mask is torch.float32, and has to be one of bool"),
-    ("npu_rotary_mul", (normal(1, 1, 2, 4),) * 3 + ("quarter",), {}, "rotary_mode is 'quarter', and has to be 'half' or 'interleave'"),
-    ("npu_rotary_mul", (normal(1, 1, 2, 4),) * 3 + ("interleave-half",), {}, "rotary_mode is 'interleave-half', and has to be 'half' or 'interleave'"),
-    ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BDSN"), {}, "input_layout is 'BDSN', and has to be one of BSH, SBH, BSND, BNSD, TND"),
-    ("npu_fusion_attention", (normal(2, 1, 4),) * 3 + (1, "TND"), {}, "layout TND needs actual_seq_qlen and actual_seq_kvlen"),
-    ("npu_fusion_attention_grad", (normal(1, 1, 2, 4),) * 4 + (1, "BNSD"), {}, "softmax_max, softmax_sum and attention_in of the forward op are needed"),
-    ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"sparse_mode": 6}, "sparse_mode 6 is not emulated, only 0 to 4"),
-    ("npu_fusion_attention", (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"), {"prefix": [1]}, "npu_fusion_attention: prefix is not emulated"),
-    ("npu_prompt_flash_attention", (normal(1, 1, 2, 4),) * 3, {"input_layout": "BNSD", "quant_scale1": normal(1)}, "npu_prompt_flash_attention: quant_scale1 is not emulated"),
-    ("npu_incre_flash_attention", (normal(1, 2, 4),) * 3, {}, "query has 2 tokens, and is the next one only\n  try: npu_prompt_flash_attention"),
-    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"block_table": int32([0]), "block_size": 1}, "block_table needs actual_seq_lengths: how far its blocks are filled"),
-    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"block_table": int32([0]), "block_size": 2, "actual_seq_lengths": [1]}, "block_size is 2, and a block of key has 1 tokens"),
-    ("npu_incre_flash_attention", (normal(1, 1, 4),) * 3, {"kv_padding_size": int32(1)}, "npu_incre_flash_attention: kv_padding_size is not emulated"),
-    ("npu_dynamic_quant", (normal(2, 4),), {"dst_type": torch.quint4x2}, "dst_type torch.quint4x2 is not emulated, only torch.int8"),
-    ("npu_quantize", (normal(2, 4), normal(3), None, torch.qint8), {}, r"npu_quantize: \[3\] numbers do not fit axis 1 of \[2, 4\]"),
-    ("npu_quant_matmul", (normal(2, 4), int8(4, 3), normal(3)), {}, "npu_quant_matmul: x1 is torch.float32, and has to be one of int8"),
-    ("npu_weight_quant_batchmatmul", (normal(2, 4), int8(3, 4), normal(4)), {}, r"x \[2, 4\] and weight \[3, 4\] do not fit"),
-    ("npu_grouped_matmul", ([normal(2, 4)], [normal(4, 3), normal(4, 3)]), {}, "1 x and 2 weights need group_list to be told apart"),
+    (
+        "npu_scaled_masked_softmax",
+        (normal(1, 1, 2, 2), normal(1, 1, 2, 2)),
+        {},
+        "mask is torch.float32, and has to be one of bool",
+    ),
+    (
+        "npu_rotary_mul",
+        (normal(1, 1, 2, 4),) * 3 + ("quarter",),
+        {},
+        "rotary_mode is 'quarter', and has to be 'half' or 'interleave'",
+    ),
+    (
+        "npu_rotary_mul",
+        (normal(1, 1, 2, 4),) * 3 + ("interleave-half",),
+        {},
+        "rotary_mode is 'interleave-half', and has to be 'half' or 'interleave'",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(1, 1, 2, 4),) * 3 + (1, "BDSN"),
+        {},
+        "input_layout is 'BDSN', and has to be one of BSH, SBH, BSND, BNSD, TND",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(2, 1, 4),) * 3 + (1, "TND"),
+        {},
+        "layout TND needs actual_seq_qlen and actual_seq_kvlen",
+    ),
+    (
+        "npu_fusion_attention_grad",
+        (normal(1, 1, 2, 4),) * 4 + (1, "BNSD"),
+        {},
+        "softmax_max, softmax_sum and attention_in of the forward op are needed",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
+        {"sparse_mode": 6},
+        "sparse_mode 6 is not emulated, only 0 to 4",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
+        {"prefix": [1]},
+        "npu_fusion_attention: prefix is not emulated",
+    ),
+    (
+        "npu_prompt_flash_attention",
+        (normal(1, 1, 2, 4),) * 3,
+        {"input_layout": "BNSD", "quant_scale1": normal(1)},
+        "npu_prompt_flash_attention: quant_scale1 is not emulated",
+    ),
+    (
+        "npu_incre_flash_attention",
+        (normal(1, 2, 4),) * 3,
+        {},
+        "query has 2 tokens, and is the next one only\n  try: npu_prompt_flash_attention",
+    ),
+    (
+        "npu_incre_flash_attention",
+        (normal(1, 1, 4),) * 3,
+        {"block_table": int32([0]), "block_size": 1},
+        "block_table needs actual_seq_lengths: how far its blocks are filled",
+    ),
+    (
+        "npu_incre_flash_attention",
+        (normal(1, 1, 4),) * 3,
+        {"block_table": int32([0]), "block_size": 2, "actual_seq_lengths": [1]},
+        "block_size is 2, and a block of key has 1 tokens",
+    ),
+    (
+        "npu_incre_flash_attention",
+        (normal(1, 1, 4),) * 3,
+        {"kv_padding_size": int32(1)},
+        "npu_incre_flash_attention: kv_padding_size is not emulated",
+    ),
+    (
+        "npu_dynamic_quant",
+        (normal(2, 4),),
+        {"dst_type": torch.quint4x2},
+        "dst_type torch.quint4x2 is not emulated, only torch.int8",
+    ),
+    (
+        "npu_quantize",
+        (normal(2, 4), normal(3), None, torch.qint8),
+        {},
+        r"npu_quantize: \[3\] numbers do not fit axis 1 of \[2, 4\]",
+    ),
+    (
+        "npu_quant_matmul",
+        (normal(2, 4), int8(4, 3), normal(3)),
+        {},
+        "npu_quant_matmul: x1 is torch.float32, and has to be one of int8",
+    ),
+    (
+        "npu_weight_quant_batchmatmul",
+        (normal(2, 4), int8(3, 4), normal(4)),
+        {},
+        r"x \[2, 4\] and weight \[3, 4\] do not fit",
+    ),
+    (
+        "npu_grouped_matmul",
+        ([normal(2, 4)], [normal(4, 3), normal(4, 3)]),
+        {},
+        "1 x and 2 weights need group_list to be told apart",
+    ),
     ("npu_moe_gating_top_k_softmax", (normal(2, 4), None, 5), {}, "k is 5, for 4 experts"),
-    ("npu_moe_finalize_routing", (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 1), {}, "drop_pad_mode 1 is not emulated, only 0 and 2"),
+    (
+        "npu_moe_finalize_routing",
+        (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 1),
+        {},
+        "drop_pad_mode 1 is not emulated, only 0 and 2",
+    ),
     ("npu_transpose", (normal(2, 3), [0, 2]), {}, r"npu_transpose: perm \[0, 2\] is no order of 2 axes"),
-    ("npu_scatter_nd_update", (normal(4, 3), int32([0], [1]), normal(1, 3)), {}, r"updates \[1, 3\] do not fit indices \[2, 1\] into self \[4, 3\]"),
+    (
+        "npu_scatter_nd_update",
+        (normal(4, 3), int32([0], [1]), normal(1, 3)),
+        {},
+        r"updates \[1, 3\] do not fit indices \[2, 1\] into self \[4, 3\]",
+    ),
     ("npu_prefetch", (normal(2), None, 0), {}, "max_size is 0, and has to be above zero"),
-    ("npu_kv_rmsnorm_rope_cache", (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), torch.zeros(2, 3, dtype=torch.int64), normal(2, 1, 5, 4), normal(2, 1, 5, 6)), {"cache_mode": "PA_NZ"}, "cache_mode 'PA_NZ' is not emulated, only Norm, PA, PA_BNSD"),
-]  # fmt: skip
+    (
+        "npu_kv_rmsnorm_rope_cache",
+        (
+            normal(2, 1, 3, 10),
+            normal(6),
+            normal(2, 1, 3, 4),
+            normal(2, 1, 3, 4),
+            torch.zeros(2, 3, dtype=torch.int64),
+            normal(2, 1, 5, 4),
+            normal(2, 1, 5, 6),
+        ),
+        {"cache_mode": "PA_NZ"},
+        "cache_mode 'PA_NZ' is not emulated, only Norm, PA, PA_BNSD",
+    ),
+]
 
 # The last column of the document's table: every argument it names, given.
 BNSD = (normal(1, 1, 2, 4),) * 3
@@ -854,57 +1227,259 @@ GROUPS = {"group_list": torch.tensor([2, 4]), "split_item": 3, "group_type": 0}
 MLA = (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
 FIA, FIA2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 NOT_EMULATED = [
-    *(("npu_fusion_attention", (*BNSD, 1, "BNSD"), {"sparse_mode": mode}, f"sparse_mode {mode} is not emulated, only 0 to 4") for mode in (5, 6, 7, 8)),
+    *(
+        (
+            "npu_fusion_attention",
+            (*BNSD, 1, "BNSD"),
+            {"sparse_mode": mode},
+            f"sparse_mode {mode} is not emulated, only 0 to 4",
+        )
+        for mode in (5, 6, 7, 8)
+    ),
     *not_emulated("npu_fusion_attention", (*BNSD, 1, "BNSD"), "padding_mask"),
-    ("npu_fusion_attention", (*BNSD, 1, "BNSD", normal(1, 1, 1024, 2)), {}, r"pse \[1, 1, 1024, 2\] does not fit \[1, 1, 2, 2\]: one number for each query and key; its compressed form is not emulated"),
-    ("npu_fusion_attention", (*(normal(2, 1, 4),) * 3, 1, "TND", normal(1, 1, 2, 2)), {"actual_seq_qlen": [2], "actual_seq_kvlen": [2]}, "pse with layout TND is not emulated"),
-    *not_emulated("npu_prompt_flash_attention", BNSD, "padding_mask pse_shift deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2", input_layout="BNSD"),
-    *(("npu_prompt_flash_attention", BNSD, {"input_layout": layout}, f"input_layout '{layout}' is not emulated, only BSH, BSND, BNSD") for layout in ("TND", "NSD", "BNSD_BSND")),
-    ("npu_prompt_flash_attention", BNSD, {"input_layout": "BNSD", "sparse_mode": 4}, "sparse_mode 4 is not emulated, only 0 to 3"),
-    ("npu_prompt_flash_attention", (int8(1, 1, 2, 4),) * 3, {"input_layout": "BNSD"}, "npu_prompt_flash_attention: query is torch.int8, and has to be one of float16, bfloat16, float32"),
-    *not_emulated("npu_incre_flash_attention", NEXT, "padding_mask pse_shift antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 kv_padding_size"),
-    ("npu_incre_flash_attention", (normal(1, 1, 4), int8(1, 1, 4), int8(1, 1, 4)), {}, "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32"),
-    ("npu_dynamic_quant", (normal(2, 4),), {"dst_type": torch.float8_e4m3fn}, "dst_type torch.float8_e4m3fn is not emulated, only torch.int8"),
-    *(("npu_quantize", (normal(2, 4), normal(4), None, kind), {}, f"dtype {kind} is not emulated, only qint8, quint8 and int32") for kind in (torch.quint4x2, torch.float8_e5m2)),
-    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3).half()), {}, "npu_quant_matmul: scale is torch.float16, and has to be one of float32, bfloat16, int64"),
+    (
+        "npu_fusion_attention",
+        (*BNSD, 1, "BNSD", normal(1, 1, 1024, 2)),
+        {},
+        r"pse \[1, 1, 1024, 2\] does not fit \[1, 1, 2, 2\]: one number for each query and key; its compressed form is not emulated",
+    ),
+    (
+        "npu_fusion_attention",
+        (*(normal(2, 1, 4),) * 3, 1, "TND", normal(1, 1, 2, 2)),
+        {"actual_seq_qlen": [2], "actual_seq_kvlen": [2]},
+        "pse with layout TND is not emulated",
+    ),
+    *not_emulated(
+        "npu_prompt_flash_attention",
+        BNSD,
+        "padding_mask pse_shift deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2",
+        input_layout="BNSD",
+    ),
+    *(
+        (
+            "npu_prompt_flash_attention",
+            BNSD,
+            {"input_layout": layout},
+            f"input_layout '{layout}' is not emulated, only BSH, BSND, BNSD",
+        )
+        for layout in ("TND", "NSD", "BNSD_BSND")
+    ),
+    (
+        "npu_prompt_flash_attention",
+        BNSD,
+        {"input_layout": "BNSD", "sparse_mode": 4},
+        "sparse_mode 4 is not emulated, only 0 to 3",
+    ),
+    (
+        "npu_prompt_flash_attention",
+        (int8(1, 1, 2, 4),) * 3,
+        {"input_layout": "BNSD"},
+        "npu_prompt_flash_attention: query is torch.int8, and has to be one of float16, bfloat16, float32",
+    ),
+    *not_emulated(
+        "npu_incre_flash_attention",
+        NEXT,
+        "padding_mask pse_shift antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 kv_padding_size",
+    ),
+    (
+        "npu_incre_flash_attention",
+        (normal(1, 1, 4), int8(1, 1, 4), int8(1, 1, 4)),
+        {},
+        "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32",
+    ),
+    (
+        "npu_dynamic_quant",
+        (normal(2, 4),),
+        {"dst_type": torch.float8_e4m3fn},
+        "dst_type torch.float8_e4m3fn is not emulated, only torch.int8",
+    ),
+    *(
+        (
+            "npu_quantize",
+            (normal(2, 4), normal(4), None, kind),
+            {},
+            f"dtype {kind} is not emulated, only qint8, quint8 and int32",
+        )
+        for kind in (torch.quint4x2, torch.float8_e5m2)
+    ),
+    (
+        "npu_quant_matmul",
+        (int8(2, 4), int8(4, 3), normal(3).half()),
+        {},
+        "npu_quant_matmul: scale is torch.float16, and has to be one of float32, bfloat16, int64",
+    ),
     ("npu_trans_quant_param", (normal(3), None, 1), {}, "round_mode 1 is not emulated, only 0"),
     ("npu_quant_matmul", (INT4, INT4, normal(4)), {}, "npu_quant_matmul: x1 is torch.int32, and has to be one of int8"),
-    ("npu_quant_matmul", (int8(2, 4), int8(4, 3), normal(3)), {"group_sizes": [1, 1, 4]}, "npu_quant_matmul: group_sizes is not emulated"),
-    ("npu_weight_quant_batchmatmul", (normal(2, 4), INT4, normal(4)), {}, "npu_weight_quant_batchmatmul: weight is torch.int32, and has to be one of int8"),
+    (
+        "npu_quant_matmul",
+        (int8(2, 4), int8(4, 3), normal(3)),
+        {"group_sizes": [1, 1, 4]},
+        "npu_quant_matmul: group_sizes is not emulated",
+    ),
+    (
+        "npu_weight_quant_batchmatmul",
+        (normal(2, 4), INT4, normal(4)),
+        {},
+        "npu_weight_quant_batchmatmul: weight is torch.int32, and has to be one of int8",
+    ),
     *not_emulated("npu_weight_quant_batchmatmul", (normal(2, 4), int8(4, 3), normal(3)), "quant_scale quant_offset"),
-    *((op, args, {**named, name: [ONE]}, f"{op}: {name} is not emulated") for op, args, named, names in [
-        ("npu_grouped_matmul", GROUPED, GROUPS, "offset activation_input activation_quant_scale activation_quant_offset"),
-    ] for name in names.split()),
-    ("npu_grouped_matmul", ([INT4], [INT4, INT4]), GROUPS, "x_or_weight is torch.int32, and has to be one of float16, bfloat16, float32, int8"),
-    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), GROUPS, "x in int8 needs output_dtype float16, bfloat16 or int32"),
-    ("npu_grouped_matmul", ([int8(4, 4)], [int8(4, 3), int8(4, 3)]), {**GROUPS, "output_dtype": torch.float16}, "an output of int32 has no scale, and others need one"),
-    ("npu_grouped_matmul", ([int8(4, 4)], [normal(4, 3), normal(4, 3)]), GROUPS, "x is torch.int8, and weight torch.float32"),
+    *(
+        (op, args, {**named, name: [ONE]}, f"{op}: {name} is not emulated")
+        for op, args, named, names in [
+            (
+                "npu_grouped_matmul",
+                GROUPED,
+                GROUPS,
+                "offset activation_input activation_quant_scale activation_quant_offset",
+            )
+        ]
+        for name in names.split()
+    ),
+    (
+        "npu_grouped_matmul",
+        ([INT4], [INT4, INT4]),
+        GROUPS,
+        "x_or_weight is torch.int32, and has to be one of float16, bfloat16, float32, int8",
+    ),
+    (
+        "npu_grouped_matmul",
+        ([int8(4, 4)], [int8(4, 3), int8(4, 3)]),
+        GROUPS,
+        "x in int8 needs output_dtype float16, bfloat16 or int32",
+    ),
+    (
+        "npu_grouped_matmul",
+        ([int8(4, 4)], [int8(4, 3), int8(4, 3)]),
+        {**GROUPS, "output_dtype": torch.float16},
+        "an output of int32 has no scale, and others need one",
+    ),
+    (
+        "npu_grouped_matmul",
+        ([int8(4, 4)], [normal(4, 3), normal(4, 3)]),
+        GROUPS,
+        "x is torch.int8, and weight torch.float32",
+    ),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "scale": [normal(2, 3)]}, "scale and per_token_scale are for x in int8"),
-    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_scale": [normal(2, 3)]}, "antiquant_scale is for a weight in int8 and x that is not"),
-    ("npu_grouped_matmul", GROUPED, {**GROUPS, "antiquant_offset": [normal(2, 3)]}, "antiquant_offset needs antiquant_scale"),
-    ("npu_moe_compute_expert_tokens", (torch.tensor([0, 1]), 2), {}, "sorted_expert_for_source_row is torch.int64, and has to be one of int32"),
+    (
+        "npu_grouped_matmul",
+        GROUPED,
+        {**GROUPS, "antiquant_scale": [normal(2, 3)]},
+        "antiquant_scale is for a weight in int8 and x that is not",
+    ),
+    (
+        "npu_grouped_matmul",
+        GROUPED,
+        {**GROUPS, "antiquant_offset": [normal(2, 3)]},
+        "antiquant_offset needs antiquant_scale",
+    ),
+    (
+        "npu_moe_compute_expert_tokens",
+        (torch.tensor([0, 1]), 2),
+        {},
+        "sorted_expert_for_source_row is torch.int64, and has to be one of int32",
+    ),
     ("npu_moe_compute_expert_tokens", (int32(0, 1), 0), {}, "num_expert is 0, and has to be above zero"),
-    ("scatter_update", (normal(2, 4, 3), int32([0, 1]), normal(1, 1, 3), 1), {}, "indices with 2 axes are not emulated, only with 1: a place for each row"),
-    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 3), 0), {}, r"axis is 0, and has to be one of data \[2, 4, 3\] behind the first, which counts the rows"),
-    ("scatter_update_", (normal(2, 4, 3), int32(0, 1), normal(2, 1, 2), 1), {}, r"updates \[2, 1, 2\] do not fit 2 places in data \[2, 4, 3\]"),
+    (
+        "scatter_update",
+        (normal(2, 4, 3), int32([0, 1]), normal(1, 1, 3), 1),
+        {},
+        "indices with 2 axes are not emulated, only with 1: a place for each row",
+    ),
+    (
+        "scatter_update_",
+        (normal(2, 4, 3), int32(0, 1), normal(2, 1, 3), 0),
+        {},
+        r"axis is 0, and has to be one of data \[2, 4, 3\] behind the first, which counts the rows",
+    ),
+    (
+        "scatter_update_",
+        (normal(2, 4, 3), int32(0, 1), normal(2, 1, 2), 1),
+        {},
+        r"updates \[2, 1, 2\] do not fit 2 places in data \[2, 4, 3\]",
+    ),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "act_type": 1}, "act_type 1 is not emulated, only 0"),
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "group_type": 2}, "group_type 2 is not emulated, only -1 and 0"),
-    ("npu_grouped_matmul", GROUPED, {**GROUPS, "split_item": 0}, "split_item 0 with group_list is not emulated, only 2 and 3: one output"),
-    ("npu_moe_finalize_routing", (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 3), {}, "drop_pad_mode 3 is not emulated, only 0 and 2"),
-    ("npu_kv_rmsnorm_rope_cache", (*MLA, int8(2, 1, 5, 4), int8(2, 1, 5, 6)), {}, "k_cache is torch.int8, and has to be one of float16, bfloat16, float32"),
-    *not_emulated("npu_kv_rmsnorm_rope_cache", (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)), "k_rope_scale c_kv_scale k_rope_offset c_kv_offset"),
-    ("npu_kv_rmsnorm_rope_cache", (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)), {"cache_mode": "PA_BLK_NZ"}, "cache_mode 'PA_BLK_NZ' is not emulated, only Norm, PA, PA_BNSD"),
-    *not_emulated(FIA, BNSD, "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_shared_prefix value_shared_prefix key_rope_antiquant_scale", input_layout="BNSD"),
-    *((FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name} is not emulated") for name, given in (("actual_shared_prefix_len", [1]), ("antiquant_mode", 1), ("key_antiquant_mode", 1), ("value_antiquant_mode", 1))),
-    *not_emulated(FIA2, BNSD, "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out learnable_sink", input_layout="BNSD"),
-    *((FIA2, BNSD, {"input_layout": "BNSD", name: 1}, f"{FIA2}: {name} is not emulated") for name in ("query_quant_mode", "key_quant_mode", "value_quant_mode")),
-    (FIA, (normal(1, 1, 2, 4), int8(1, 1, 2, 4), int8(1, 1, 2, 4)), {"input_layout": "BNSD"}, f"{FIA}: key is torch.int8, and has to be one of float16, bfloat16, float32"),
+    (
+        "npu_grouped_matmul",
+        GROUPED,
+        {**GROUPS, "split_item": 0},
+        "split_item 0 with group_list is not emulated, only 2 and 3: one output",
+    ),
+    (
+        "npu_moe_finalize_routing",
+        (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 3),
+        {},
+        "drop_pad_mode 3 is not emulated, only 0 and 2",
+    ),
+    (
+        "npu_kv_rmsnorm_rope_cache",
+        (*MLA, int8(2, 1, 5, 4), int8(2, 1, 5, 6)),
+        {},
+        "k_cache is torch.int8, and has to be one of float16, bfloat16, float32",
+    ),
+    *not_emulated(
+        "npu_kv_rmsnorm_rope_cache",
+        (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)),
+        "k_rope_scale c_kv_scale k_rope_offset c_kv_offset",
+    ),
+    (
+        "npu_kv_rmsnorm_rope_cache",
+        (*MLA, normal(2, 1, 5, 4), normal(2, 1, 5, 6)),
+        {"cache_mode": "PA_BLK_NZ"},
+        "cache_mode 'PA_BLK_NZ' is not emulated, only Norm, PA, PA_BNSD",
+    ),
+    *not_emulated(
+        FIA,
+        BNSD,
+        "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_shared_prefix value_shared_prefix key_rope_antiquant_scale",
+        input_layout="BNSD",
+    ),
+    *(
+        (FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name} is not emulated")
+        for name, given in (
+            ("actual_shared_prefix_len", [1]),
+            ("antiquant_mode", 1),
+            ("key_antiquant_mode", 1),
+            ("value_antiquant_mode", 1),
+        )
+    ),
+    *not_emulated(
+        FIA2,
+        BNSD,
+        "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out learnable_sink",
+        input_layout="BNSD",
+    ),
+    *(
+        (FIA2, BNSD, {"input_layout": "BNSD", name: 1}, f"{FIA2}: {name} is not emulated")
+        for name in ("query_quant_mode", "key_quant_mode", "value_quant_mode")
+    ),
+    (
+        FIA,
+        (normal(1, 1, 2, 4), int8(1, 1, 2, 4), int8(1, 1, 2, 4)),
+        {"input_layout": "BNSD"},
+        f"{FIA}: key is torch.int8, and has to be one of float16, bfloat16, float32",
+    ),
     (FIA, BNSD, {"input_layout": "BNSD", "query_rope": normal(1, 1, 2, 2)}, "query_rope and key_rope go together"),
-    (FIA, BNSD, {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 2}, "block_table needs actual_seq_lengths_kv: how far its blocks are filled"),
-    (FIA, BNSD, {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 3, "actual_seq_lengths_kv": [1]}, "block_size is 3, and a block of key has 2 tokens"),
+    (
+        FIA,
+        BNSD,
+        {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 2},
+        "block_table needs actual_seq_lengths_kv: how far its blocks are filled",
+    ),
+    (
+        FIA,
+        BNSD,
+        {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 3, "actual_seq_lengths_kv": [1]},
+        "block_size is 3, and a block of key has 2 tokens",
+    ),
     (FIA, BNSD, {"input_layout": "BNSD", "sparse_mode": 4}, "sparse_mode 4 is not emulated, only 0, 2 and 3"),
-    (FIA, BNSD, {"input_layout": "BNSD", "atten_mask": below(2, 2), "pre_tokens": 1}, "pre_tokens and next_tokens are not emulated"),
-]  # fmt: skip
+    (
+        FIA,
+        BNSD,
+        {"input_layout": "BNSD", "atten_mask": below(2, 2), "pre_tokens": 1},
+        "pre_tokens and next_tokens are not emulated",
+    ),
+]
 REFUSED += NOT_EMULATED
 
 

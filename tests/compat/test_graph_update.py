@@ -364,13 +364,28 @@ def test_attention(layout: str, causal: bool) -> None:
     inputs, mode = attention_inputs(layout), 3 if causal else 0
     expected = expected_attention(inputs, layout, [3, 2], [6, 4], causal)
     got, lse = torch_npu.npu_fused_infer_attention_score(
-        *inputs, num_heads=4, num_key_value_heads=2, scale=0.3, input_layout=layout, sparse_mode=mode,
-        actual_seq_lengths=[3, 2], actual_seq_lengths_kv=[6, 4])  # fmt: skip
+        *inputs,
+        num_heads=4,
+        num_key_value_heads=2,
+        scale=0.3,
+        input_layout=layout,
+        sparse_mode=mode,
+        actual_seq_lengths=[3, 2],
+        actual_seq_lengths_kv=[6, 4],
+    )
     torch.testing.assert_close(got.cpu(), expected)
     assert lse.shape == (1,)
     again, lse = torch_npu.npu_fused_infer_attention_score_v2(
-        *inputs, num_query_heads=4, num_key_value_heads=2, softmax_scale=0.3, input_layout=layout, sparse_mode=mode,
-        actual_seq_qlen=[3, 2], actual_seq_kvlen=[6, 4], return_softmax_lse=True)  # fmt: skip
+        *inputs,
+        num_query_heads=4,
+        num_key_value_heads=2,
+        softmax_scale=0.3,
+        input_layout=layout,
+        sparse_mode=mode,
+        actual_seq_qlen=[3, 2],
+        actual_seq_kvlen=[6, 4],
+        return_softmax_lse=True,
+    )
     assert torch.equal(again, got)
     assert lse.shape == (2, 4, 3, 1)
 
@@ -380,8 +395,16 @@ def test_attention_with_a_mask_and_one_length_for_all() -> None:
     hide = torch.rand(2, 1, 3, 6).lt(0.3)
     hide[..., 0] = False
     got, lse = torch_npu.npu_fused_infer_attention_score(
-        q, k, v, atten_mask=hide.npu(), num_heads=4, scale=0.3, input_layout="BNSD", actual_seq_lengths_kv=[5],
-        softmax_lse_flag=True)  # fmt: skip
+        q,
+        k,
+        v,
+        atten_mask=hide.npu(),
+        num_heads=4,
+        scale=0.3,
+        input_layout="BNSD",
+        actual_seq_lengths_kv=[5],
+        softmax_lse_flag=True,
+    )
     allowed = (~hide) & (torch.arange(6) < 5)
     scores = (q.cpu() @ k.cpu().mT * 0.3).masked_fill(~allowed, -torch.inf)
     torch.testing.assert_close(got.cpu(), scores.softmax(-1) @ v.cpu())

@@ -104,9 +104,14 @@ def test_what_options_are_in_our_terms(tmp_path):
         {"clone_output": True, "capture_limit": 3, "dump_tensor_data": True, "data_dump_dir": str(tmp_path)}
     )
     assert config.to_config() == Config(
-        mode="reduce-overhead", output_policy="clone", capture_limit=3, data_dump="npy", data_dump_path=str(tmp_path),
-        log="npugraph_ex", foreign=config,
-    )  # fmt: skip
+        mode="reduce-overhead",
+        output_policy="clone",
+        capture_limit=3,
+        data_dump="npy",
+        data_dump_path=str(tmp_path),
+        log="npugraph_ex",
+        foreign=config,
+    )
 
 
 def test_values_are_real_ones():
@@ -122,9 +127,13 @@ REFUSED = [
     *((name, "yes", ValueError, NOT_BOOL) for name, value in DEFAULTS.items() if isinstance(value, bool)),
     ("capture_limit", "64", ValueError, "Please set integer type, but got <class 'str'>"),
     ("capture_limit", 0, ValueError, "Please set value in [1, 9223372036854775807], 0 is out of range."),
-    ("capture_error_mode", "strict", ValueError,
-     "Value 'strict' (type: <class 'str'>) not in optional list ['global', 'thread_local', 'relaxed'] "
-     "(type: <class 'str'>)."),
+    (
+        "capture_error_mode",
+        "strict",
+        ValueError,
+        "Value 'strict' (type: <class 'str'>) not in optional list ['global', 'thread_local', 'relaxed'] "
+        "(type: <class 'str'>).",
+    ),
     ("use_graph_pool", 3, TypeError, "Invalid graph pool handle type, "),
     ("use_graph_pool", (1, 2), TypeError, "Invalid graph pool handle type, "),
     ("post_grad_custom_pre_pass", "f", TypeError, "Please set callable type, but got <class 'str'>"),
@@ -134,11 +143,19 @@ REFUSED = [
     ("super_kernel_optimize_options", "a", TypeError, "Please set dict type, but got <class 'str'>"),
     ("super_kernel_debug_options", 1, TypeError, "Please set dict type, but got <class 'int'>"),
     ("data_dump_stage", "later", ValueError, "not in optional list ['original', 'optimized']"),
-    ("data_dump_dir", "no/such", FileNotFoundError,
-     "Please set legal dir path, no/such is not found or is not a file directory!"),
-    ("mode", "max-autotune", ValueError,
-     "Value 'max-autotune' (type: <class 'str'>) not in optional list ['npugraph_ex'] (type: <class 'str'>)."),
-]  # fmt: skip
+    (
+        "data_dump_dir",
+        "no/such",
+        FileNotFoundError,
+        "Please set legal dir path, no/such is not found or is not a file directory!",
+    ),
+    (
+        "mode",
+        "max-autotune",
+        ValueError,
+        "Value 'max-autotune' (type: <class 'str'>) not in optional list ['npugraph_ex'] (type: <class 'str'>).",
+    ),
+]
 
 
 @pytest.mark.parametrize("name, value, error, text", REFUSED)
@@ -196,10 +213,23 @@ def test_what_has_no_effect_is_in_the_journal():
 
 
 # -- results --------------------------------------------------------------------------------------------------------
-SWITCHES = [{}, {"force_eager": True}, {"force_recapture": True}, {"clone_input": False}, {"clone_output": True},
-            {"capture_limit": 1}, {"frozen_parameter": True}, {"reuse_graph_pool_in_same_fx": False},
-            {"inplace_pass": False, "input_inplace_pass": False, "remove_noop_ops": False, "remove_cat_ops": False,
-             "pattern_fusion_pass": False}]  # fmt: skip
+SWITCHES = [
+    {},
+    {"force_eager": True},
+    {"force_recapture": True},
+    {"clone_input": False},
+    {"clone_output": True},
+    {"capture_limit": 1},
+    {"frozen_parameter": True},
+    {"reuse_graph_pool_in_same_fx": False},
+    {
+        "inplace_pass": False,
+        "input_inplace_pass": False,
+        "remove_noop_ops": False,
+        "remove_cat_ops": False,
+        "pattern_fusion_pass": False,
+    },
+]
 
 
 class Model(torch.nn.Module):

@@ -24,9 +24,11 @@ MEANINGS = [
     ({"triton.cudagraphs": False}, Config(mode="reduce-overhead", log="npugraphs", force_eager=True)),
     ({"trace.enabled": True}, Config(mode="reduce-overhead", log="npugraphs", trace=True)),
     ({"trace.enabled": False, "npu_backend": "default", "enable_shape_handling": False}, PLAIN),
-    ({"capture-limit": 3, "output_policy": "clone", "log": "mine"},
-     Config(mode="reduce-overhead", log="mine", capture_limit=3, output_policy="clone")),
-]  # fmt: skip
+    (
+        {"capture-limit": 3, "output_policy": "clone", "log": "mine"},
+        Config(mode="reduce-overhead", log="mine", capture_limit=3, output_policy="clone"),
+    ),
+]
 
 
 @pytest.mark.parametrize("options, config", MEANINGS)
@@ -46,13 +48,15 @@ WRONG = [
     ({"mode": "max-autotune"}, "unknown option 'mode' of backend=\"npugraphs\""),
     ({"triton.cudagraphs": 1}, "triton.cudagraphs cannot be 1\n  allowed: True, False"),
     ({"trace.enabled": "yes"}, "trace.enabled cannot be 'yes'\n  allowed: True, False"),
-    ({"npu_backend": "magic"},
-     "npu_backend cannot be 'magic'\n  allowed: 'default', 'mlir', 'dvm', 'ascendc', 'triton_experimental'"),
+    (
+        {"npu_backend": "magic"},
+        "npu_backend cannot be 'magic'\n  allowed: 'default', 'mlir', 'dvm', 'ascendc', 'triton_experimental'",
+    ),
     ({"capture_limit": 0}, "capture_limit cannot be 0\n  allowed: a whole number from 1 on"),
     ({"enable_shape_handling": 1}, "enable_shape_handling cannot be 1\n  allowed: True, False"),
     ({"shape_handling_configs": {}}, "shape_handling_configs cannot be {}\n  allowed: a list or None"),
     ({"shape_handling_dict": []}, "shape_handling_dict cannot be []\n  allowed: a mapping or None"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options, text", WRONG)
@@ -67,8 +71,9 @@ def test_shape_handling():
     """The documented case: four sizes, two graphs."""
     torch._dynamo.reset()
     configs = [{"type": "BATCHSIZE", "dimensions": 0, "gears": [4, 8]}]
-    fast = torch.compile(double, backend="npugraphs",
-                         options={"enable_shape_handling": True, "shape_handling_configs": configs})  # fmt: skip
+    fast = torch.compile(
+        double, backend="npugraphs", options={"enable_shape_handling": True, "shape_handling_configs": configs}
+    )
     for size in (3, 4, 5, 6, 3, 6):
         x = torch.randn(size, 2)
         assert torch.equal(fast(x), x * 2)

@@ -60,8 +60,9 @@ def run(tmp_path: Path):
         path = os.pathsep.join([str(site), str(SOURCE)])
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "AIRGRAPH_NPU"))}
-        return subprocess.run(command, cwd=tests, env={**outer, "PYTHONPATH": path, **env},
-                              capture_output=True, text=True, timeout=300)  # fmt: skip
+        return subprocess.run(
+            command, cwd=tests, env={**outer, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=300
+        )
 
     return run_pytest
 

@@ -40,8 +40,16 @@ def test_both_in_int8(backend: str | None, in_one: bool) -> None:
 
     def run(x: Tensor, ends: Tensor) -> Tensor:
         return torch_npu.npu_grouped_matmul(
-            [x], split(weight), scale=split(scale), per_token_scale=[by_row.npu()], bias=split(bias), group_list=ends,
-            split_item=3, group_type=0, output_dtype=torch.bfloat16)[0]  # fmt: skip
+            [x],
+            split(weight),
+            scale=split(scale),
+            per_token_scale=[by_row.npu()],
+            bias=split(bias),
+            group_list=ends,
+            split_item=3,
+            group_type=0,
+            output_dtype=torch.bfloat16,
+        )[0]
 
     got = compiled(run, backend)(x.npu(), torch.tensor(ENDS).npu())
     expected = by_group(x, weight)
@@ -55,8 +63,14 @@ def test_both_in_int8(backend: str | None, in_one: bool) -> None:
 def test_whole_numbers_stay_exact() -> None:
     torch.manual_seed(0)
     x, weight = int8(ROWS, SIZE), int8(EXPERTS, SIZE, OUT)
-    (got,) = torch_npu.npu_grouped_matmul([x.npu()], [weight.npu()], group_list=torch.tensor(ENDS).npu(), split_item=3,
-                                          group_type=0, output_dtype=torch.int32)  # fmt: skip
+    (got,) = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        group_list=torch.tensor(ENDS).npu(),
+        split_item=3,
+        group_type=0,
+        output_dtype=torch.int32,
+    )
     assert torch.equal(got.cpu().double(), by_group(x, weight))
     parts = torch_npu.npu_grouped_matmul(
         [x.npu(), x[:2].npu()], [weight[0].npu(), weight[1].npu()], output_dtype=torch.int32
@@ -74,8 +88,14 @@ def test_the_weight_alone_in_int8(backend: str | None, groups: int | None) -> No
 
     def run(x: Tensor, ends: Tensor) -> Tensor:
         return torch_npu.npu_grouped_matmul(
-            [x], [weight.npu()], antiquant_scale=[scale.npu()], antiquant_offset=[offset.npu()], group_list=ends,
-            split_item=3, group_type=0)[0]  # fmt: skip
+            [x],
+            [weight.npu()],
+            antiquant_scale=[scale.npu()],
+            antiquant_offset=[offset.npu()],
+            group_list=ends,
+            split_item=3,
+            group_type=0,
+        )[0]
 
     got = compiled(run, backend)(x.npu(), torch.tensor(ENDS).npu())
     rows = torch.arange(SIZE) // (SIZE if groups is None else SIZE // groups)

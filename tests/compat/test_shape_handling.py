@@ -40,9 +40,12 @@ def refusals_are_errors():
 
 def handled(function, configs=None, functions=None, backend=None, **options):
     backend = backend or Counting()
-    fast = torch.compile(function, backend=backend, **options, options={
-        "enable_shape_handling": True, "shape_handling_configs": configs, "shape_handling_dict": functions,
-    })  # fmt: skip
+    fast = torch.compile(
+        function,
+        backend=backend,
+        **options,
+        options={"enable_shape_handling": True, "shape_handling_configs": configs, "shape_handling_dict": functions},
+    )
     return fast, backend
 
 
@@ -134,8 +137,7 @@ def test_without_it_nothing_changes():
 
 def test_hyphens():
     backend = Counting()
-    fast = torch.compile(f, backend=backend,
-                         options={"enable-shape-handling": True, "shape-handling-configs": BATCH4})  # fmt: skip
+    fast = torch.compile(f, backend=backend, options={"enable-shape-handling": True, "shape-handling-configs": BATCH4})
     for rows in (3, 5):
         same(f, fast, torch.randn(rows, 7))
     assert backend.shapes == [(8, 7)]
@@ -375,10 +377,16 @@ def test_threads():
 
 
 # -- the user's functions -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("names", [
-    ("trans_pre_fn",), ("trans_post_fn",), ("re_pre_fn",), ("re_post_fn",),
-    ("trans_pre_fn", "trans_post_fn", "re_pre_fn", "re_post_fn"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("trans_pre_fn",),
+        ("trans_post_fn",),
+        ("re_pre_fn",),
+        ("re_post_fn",),
+        ("trans_pre_fn", "trans_post_fn", "re_pre_fn", "re_post_fn"),
+    ],
+)
 def test_functions_of_the_users(names):
     """S7: each by itself too."""
     called = []

@@ -77,8 +77,9 @@ def test_backend_refuses_another_object():
 def test_wrong_option_of_torch_compile():
     config = torchair.CompilerConfig()
     with pytest.raises(Exception, match="Invalid option 'no_such'"):
-        torch.compile(lambda x: x + 1, backend=torchair.get_npu_backend(compiler_config=config),
-                      options={"no_such": 1})(torch.ones(2))  # fmt: skip
+        torch.compile(
+            lambda x: x + 1, backend=torchair.get_npu_backend(compiler_config=config), options={"no_such": 1}
+        )(torch.ones(2))
 
 
 def test_an_option_without_effect_is_in_the_journal():

@@ -197,27 +197,49 @@ def test_a_leaf_can_be_assigned_and_an_option_unset():
 
 NOT_BOOL = "Value 'yes' (type: <class 'str'>) not in optional list [True, False] (type: <class 'bool'>)."
 REFUSED = [
-    ("mode", "fast", ValueError,
-     "Value 'fast' (type: <class 'str'>) not in optional list ['max-autotune', 'reduce-overhead', 'npugraph_ex'] "
-     "(type: <class 'str'>)."),
+    (
+        "mode",
+        "fast",
+        ValueError,
+        "Value 'fast' (type: <class 'str'>) not in optional list ['max-autotune', 'reduce-overhead', 'npugraph_ex'] "
+        "(type: <class 'str'>).",
+    ),
     ("mode", None, ValueError, "Value 'None' (type: <class 'NoneType'>) not in optional list"),
     ("debug.run_eagerly", "yes", ValueError, NOT_BOOL),
     ("export.export_mode", "yes", ValueError, NOT_BOOL),
-    ("ge_config.export_compile_stat", 2, ValueError,
-     "Value '2' (type: <class 'int'>) not in optional list ['0', '1', '2'] (type: <class 'str'>)."),
+    (
+        "ge_config.export_compile_stat",
+        2,
+        ValueError,
+        "Value '2' (type: <class 'int'>) not in optional list ['0', '1', '2'] (type: <class 'str'>).",
+    ),
     ("debug.aclgraph.static_capture_size_limit", "64", ValueError, "Please set integer type, but got <class 'str'>"),
     ("debug.aclgraph.static_capture_size_limit", True, ValueError, "Please set integer type, but got <class 'bool'>"),
-    ("debug.aclgraph.static_capture_size_limit", 0, ValueError,
-     "Please set value in [1, 9223372036854775807], 0 is out of range."),
-    ("fusion_config.fusion_switch_file", "no.cfg", FileNotFoundError,
-     "Please set legal file path, no.cfg is not found or is not a file!"),
-    ("dump_config.dump_path", "nowhere", FileNotFoundError,
-     "Please set legal dir path, nowhere is not found or is not a file directory!"),
+    (
+        "debug.aclgraph.static_capture_size_limit",
+        0,
+        ValueError,
+        "Please set value in [1, 9223372036854775807], 0 is out of range.",
+    ),
+    (
+        "fusion_config.fusion_switch_file",
+        "no.cfg",
+        FileNotFoundError,
+        "Please set legal file path, no.cfg is not found or is not a file!",
+    ),
+    (
+        "dump_config.dump_path",
+        "nowhere",
+        FileNotFoundError,
+        "Please set legal dir path, nowhere is not found or is not a file directory!",
+    ),
     ("dump_config.dump_config_path", "", ValueError, "File path cannot be empty!"),
     ("dump_config.dump_config_path", "a.txt", FileNotFoundError, "a.txt is not '.json' file!"),
     ("dump_config.dump_config_path", "a.json", FileNotFoundError, "a.json is not found or is not a file!"),
-    *(("dump_config.dump_step", step, ValueError, f"{step} is Illegal format, correct example:0|1|2-5|6.")
-      for step in ("1-", "-1", "0ad", "02||||34", "1\n", "1" * 60 + "x")),
+    *(
+        ("dump_config.dump_step", step, ValueError, f"{step} is Illegal format, correct example:0|1|2-5|6.")
+        for step in ("1-", "-1", "0ad", "02||||34", "1\n", "1" * 60 + "x")
+    ),
     ("dump_config.dump_layer", "a;b", ValueError, "Please set legal regex value format match ^[0-9a-zA-Z_"),
     ("ge_config.aicore_num", "many", ValueError, "many is Illegal format, correct example:24|48."),
     ("ge_config.aicore_num", 24, TypeError, "Please set str type, but got <class 'int'>"),
@@ -228,9 +250,11 @@ REFUSED = [
     ("debug.data_dump.filter", "f", TypeError, "Please set callable type, but got <class 'str'>"),
     ("experimental_config.aclgraph._super_kernel_optimize_options", [], TypeError, "Please set dict type"),
     ("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", [1, "2"], TypeError, "a list of int"),
-    *(("aclgraph_config.use_custom_pool", pool, TypeError, "Invalid graph pool handle type, ")
-      for pool in (1, (0,), (1, 2), (0, "1"), [0, 1])),
-]  # fmt: skip
+    *(
+        ("aclgraph_config.use_custom_pool", pool, TypeError, "Invalid graph pool handle type, ")
+        for pool in (1, (0,), (1, 2), (0, "1"), [0, 1])
+    ),
+]
 
 
 @pytest.mark.parametrize("path, value, error, text", REFUSED)
@@ -351,18 +375,29 @@ GE_OPTIONS = [
     ({"experimental_config__static_model_ops_lower_limit": 9}, 0, {"ge.exec.static_model_ops_lower_limit": "9"}),
     ({"experimental_config__topology_sorting_strategy": "RDFS"}, 0, {"ge.topoSortingMode": "2"}),
     ({"ge_config__oo_level": "O1"}, 0, {"ge.topoSortingMode": "3"}),
-    ({"ge_config__oo_level": "O1", "experimental_config__topology_sorting_strategy": "BFS"}, 0,
-     {"ge.topoSortingMode": "0"}),
+    (
+        {"ge_config__oo_level": "O1", "experimental_config__topology_sorting_strategy": "BFS"},
+        0,
+        {"ge.topoSortingMode": "0"},
+    ),
     ({"ge_config__oo_level": "O1"}, 1, {"ge.oo.level": "O1"}),
     ({"ge_config__oo_constant_folding": False}, 1, {"ge.oo.constantFolding": "false"}),
     ({"ge_config__oo_dead_code_elimination": True}, 1, {"ge.oo.deadCodeElimination": "true"}),
     ({"ge_config__enable_single_stream": True}, 1, {"ge.enableSingleStream": "true"}),
-    ({"dump_config__enable_dump": True}, 1,
-     {"ge.exec.enableDump": "1", "ge.exec.dumpPath": "./", "ge.exec.dumpMode": "all", "ge.exec.dumpData": "tensor",
-      "ge.quant_dumpable": "0"}),
+    (
+        {"dump_config__enable_dump": True},
+        1,
+        {
+            "ge.exec.enableDump": "1",
+            "ge.exec.dumpPath": "./",
+            "ge.exec.dumpMode": "all",
+            "ge.exec.dumpData": "tensor",
+            "ge.quant_dumpable": "0",
+        },
+    ),
     ({"dump_config__dump_mode": "input"}, 1, {"ge.exec.enableDump": "0"}),
     ({"aoe_config__aoe_mode": "2"}, 1, {"ge.jobType": "2", "ge.tuningPath": "./"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("options, which, expected", GE_OPTIONS)

@@ -212,8 +212,14 @@ RISKY = (task(1, 1, "EVENT_RECORD_7"), GATHER, task(2, 3, "EVENT_WAIT_7"), DISPA
 # The dispatch waits for a record behind the gather.
 SAFE = (task(1, 1, "aiv_all_gather", 48), task(1, 2, "EVENT_RECORD_7"), task(2, 3, "EVENT_WAIT_7"), DISPATCH)
 # The same by way of a third stream.
-CHAIN = (task(1, 1, "aiv_all_gather", 48), task(1, 2, "EVENT_RECORD_7"), task(3, 3, "EVENT_WAIT_7"),
-         task(3, 4, "MEM_WRITE_VALUE_8"), task(2, 5, "MEM_WAIT_VALUE_8"), task(2, 6, "MoeDistributeDispatchV2", 16))  # fmt: skip
+CHAIN = (
+    task(1, 1, "aiv_all_gather", 48),
+    task(1, 2, "EVENT_RECORD_7"),
+    task(3, 3, "EVENT_WAIT_7"),
+    task(3, 4, "MEM_WRITE_VALUE_8"),
+    task(2, 5, "MEM_WAIT_VALUE_8"),
+    task(2, 6, "MoeDistributeDispatchV2", 16),
+)
 
 
 @pytest.fixture(params=["torchair.tools.gegraph_check", "npugraph_ex.tools.aclgraph_check"])
@@ -227,8 +233,10 @@ def test_deadlock_check_finds_what_may_hang(tools, tmp_path, capsys):
     tools[0].deadlock_check(path, None, 48)
     out = capsys.readouterr().out
     assert "[RESULT] Deadlock risk detected! 1 conflicting pair(s):" in out
-    assert ("  CONFLICT: [stream1 TaskId=2] aiv_all_gather (48 AIVEC)  <->  [stream2 TaskId=4] MoeDistributeDispatchV2 "
-            "(16 AIVEC)  sum=64 > 48") in out  # fmt: skip
+    assert (
+        "  CONFLICT: [stream1 TaskId=2] aiv_all_gather (48 AIVEC)  <->  [stream2 TaskId=4] MoeDistributeDispatchV2 "
+        "(16 AIVEC)  sum=64 > 48"
+    ) in out
     assert "[RESULT] Deadlock task list (2 tasks):\n  - [stream1 TaskId=2] aiv_all_gather\n" in out
     marked = json.loads((tmp_path / "graph_1_deadlock_check.json").read_text())
     assert [t["name"] for t in marked if t["dur"] == 49.5] == [
@@ -237,9 +245,16 @@ def test_deadlock_check_finds_what_may_hang(tools, tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize("tasks, total", [(SAFE, 48), (CHAIN, 48), (RISKY, 64),
-                                          ((*RISKY[:3], task(2, 4, "MoeDistributeDispatchV2", 16, mode=0)), 48),
-                                          ((*RISKY[:3], task(2, 4, "MatMul", 16)), 48)])  # fmt: skip
+@pytest.mark.parametrize(
+    "tasks, total",
+    [
+        (SAFE, 48),
+        (CHAIN, 48),
+        (RISKY, 64),
+        ((*RISKY[:3], task(2, 4, "MoeDistributeDispatchV2", 16, mode=0)), 48),
+        ((*RISKY[:3], task(2, 4, "MatMul", 16)), 48),
+    ],
+)
 def test_deadlock_check_finds_nothing(tasks, total, tmp_path, capsys):
     torchair.tools.gegraph_check.deadlock_check.deadlock_check(trace(tmp_path, *tasks), None, total)
     assert capsys.readouterr().out == "[RESULT] No deadlock risks detected.\n"

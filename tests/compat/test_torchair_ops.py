@@ -229,8 +229,14 @@ def test_attention_with_lengths_that_are_tensors(mode, device):
 
 
 def test_the_second_version():
-    names = {"num_query_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD", "softmax_scale": 0.25,
-             "return_softmax_lse": True, "sparse_mode": 3}  # fmt: skip
+    names = {
+        "num_query_heads": 4,
+        "num_key_value_heads": 2,
+        "input_layout": "BNSD",
+        "softmax_scale": 0.25,
+        "return_softmax_lse": True,
+        "sparse_mode": 3,
+    }
 
     def f(q, k, v, rows, columns):
         return ops.npu_fused_infer_attention_score_v2(q, k, v, actual_seq_qlen=rows, actual_seq_kvlen=columns, **names)
@@ -286,6 +292,13 @@ def test_attention_that_is_not_emulated(given, text):
 
 def test_all_names():
     assert set(ops.__all__) == {
-        "npu_create_tagged_event", "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2", "npu_print",
-        "npu_record_tagged_stream", "npu_tagged_event_record", "npu_tagged_event_wait", "record", "wait",
-    }  # fmt: skip
+        "npu_create_tagged_event",
+        "npu_fused_infer_attention_score",
+        "npu_fused_infer_attention_score_v2",
+        "npu_print",
+        "npu_record_tagged_stream",
+        "npu_tagged_event_record",
+        "npu_tagged_event_wait",
+        "record",
+        "wait",
+    }

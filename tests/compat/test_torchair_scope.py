@@ -120,8 +120,12 @@ def test_nodes_carry_the_attributes_of_their_scopes():
     graph = graph_of(branches, X, Y)
     assert node(graph, "Relu").marks == STREAM_1
     assert node(graph, "Sin").marks == {**STREAM_1, "_op_aicore_num": "4", "_op_vectorcore_num": "8"}
-    assert node(graph, "Exp").marks == {STREAM: "2", "_user_stream_priority": "3", "_enable_inner_parallel": "True",
-                                        "_op_exec_never_timeout": True}  # fmt: skip
+    assert node(graph, "Exp").marks == {
+        STREAM: "2",
+        "_user_stream_priority": "3",
+        "_enable_inner_parallel": "True",
+        "_op_exec_never_timeout": True,
+    }
     outside = [n for n in graph.of("Add") if not n.marks]
     assert len(outside) == 2 and all(not n.marks for n in graph.inputs)
 
@@ -180,8 +184,10 @@ def test_dumps(kind, tmp_path):
     torch.compile(branches, backend=torchair.get_npu_backend(compiler_config=config), fullgraph=True)(X, Y)
     text = next(tmp_path.glob("dynamo_optimized*")).read_text()
     if kind == "py":
-        assert 'marks={"_user_stream_label": "2", "_user_stream_priority": "3", "_enable_inner_parallel": "True", ' \
-               '"_op_exec_never_timeout": True}' in text  # fmt: skip
+        assert (
+            'marks={"_user_stream_label": "2", "_user_stream_priority": "3", "_enable_inner_parallel": "True", '
+            '"_op_exec_never_timeout": True}' in text
+        )
         assert "compat/scopes.py" not in text  # the user's line, not ours
         graph = from_py(text)
         assert node(graph, "Relu").marks == STREAM_1 and same_graph(graph, from_py(to_py(graph)))
@@ -285,15 +291,28 @@ def test_waiting_costs_no_kernel():
 
 # -- what has no effect ---------------------------------------------------------------------------------------------
 REMARKS = {
-    scope.npu_stream_switch: (("s", 2), ["scope.npu_stream_switch('s'): its ops run in the order of the program, as there are "
-                                         "no streams here", "scope.npu_stream_switch('s'): stream_priority=2 has no effect"]),
+    scope.npu_stream_switch: (
+        ("s", 2),
+        [
+            "scope.npu_stream_switch('s'): its ops run in the order of the program, as there are no streams here",
+            "scope.npu_stream_switch('s'): stream_priority=2 has no effect",
+        ],
+    ),
     scope.limit_core_num: ((4, 8), ["scope.limit_core_num(4, 8) has no effect: cores cannot be limited here"]),
     scope.super_kernel: (("k", "o=1"), ["scope.super_kernel('k', 'o=1') has no effect: passes decide what is fused"]),
-    scope.op_never_timeout: ((False,), ["scope.op_never_timeout(False) has no effect: no op is ever stopped for taking long"]),
+    scope.op_never_timeout: (
+        (False,),
+        ["scope.op_never_timeout(False) has no effect: no op is ever stopped for taking long"],
+    ),
     scope.data_dump: ((), ["scope.data_dump(): with data_dump on, only tensors of its ops are written"]),
-    npugraph_ex.scope.deterministic: ((1,), ["scope.deterministic(1) has no effect: torch.use_deterministic_algorithms(True) "
-                                             "is what PyTorch's kernels go by"]),
-}  # fmt: skip
+    npugraph_ex.scope.deterministic: (
+        (1,),
+        [
+            "scope.deterministic(1) has no effect: torch.use_deterministic_algorithms(True) "
+            "is what PyTorch's kernels go by"
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("make", REMARKS, ids=lambda make: make.__name__)
@@ -334,18 +353,40 @@ def test_data_dump_of_a_scope(tmp_path):
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda: scope.npu_stream_switch(1), TypeError, "npu_stream_switch() argument 'stream_tag' must be str, but got int."),
-        (lambda: scope.npu_stream_switch("1", "0"), TypeError,
-         "npu_stream_switch() argument 'stream_priority' must be int, but got str."),
-        (lambda: scope.npu_stream_switch("1", 0, 1), TypeError,
-         "npu_stream_switch() argument 'enable_inner_parallel' must be bool, but got int."),
-        (lambda: scope.op_never_timeout("yes"), TypeError, "op_never_timeout() argument 'enable' must be bool, but got str."),
+        (
+            lambda: scope.npu_stream_switch(1),
+            TypeError,
+            "npu_stream_switch() argument 'stream_tag' must be str, but got int.",
+        ),
+        (
+            lambda: scope.npu_stream_switch("1", "0"),
+            TypeError,
+            "npu_stream_switch() argument 'stream_priority' must be int, but got str.",
+        ),
+        (
+            lambda: scope.npu_stream_switch("1", 0, 1),
+            TypeError,
+            "npu_stream_switch() argument 'enable_inner_parallel' must be bool, but got int.",
+        ),
+        (
+            lambda: scope.op_never_timeout("yes"),
+            TypeError,
+            "op_never_timeout() argument 'enable' must be bool, but got str.",
+        ),
         (lambda: scope.super_kernel(3), TypeError, "super_kernel() argument 'scope' must be str, but got int."),
-        (lambda: scope.npu_wait_tensor(X, 1), TypeError, "npu_wait_tensor() argument 'dependency' must be Tensor, but got int."),
+        (
+            lambda: scope.npu_wait_tensor(X, 1),
+            TypeError,
+            "npu_wait_tensor() argument 'dependency' must be Tensor, but got int.",
+        ),
         (lambda: scope.limit_core_num(0, 1), ValueError, "op_aicore_num of limit_core_num must be at least 1, got 0"),
-        (lambda: npugraph_ex.scope.deterministic("1"), TypeError, "deterministic() argument 'level' must be int, but got str."),
+        (
+            lambda: npugraph_ex.scope.deterministic("1"),
+            TypeError,
+            "deterministic() argument 'level' must be int, but got str.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(call, error, text):
     with pytest.raises(error, match=f"^{re.escape(text)}$"):
         call()
@@ -362,8 +403,10 @@ def test_a_graph_break_inside_a_scope():
     with pytest.raises(RuntimeError) as caught:
         run(X)
     text = str(caught.value)
-    assert "After you call the torch.ops.air.scope_enter operator, there is no paired call to the torch.ops.air.scope_exit " \
-           "operator. The parameters for these torch.ops.air.scope_enter calls are:" in text  # fmt: skip
+    assert (
+        "After you call the torch.ops.air.scope_enter operator, there is no paired call to the torch.ops.air.scope_exit "
+        "operator. The parameters for these torch.ops.air.scope_enter calls are:" in text
+    )
     assert "Please check your code or your post_grad_custom_pre_pass post_grad_custom_post_pass!" in text
     assert "no graph break inside a `with` of a scope" in text
 
@@ -428,9 +471,11 @@ def test_an_exit_without_an_enter():
         with gm.graph.inserting_before(next(n for n in gm.graph.nodes if n.op == "call_function")):
             gm.graph.call_function(torch.ops.air.scope_exit.default, ())
 
-    text = ("When you call the torch.ops.air.scope_exit operator: scope_exit_default, you must first call the "
-            "torch.ops.air.scope_enter operator, as they must be called in pairs. Please check your code or your "
-            "post_grad_custom_pre_pass post_grad_custom_post_pass!")  # fmt: skip
+    text = (
+        "When you call the torch.ops.air.scope_exit operator: scope_exit_default, you must first call the "
+        "torch.ops.air.scope_enter operator, as they must be called in pairs. Please check your code or your "
+        "post_grad_custom_pre_pass post_grad_custom_post_pass!"
+    )
     with pytest.raises(RuntimeError, match=re.escape(text)):
         compiled(lambda x: x + 1, post_grad_custom_pre_pass=change)(X)
 

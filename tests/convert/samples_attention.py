@@ -54,5 +54,9 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
                 ("f32", "f64", "f16", "bf16"),
                 f"t(T, N, 3), index(5, M), torch.arange(3), False, {mode}",
             )
-        add(f"aten.{name}.default", "t(f32, 9, M), index(5, N), torch.arange(3), False, 0, False, positive(f32, N)", "t(f32, N, 3), index(5, 3), torch.arange(4), False, 1, False, None, True",
-            "t(f32, N, 3), index(5, M), torch.arange(3), False, 0, False, None, False, 2")  # fmt: skip
+        add(
+            f"aten.{name}.default",
+            "t(f32, 9, M), index(5, N), torch.arange(3), False, 0, False, positive(f32, N)",
+            "t(f32, N, 3), index(5, 3), torch.arange(4), False, 1, False, None, True",
+            "t(f32, N, 3), index(5, M), torch.arange(3), False, 0, False, None, False, 2",
+        )

@@ -42,9 +42,17 @@ def binary(add: Callable[..., None], typed: Callable[..., None]) -> None:
     for name in ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_max", "clamp_min", "pow"):
         both, one, many = (f"aten._foreach_{name}.{kind}" for kind in ("List", "Scalar", "ScalarList"))
         left = "positive" if name == "pow" else "t"
-        typed(both, SOME, f"[{left}(T, N, M), {left}(T, 5)], [positive(T, N, M), positive(T, 5)]", f"[{left}(T)], [positive(T)]",
-              f"[{left}(T, N)], [positive(T)]", f"[{left}(T, N, M)], [positive(T, M)]", f"[{left}(T, N), {left}(i64, N)], [positive(f32, N), positive(T, N)]",
-              "[turned(T, N, M)], [positive(T, N, M)]", f"[{left}(T, 0, 3)], [positive(T, 0, 3)]")  # fmt: skip
+        typed(
+            both,
+            SOME,
+            f"[{left}(T, N, M), {left}(T, 5)], [positive(T, N, M), positive(T, 5)]",
+            f"[{left}(T)], [positive(T)]",
+            f"[{left}(T, N)], [positive(T)]",
+            f"[{left}(T, N, M)], [positive(T, M)]",
+            f"[{left}(T, N), {left}(i64, N)], [positive(f32, N), positive(T, N)]",
+            "[turned(T, N, M)], [positive(T, N, M)]",
+            f"[{left}(T, 0, 3)], [positive(T, 0, 3)]",
+        )
         add(
             both,
             "[odd(f32), odd(f16)], [odd(f32), odd(f16)]",
@@ -59,8 +67,20 @@ def binary(add: Callable[..., None], typed: Callable[..., None]) -> None:
             "[positive(T, N)], 1.5",
             "[t(T, 0, 3)], 2",
         )
-        add(one, "[odd(f32), odd(f16)], 0.1", f"[{left}(f16, N), {left}(bf16, N)], 0.1", "[odd(f32)], nan", "[odd(f32)], inf", "[positive(f32, N), positive(i64, N)], 2",
-            "[positive(f32, N)], N", "[turned(f32, N, M)], 2.0", "[positive(i64, N)], 2.5", "[t(f64, N)], 0.1", "[positive(f32, N)], True", "[t(c64, N)], 2.0")  # fmt: skip
+        add(
+            one,
+            "[odd(f32), odd(f16)], 0.1",
+            f"[{left}(f16, N), {left}(bf16, N)], 0.1",
+            "[odd(f32)], nan",
+            "[odd(f32)], inf",
+            "[positive(f32, N), positive(i64, N)], 2",
+            "[positive(f32, N)], N",
+            "[turned(f32, N, M)], 2.0",
+            "[positive(i64, N)], 2.5",
+            "[t(f64, N)], 0.1",
+            "[positive(f32, N)], True",
+            "[t(c64, N)], 2.0",
+        )
         typed(
             many,
             SOME,
@@ -77,8 +97,14 @@ def binary(add: Callable[..., None], typed: Callable[..., None]) -> None:
             "[positive(f32, N)], [N]",
         )
     for name in ("add", "sub"):
-        add(f"aten._foreach_{name}.List", "[t(f32, N)], [t(f32, N)], alpha=2", "[t(bf16, N)], [t(bf16, N)], alpha=0.3", "[t(i64, N)], [t(i64, N)], alpha=3",
-            "[t(f64, N), t(f32, M)], [t(f64, N), t(f32, M)], alpha=0.1", "[odd(f32)], [odd(f32)], alpha=0.0")  # fmt: skip
+        add(
+            f"aten._foreach_{name}.List",
+            "[t(f32, N)], [t(f32, N)], alpha=2",
+            "[t(bf16, N)], [t(bf16, N)], alpha=0.3",
+            "[t(i64, N)], [t(i64, N)], alpha=3",
+            "[t(f64, N), t(f32, M)], [t(f64, N), t(f32, M)], alpha=0.1",
+            "[odd(f32)], [odd(f32)], alpha=0.0",
+        )
     typed(
         "aten._foreach_pow.ScalarAndTensor",
         SOME,
@@ -96,8 +122,15 @@ def ternary(add: Callable[..., None], typed: Callable[..., None]) -> None:
         lists = "[t(T, N, M), t(T, 5)], [t(T, N, M), t(T, 5)], [positive(T, N, M), positive(T, 5)]"
         scalars = "[t(T)], [t(T)], [positive(T)]"
         typed(f"{target}.Scalar", types, lists, f"{lists}, 2", f"{scalars}, 3")
-        add(f"{target}.Scalar", "[t(f32, N)], [t(f32, N)], [positive(f32, N)], 0.3", "[odd(f32)], [odd(f32)], [odd(f32)], 0.1", "[t(bf16, N)], [t(bf16, N)], [positive(bf16, N)], 0.1",
-            "[turned(f32, N, M)], [t(f32, N, M)], [positive(f32, N, M)], 0.5", "[t(f64, N)], [t(f64, N)], [t(f64, N)], 0.1", "[t(f32, N, M)], [t(f32, M)], [positive(f32, N, 1)]")  # fmt: skip
+        add(
+            f"{target}.Scalar",
+            "[t(f32, N)], [t(f32, N)], [positive(f32, N)], 0.3",
+            "[odd(f32)], [odd(f32)], [odd(f32)], 0.1",
+            "[t(bf16, N)], [t(bf16, N)], [positive(bf16, N)], 0.1",
+            "[turned(f32, N, M)], [t(f32, N, M)], [positive(f32, N, M)], 0.5",
+            "[t(f64, N)], [t(f64, N)], [t(f64, N)], 0.1",
+            "[t(f32, N, M)], [t(f32, M)], [positive(f32, N, 1)]",
+        )
         typed(f"{target}.ScalarList", types, f"{lists}, [2, 3]", f"{scalars}, [3]")
         add(
             f"{target}.ScalarList",
@@ -117,6 +150,11 @@ def ternary(add: Callable[..., None], typed: Callable[..., None]) -> None:
         "[t(f32, N)], [t(f32, N)], 2",
         "[t(f64, N), t(f16, N)], [t(f64, N), t(f16, N)], 0.1",
     )
-    typed("aten._foreach_lerp.List", FLOATS, "[t(T, N, M), t(T, 5)], [positive(T, N, M), positive(T, 5)], [unit(T, N, M), unit(T, 5)]", "[t(T)], [positive(T)], [unit(T)]",
-          "[turned(T, N, M)], [t(T, N, M)], [unit(T, N, M)]")  # fmt: skip
+    typed(
+        "aten._foreach_lerp.List",
+        FLOATS,
+        "[t(T, N, M), t(T, 5)], [positive(T, N, M), positive(T, 5)], [unit(T, N, M), unit(T, 5)]",
+        "[t(T)], [positive(T)], [unit(T)]",
+        "[turned(T, N, M)], [t(T, N, M)], [unit(T, N, M)]",
+    )
     add("aten._foreach_lerp.List", "[odd(f32)], [odd(f32)], [odd(f32)]")

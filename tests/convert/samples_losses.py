@@ -46,8 +46,13 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
             f"positive(T{shape}), {both}, None, {reduction}",
             f"positive(T{shape}), {both}, positive(T, N, M), {reduction}",
         )
-        typed("aten.binary_cross_entropy_with_logits.default", FLOATS, f"t(T, N, M), unit(T, N, M), None, None, {reduction}",
-              f"t(T, N, M), unit(T, N, M), positive(T, M), None, {reduction}", f"t(T, N, M), unit(T, N, M), positive(T, N, 1), positive(T, M), {reduction}")  # fmt: skip
+        typed(
+            "aten.binary_cross_entropy_with_logits.default",
+            FLOATS,
+            f"t(T, N, M), unit(T, N, M), None, None, {reduction}",
+            f"t(T, N, M), unit(T, N, M), positive(T, M), None, {reduction}",
+            f"t(T, N, M), unit(T, N, M), positive(T, N, 1), positive(T, M), {reduction}",
+        )
         one = ", N" if reduction == 0 else ""
         typed(
             "aten.nll_loss_forward.default",
@@ -55,13 +60,25 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
             f"t(T, N, 5), index(5, N), None, {reduction}, -100",
             f"t(T, N, 5), index(5, N), positive(T, 5), {reduction}, 2",
         )
-        typed("aten.nll_loss_backward.default", FLOATS, f"positive(T{one}), t(T, N, 5), index(5, N), None, {reduction}, -100, positive(T)",
-              f"positive(T{one}), t(T, N, 5), index(5, N), positive(T, 5), {reduction}, 2, positive(T)")  # fmt: skip
+        typed(
+            "aten.nll_loss_backward.default",
+            FLOATS,
+            f"positive(T{one}), t(T, N, 5), index(5, N), None, {reduction}, -100, positive(T)",
+            f"positive(T{one}), t(T, N, 5), index(5, N), positive(T, 5), {reduction}, 2, positive(T)",
+        )
         image = ", 2, N, M" if reduction == 0 else ""
-        typed("aten.nll_loss2d_forward.default", FLOATS, f"t(T, 2, 5, N, M), index(5, 2, N, M), None, {reduction}, -100",
-              f"t(T, 2, 5, N, M), index(5, 2, N, M), positive(T, 5), {reduction}, 2")  # fmt: skip
-        typed("aten.nll_loss2d_backward.default", FLOATS, f"positive(T{image}), t(T, 2, 5, N, M), index(5, 2, N, M), None, {reduction}, -100, positive(T)",
-              f"positive(T{image}), t(T, 2, 5, N, M), index(5, 2, N, M), positive(T, 5), {reduction}, 2, positive(T)")  # fmt: skip
+        typed(
+            "aten.nll_loss2d_forward.default",
+            FLOATS,
+            f"t(T, 2, 5, N, M), index(5, 2, N, M), None, {reduction}, -100",
+            f"t(T, 2, 5, N, M), index(5, 2, N, M), positive(T, 5), {reduction}, 2",
+        )
+        typed(
+            "aten.nll_loss2d_backward.default",
+            FLOATS,
+            f"positive(T{image}), t(T, 2, 5, N, M), index(5, 2, N, M), None, {reduction}, -100, positive(T)",
+            f"positive(T{image}), t(T, 2, 5, N, M), index(5, 2, N, M), positive(T, 5), {reduction}, 2, positive(T)",
+        )
     add(
         "aten.nll_loss_forward.default",
         "t(f32, 5), index(5), None, 1, -100",

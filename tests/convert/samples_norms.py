@@ -10,8 +10,15 @@ NEAR = {"aten.native_group_norm.default": "1/√(variance + ε) is made of the v
 
 def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
     layer, layer_grad = "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default"
-    typed(layer, FLOATS, "t(T, N, M), [M], t(T, M), t(T, M), 1e-5", "t(T, N, 3, 4), [3, 4], None, None, 1e-3", "t(T, N, M), [M], t(T, M), None, 1e-5",
-          "t(T, N, M), [N, M], None, t(T, N, M), 1e-5", "turned(T, N, 5), [5], t(T, 5), t(T, 5), 1e-5")  # fmt: skip
+    typed(
+        layer,
+        FLOATS,
+        "t(T, N, M), [M], t(T, M), t(T, M), 1e-5",
+        "t(T, N, 3, 4), [3, 4], None, None, 1e-3",
+        "t(T, N, M), [M], t(T, M), None, 1e-5",
+        "t(T, N, M), [N, M], None, t(T, N, M), 1e-5",
+        "turned(T, N, 5), [5], t(T, 5), t(T, 5), 1e-5",
+    )
     add(
         layer,
         "t(f32, 0, 5), [5], t(f32, 5), t(f32, 5), 1e-5",
@@ -100,8 +107,12 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
     for train in (True, False):
         for mask in ("[True, True, True]", "[True, False, False]", "[True, False, True]"):
             typed(gradient, FLOATS, f"t(T, N, 4, M), t(T, N, 4, M), t(T, 4), {running}, {saved}, {train}, 1e-5, {mask}")
-    typed(gradient, FLOATS, f"{many}, {many}, None, {running}, {saved}, True, 1e-5, [True, True, True]",
-          f"t(T, N, 4), t(T, N, 4), t(T, 4), {running}, {saved}, True, 1e-5, [True, True, True]")  # fmt: skip
+    typed(
+        gradient,
+        FLOATS,
+        f"{many}, {many}, None, {running}, {saved}, True, 1e-5, [True, True, True]",
+        f"t(T, N, 4), t(T, N, 4), t(T, 4), {running}, {saved}, True, 1e-5, [True, True, True]",
+    )
     typed(
         gradient, FLOATS, f"t(T, N, 4, M), t(T, N, 4, M), None, None, None, {saved}, True, 1e-5, [True, False, False]"
     )

@@ -54,8 +54,19 @@ def sorting(add: Any, typed: Any) -> None:
         "t(f32, N), N",
     )
     for name in ("argmax", "argmin"):
-        typed(f"aten.{name}.default", (*FLOATS, *INTS), "t(T, N, M)", "t(T, N, M), 0", "t(T, N, M), -1, True", "t(T, N, M), None, True", "t(T)", "t(T), 0", "t(T), 0, True",
-              "turned(T, N, M), 1", "turned(T, N, M)")  # fmt: skip
+        typed(
+            f"aten.{name}.default",
+            (*FLOATS, *INTS),
+            "t(T, N, M)",
+            "t(T, N, M), 0",
+            "t(T, N, M), -1, True",
+            "t(T, N, M), None, True",
+            "t(T)",
+            "t(T), 0",
+            "t(T), 0, True",
+            "turned(T, N, M), 1",
+            "turned(T, N, M)",
+        )
         add(
             f"aten.{name}.default",
             "odd(f32)",
@@ -124,13 +135,33 @@ def running(add: Any, typed: Any) -> None:
 
 def searching(add: Any, typed: Any) -> None:
     numbers = (*FLOATS, *INTS)
-    typed("aten.searchsorted.Tensor", numbers, "torch.cumsum(positive(T, M), 0, dtype=T), positive(T, N, 3)", "torch.arange(5, dtype=T), t(T), right=True",
-          "torch.arange(5, dtype=T), t(T, N), out_int32=True", "torch.arange(5, dtype=T), positive(T, N), side='right'")  # fmt: skip
-    add("aten.searchsorted.Tensor", "torch.cumsum(positive(f32, N, M), 1), positive(f32, N, 3)", "positive(f32, N), t(f32, 4), sorter=torch.argsort(positive(f32, N))",
-        "torch.arange(5.0), odd(f32)", "torch.arange(5.0), t(f64)", "torch.arange(5), t(f32)", "t(f32, 0), t(f32, N)", "torch.arange(9.0), turned(f32, N, M)",
-        "torch.arange(5.0), t(f32, N), side='left', right=False")  # fmt: skip
-    typed("aten.searchsorted.Scalar", numbers, "torch.cumsum(positive(T, M), 0, dtype=T), 3", "torch.arange(5, dtype=T), 2, right=True", "torch.arange(5, dtype=T), 2.5",
-          "torch.cumsum(positive(T, N), 0, dtype=T), 0.1, out_int32=True")  # fmt: skip
+    typed(
+        "aten.searchsorted.Tensor",
+        numbers,
+        "torch.cumsum(positive(T, M), 0, dtype=T), positive(T, N, 3)",
+        "torch.arange(5, dtype=T), t(T), right=True",
+        "torch.arange(5, dtype=T), t(T, N), out_int32=True",
+        "torch.arange(5, dtype=T), positive(T, N), side='right'",
+    )
+    add(
+        "aten.searchsorted.Tensor",
+        "torch.cumsum(positive(f32, N, M), 1), positive(f32, N, 3)",
+        "positive(f32, N), t(f32, 4), sorter=torch.argsort(positive(f32, N))",
+        "torch.arange(5.0), odd(f32)",
+        "torch.arange(5.0), t(f64)",
+        "torch.arange(5), t(f32)",
+        "t(f32, 0), t(f32, N)",
+        "torch.arange(9.0), turned(f32, N, M)",
+        "torch.arange(5.0), t(f32, N), side='left', right=False",
+    )
+    typed(
+        "aten.searchsorted.Scalar",
+        numbers,
+        "torch.cumsum(positive(T, M), 0, dtype=T), 3",
+        "torch.arange(5, dtype=T), 2, right=True",
+        "torch.arange(5, dtype=T), 2.5",
+        "torch.cumsum(positive(T, N), 0, dtype=T), 0.1, out_int32=True",
+    )
     typed(
         "aten.bucketize.Tensor",
         numbers,
@@ -151,9 +182,28 @@ def searching(add: Any, typed: Any) -> None:
         "2.5, torch.arange(5, dtype=T), right=True",
         "2, torch.arange(5, dtype=T), out_int32=True",
     )
-    typed("aten._cdist_forward.default", ("f32", "f64"), "t(T, N, 3), positive(T, M, 3), 2.0, None", "t(T, N, 3), positive(T, M, 3), 1.0, 0", "t(T, 2, N, 3), t(T, 2, M, 3), 0.0, None",
-          "t(T, N, 3), t(T, M, 3), inf, None", "t(T, N, 3), t(T, M, 3), 2.0, 1", "t(T, 2, N, 3), t(T, M, 3), 3.0, None")  # fmt: skip
-    add("aten._cdist_forward.default", "t(f32, 30, 4), t(f32, 40, 4), 2.0, None", "t(f32, 0, 3), t(f32, M, 3), 2.0, None", "t(f32, N, 0), t(f32, M, 0), 2.0, None",
-        "turned(f32, N, 3), turned(f32, M, 3), 2.0, None", "t(f32, N, 3), t(f32, M, 3), 1.5, 2")  # fmt: skip
-    typed("aten._cdist_backward.default", ("f32", "f64"), "t(T, N, M), t(T, N, 3), positive(T, M, 3), 2.0, positive(T, N, M)", "t(T, N, M), t(T, N, 3), positive(T, M, 3), 1.0, positive(T, N, M)",
-          "t(T, 2, N, M), t(T, 2, N, 3), positive(T, 2, M, 3), inf, positive(T, 2, N, M)")  # fmt: skip
+    typed(
+        "aten._cdist_forward.default",
+        ("f32", "f64"),
+        "t(T, N, 3), positive(T, M, 3), 2.0, None",
+        "t(T, N, 3), positive(T, M, 3), 1.0, 0",
+        "t(T, 2, N, 3), t(T, 2, M, 3), 0.0, None",
+        "t(T, N, 3), t(T, M, 3), inf, None",
+        "t(T, N, 3), t(T, M, 3), 2.0, 1",
+        "t(T, 2, N, 3), t(T, M, 3), 3.0, None",
+    )
+    add(
+        "aten._cdist_forward.default",
+        "t(f32, 30, 4), t(f32, 40, 4), 2.0, None",
+        "t(f32, 0, 3), t(f32, M, 3), 2.0, None",
+        "t(f32, N, 0), t(f32, M, 0), 2.0, None",
+        "turned(f32, N, 3), turned(f32, M, 3), 2.0, None",
+        "t(f32, N, 3), t(f32, M, 3), 1.5, 2",
+    )
+    typed(
+        "aten._cdist_backward.default",
+        ("f32", "f64"),
+        "t(T, N, M), t(T, N, 3), positive(T, M, 3), 2.0, positive(T, N, M)",
+        "t(T, N, M), t(T, N, 3), positive(T, M, 3), 1.0, positive(T, N, M)",
+        "t(T, 2, N, M), t(T, 2, N, 3), positive(T, 2, M, 3), inf, positive(T, 2, N, M)",
+    )

@@ -10,8 +10,14 @@ SIZES = {1: "7", 2: "7, 9", 3: "4, 7, 9"}
 
 
 def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
-    resizes = {"upsample_nearest": (1, 2, 3), "_upsample_nearest_exact": (1, 2, 3), "upsample_linear": (1,), "upsample_bilinear": (2,),
-               "upsample_bicubic": (2,), "upsample_trilinear": (3,)}  # fmt: skip
+    resizes = {
+        "upsample_nearest": (1, 2, 3),
+        "_upsample_nearest_exact": (1, 2, 3),
+        "upsample_linear": (1,),
+        "upsample_bilinear": (2,),
+        "upsample_bicubic": (2,),
+        "upsample_trilinear": (3,),
+    }
     for name, ranks in resizes.items():
         for n in ranks:
             for corners in ("",) if "nearest" in name else (", True", ", False"):
@@ -36,10 +42,26 @@ def samples(add: Callable[..., None], typed: Callable[..., None]) -> None:
             f"{output}, {grid}, 0, 2, True, [True, False]".replace("(T", "(f32"),
         )
 
-    typed("aten.constant_pad_nd.default", (*FLOATS, "i64", "i32", "u8", "b8"), "t(T, N, M), [1, 2]", "t(T, N, M), [1, 0, 2, 3], 1", "t(T, N, M), [-1, 2, 0, -2], 2.5", "t(T, 0, 3), [1, 1, 1, 1]",
-          "turned(T, N, M), [1, 2], True")  # fmt: skip
-    add("aten.constant_pad_nd.default", "t(f32, N, M), [N, 1], -inf", "t(f32, N, M), [1, N, M, 2], nan", "t(bf16, N), [1, 1], 0.1", "t(f16, N), [2, 2], 70000.0", "t(i64, N), [1, 1], -inf", "t(f32), []",
-        "t(f32, N), [0, 0], 3", "t(f32, 2, N), [1, 2], N")  # fmt: skip
+    typed(
+        "aten.constant_pad_nd.default",
+        (*FLOATS, "i64", "i32", "u8", "b8"),
+        "t(T, N, M), [1, 2]",
+        "t(T, N, M), [1, 0, 2, 3], 1",
+        "t(T, N, M), [-1, 2, 0, -2], 2.5",
+        "t(T, 0, 3), [1, 1, 1, 1]",
+        "turned(T, N, M), [1, 2], True",
+    )
+    add(
+        "aten.constant_pad_nd.default",
+        "t(f32, N, M), [N, 1], -inf",
+        "t(f32, N, M), [1, N, M, 2], nan",
+        "t(bf16, N), [1, 1], 0.1",
+        "t(f16, N), [2, 2], 70000.0",
+        "t(i64, N), [1, 1], -inf",
+        "t(f32), []",
+        "t(f32, N), [0, 0], 3",
+        "t(f32, 2, N), [1, 2], N",
+    )
     pads = {1: "[2, 1]", 2: "[2, 1, 0, 3]", 3: "[2, 1, 0, 3, 1, 1]"}
     shapes = {1: "4", 2: "4, 4", 3: "3, 4, 4"}
     padded = {1: "7", 2: "7, 7", 3: "5, 7, 7"}

@@ -17,23 +17,56 @@ def samples(add: Any, typed: Any) -> None:
 
 def picking(add: Any, typed: Any) -> None:
     for name in ("index", "_unsafe_index"):
-        typed(f"aten.{name}.Tensor", ALL, "t(T, N, M), [index(5, 4)]", "t(T, N, M), [None, index(7, 2, 3)]",
-              "t(T, N, M), [index(5, 4), index(7, 4)]", "turned(T, N, M), [index(5, 3)]", "t(T, N), [index(5)]")  # fmt: skip
-        add(f"aten.{name}.Tensor", "t(f32, 3, N, M, 2), [None, index(5, 4), index(7, 4)]", "t(f32, N, 3, M), [index(5, 4), None, index(7, 4)]",
-            "t(f32, 3, N, M), [None, index(5, 4, 1), index(7, 3)]", "t(f32, N, M), [index(5, 4) - 5]", "t(f32, N, M), [index(5, 0)]",
-            "t(f32, N, M), [None, index(7, 3, dtype=i32)]", "t(f32, N, M), [index(5, N, 2)]", "t(c64, N), [index(5, 3)]",
-            "t(f32, 2, 3, N, M), [index(2, 4), None, index(5, 4)]")  # fmt: skip
-    typed("aten.take.default", ALL, "t(T, N, M), index(40, 5)", "t(T, N, M), index(40, 2, N) - 40", "t(T), index(1)", "turned(T, N, M), index(40, 4)",
-          "t(T, N), index(5, 0)")  # fmt: skip
+        typed(
+            f"aten.{name}.Tensor",
+            ALL,
+            "t(T, N, M), [index(5, 4)]",
+            "t(T, N, M), [None, index(7, 2, 3)]",
+            "t(T, N, M), [index(5, 4), index(7, 4)]",
+            "turned(T, N, M), [index(5, 3)]",
+            "t(T, N), [index(5)]",
+        )
+        add(
+            f"aten.{name}.Tensor",
+            "t(f32, 3, N, M, 2), [None, index(5, 4), index(7, 4)]",
+            "t(f32, N, 3, M), [index(5, 4), None, index(7, 4)]",
+            "t(f32, 3, N, M), [None, index(5, 4, 1), index(7, 3)]",
+            "t(f32, N, M), [index(5, 4) - 5]",
+            "t(f32, N, M), [index(5, 0)]",
+            "t(f32, N, M), [None, index(7, 3, dtype=i32)]",
+            "t(f32, N, M), [index(5, N, 2)]",
+            "t(c64, N), [index(5, 3)]",
+            "t(f32, 2, 3, N, M), [index(2, 4), None, index(5, 4)]",
+        )
+    typed(
+        "aten.take.default",
+        ALL,
+        "t(T, N, M), index(40, 5)",
+        "t(T, N, M), index(40, 2, N) - 40",
+        "t(T), index(1)",
+        "turned(T, N, M), index(40, 4)",
+        "t(T, N), index(5, 0)",
+    )
 
 
 def writing(add: Any, typed: Any) -> None:
     for name in ("index_put", "_unsafe_index_put"):
-        typed(f"aten.{name}.default", ALL, "t(T, N, M), [index(5, 4)], positive(T, 4, M)", "t(T, N, M), [None, index(7, 3)], positive(T)",
-              "t(T, N, M), [index(2, 9)], positive(T, M), True", "turned(T, N, M), [index(5, 4), index(7, 4)], positive(T, 4)")  # fmt: skip
-        add(f"aten.{name}.default", "t(f32, N, M), [index(3, 9), index(3, 9)], positive(f32, 9), True", "t(f32, N, M), [index(5, 4) - 5], positive(f32, 1)",
-            "t(f32, N, M), [index(5, 0)], positive(f32, 0, M)", "t(f32, 3, N, M), [index(3, 4), None, index(7, 4)], positive(f32, 4, N)",
-            "t(f32, N, M), [None, index(7, 3, dtype=i32)], positive(f32, 3)")  # fmt: skip
+        typed(
+            f"aten.{name}.default",
+            ALL,
+            "t(T, N, M), [index(5, 4)], positive(T, 4, M)",
+            "t(T, N, M), [None, index(7, 3)], positive(T)",
+            "t(T, N, M), [index(2, 9)], positive(T, M), True",
+            "turned(T, N, M), [index(5, 4), index(7, 4)], positive(T, 4)",
+        )
+        add(
+            f"aten.{name}.default",
+            "t(f32, N, M), [index(3, 9), index(3, 9)], positive(f32, 9), True",
+            "t(f32, N, M), [index(5, 4) - 5], positive(f32, 1)",
+            "t(f32, N, M), [index(5, 0)], positive(f32, 0, M)",
+            "t(f32, 3, N, M), [index(3, 4), None, index(7, 4)], positive(f32, 4, N)",
+            "t(f32, N, M), [None, index(7, 3, dtype=i32)], positive(f32, 3)",
+        )
     add(
         "aten.index_put.default",
         "t(f32, N, M), [mask(N, M)], positive(f32)",
@@ -55,10 +88,18 @@ def writing(add: Any, typed: Any) -> None:
         "t(T, N, M), -1, index(4, N), positive(T, N, N), alpha=2",
         "t(T, N), 0, index(5, 3), t(T, 3)",
     )
-    add("aten.index_add.default", "t(f32, N, M), 1, index(4, 5), t(f32, N, 5), alpha=0.3", "t(bf16, N), 0, index(3, 9), t(bf16, 9), alpha=0.1",
-        "turned(f32, N, M), 0, index(3, 5), t(f32, 5, M)", "t(f32), 0, index(1), t(f32)", "t(f32, N, M), 0, index(3, 0), t(f32, 0, M)",
-        "t(f32, N, M), 0, index(3, 4, dtype=i32), t(f32, 4, M)", "t(f64, N), 0, index(3, 4), t(f64, 4), alpha=0.1",
-        "t(f32, N), 0, index(3), t(f32, 1)", "t(i64, N, M), 1, index(4), t(i64, N, 1)")  # fmt: skip
+    add(
+        "aten.index_add.default",
+        "t(f32, N, M), 1, index(4, 5), t(f32, N, 5), alpha=0.3",
+        "t(bf16, N), 0, index(3, 9), t(bf16, 9), alpha=0.1",
+        "turned(f32, N, M), 0, index(3, 5), t(f32, 5, M)",
+        "t(f32), 0, index(1), t(f32)",
+        "t(f32, N, M), 0, index(3, 0), t(f32, 0, M)",
+        "t(f32, N, M), 0, index(3, 4, dtype=i32), t(f32, 4, M)",
+        "t(f64, N), 0, index(3, 4), t(f64, 4), alpha=0.1",
+        "t(f32, N), 0, index(3), t(f32, 1)",
+        "t(i64, N, M), 1, index(4), t(i64, N, 1)",
+    )
     for name in ("index_copy",):
         typed(
             f"aten.{name}.default",
@@ -188,10 +229,25 @@ def scattering(add: Any, typed: Any) -> None:
 
 
 def slices(add: Any, typed: Any) -> None:
-    typed("aten.slice_scatter.default", ALL, "t(T, N, M), positive(T, 2, M), 0, 1, 3", "t(T, N, M), positive(T, N, 2), -1, -2", "t(T, 9), t(T, 5), 0, None, None, 2",
-          "turned(T, N, M), t(T, N, 3), 1, 2, 5")  # fmt: skip
-    add("aten.slice_scatter.default", "t(f32, N, M), positive(f32, N, M)", "t(f32, 9), t(f32, 4), 0, 1, 100, 2", "t(f32, N, M), t(f32, 0, M), 0, 3, 2", "t(f32, 9), t(f32, 2), 0, -100, 2",
-        "t(f32, N, M), t(f32, N - 1, M), 0, 1, N", "t(f32, N, M), t(i64, 1, M), 0, 0, 1", "t(f32, N, M), t(f32, N, M - 2), 1, 2, N + M", "t(i64, N), t(f32, 2), 0, 0, 2")  # fmt: skip
+    typed(
+        "aten.slice_scatter.default",
+        ALL,
+        "t(T, N, M), positive(T, 2, M), 0, 1, 3",
+        "t(T, N, M), positive(T, N, 2), -1, -2",
+        "t(T, 9), t(T, 5), 0, None, None, 2",
+        "turned(T, N, M), t(T, N, 3), 1, 2, 5",
+    )
+    add(
+        "aten.slice_scatter.default",
+        "t(f32, N, M), positive(f32, N, M)",
+        "t(f32, 9), t(f32, 4), 0, 1, 100, 2",
+        "t(f32, N, M), t(f32, 0, M), 0, 3, 2",
+        "t(f32, 9), t(f32, 2), 0, -100, 2",
+        "t(f32, N, M), t(f32, N - 1, M), 0, 1, N",
+        "t(f32, N, M), t(i64, 1, M), 0, 0, 1",
+        "t(f32, N, M), t(f32, N, M - 2), 1, 2, N + M",
+        "t(i64, N), t(f32, 2), 0, 0, 2",
+    )
     typed(
         "aten.slice_backward.default",
         ALL,

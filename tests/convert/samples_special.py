@@ -45,8 +45,18 @@ def functions(add: Any, typed: Any) -> None:
 
 
 def pairs(add: Any, typed: Any) -> None:
-    for name in ("fmod.Tensor", "hypot.default", "igamma.default", "igammac.default", "nextafter.default", "special_zeta.default", "xlogy.Tensor", "fmax.default", "fmin.default",
-                 "gcd.default"):  # fmt: skip
+    for name in (
+        "fmod.Tensor",
+        "hypot.default",
+        "igamma.default",
+        "igammac.default",
+        "nextafter.default",
+        "special_zeta.default",
+        "xlogy.Tensor",
+        "fmax.default",
+        "fmin.default",
+        "gcd.default",
+    ):
         typed(
             f"aten.{name}",
             ALL,

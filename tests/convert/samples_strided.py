@@ -27,8 +27,21 @@ def views(add: Any, typed: Any) -> None:
     )
     add("aten.unfold.default", "t(f32, 9, 7) + 1, 1, 3, 2", "t(f32, N, M) + 1, 0, 2, 3", "t(f32, 4, 9)[1:], 1, 3, 2")
     typed("aten.view.dtype", ALL, "t(T, N, M), T")
-    add("aten.view.dtype", "t(f32, N, M), i32", "t(i64, N), f64", "t(bf16, N), f16", "t(i32), f32", "turned(f32, N, M), i32", "t(f32, N, M), i64", "t(f32, N, M), f16", "t(u8, N), i8",
-        "t(c64, N), f32", "odd(f32) + 1, i32", "t(f32, 0, 3), i32", "t(f32, N, M), torch.uint32")  # fmt: skip
+    add(
+        "aten.view.dtype",
+        "t(f32, N, M), i32",
+        "t(i64, N), f64",
+        "t(bf16, N), f16",
+        "t(i32), f32",
+        "turned(f32, N, M), i32",
+        "t(f32, N, M), i64",
+        "t(f32, N, M), f16",
+        "t(u8, N), i8",
+        "t(c64, N), f32",
+        "odd(f32) + 1, i32",
+        "t(f32, 0, 3), i32",
+        "t(f32, N, M), torch.uint32",
+    )
     typed(
         "aten.roll.default",
         ALL,

@@ -40,14 +40,20 @@ def graph_of(body: Callable[..., Any], tensors: Tensors, dynamic: bool) -> torch
     return gm
 
 
-def check(body: Callable[..., Any], *tensors: torch.Tensor, dynamic: bool = False, others: Tensors | None = None,
-          fallbacks: int = 0) -> None:  # fmt: skip
+def check(
+    body: Callable[..., Any],
+    *tensors: torch.Tensor,
+    dynamic: bool = False,
+    others: Tensors | None = None,
+    fallbacks: int = 0,
+) -> None:
     """The same dtype, shape and values as the FX graph; `others` are arguments of other sizes for the same program."""
     compare(graph_of(body, list(tensors), dynamic), tensors, others, fallbacks)
 
 
-def compare(gm: torch.fx.GraphModule, tensors: Sequence[torch.Tensor], others: Tensors | None = None,
-            fallbacks: int = 0) -> None:  # fmt: skip
+def compare(
+    gm: torch.fx.GraphModule, tensors: Sequence[torch.Tensor], others: Tensors | None = None, fallbacks: int = 0
+) -> None:
     cases = [list(tensors), *([others] if others else [])]
     expected = [run(gm, args) for args in cases]  # now: passes change the graph
     program = airgraph.get_compiler(verify=True)(gm, cases[0])
@@ -109,10 +115,21 @@ def test_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 
 def test_matmul_of_symbolic_sizes() -> None:
     check(one(aten.matmul.default), ones_to(2, 3), ones_to(3, 4), dynamic=True, others=[ones_to(5, 6), ones_to(6, 7)])
-    check(one(aten.matmul.default), ones_to(2, 3, 4), ones_to(2, 4, 5), dynamic=True,
-          others=[ones_to(3, 6, 7), ones_to(3, 7, 8)])  # fmt: skip
-    check(one(aten.matmul.default), ones_to(2, 3, 4), ones_to(4, 5), dynamic=True, fallbacks=1,
-          others=[ones_to(3, 6, 7), ones_to(7, 8)])  # fmt: skip
+    check(
+        one(aten.matmul.default),
+        ones_to(2, 3, 4),
+        ones_to(2, 4, 5),
+        dynamic=True,
+        others=[ones_to(3, 6, 7), ones_to(3, 7, 8)],
+    )
+    check(
+        one(aten.matmul.default),
+        ones_to(2, 3, 4),
+        ones_to(4, 5),
+        dynamic=True,
+        fallbacks=1,
+        others=[ones_to(3, 6, 7), ones_to(7, 8)],
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 4), (2, 4, 3), (2, 4, 3, 5), (0, 4, 3)])
@@ -286,8 +303,11 @@ def test_matmul_backward(batch: tuple[int, ...], mask: list[bool]) -> None:
     a, b = ones_to(*batch, 3, 4).requires_grad_(), ones_to(*batch, 4, 5).requires_grad_()
     grad = ones_to(*batch, 3, 5)
     wanted = torch.autograd.grad(a @ b, [a, b], grad)
-    gm = graph_of(lambda call, g, a, b: [call(aten.add.Tensor, a, 1), call(aten.add.Tensor, b, 1)],
-                  [grad, a.detach(), b.detach()], False)  # fmt: skip
+    gm = graph_of(
+        lambda call, g, a, b: [call(aten.add.Tensor, a, 1), call(aten.add.Tensor, b, 1)],
+        [grad, a.detach(), b.detach()],
+        False,
+    )
     inputs, sums = ([n for n in gm.graph.nodes if n.op == op] for op in ("placeholder", "call_function"))
     with gm.graph.inserting_before(sums[0]):
         both = gm.graph.call_function(aten.matmul_backward.default, (*inputs, mask))

@@ -31,8 +31,18 @@ from airgraph.journal import JOURNALS, TOTALS
 
 aten, prims = torch.ops.aten, torch.ops.prims
 SIZES = ({"N": 6, "M": 8}, {"N": 10, "M": 12})  # sizes no sample writes out: PyTorch takes equal sizes for one
-TYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
-         "i32": torch.int32, "u8": torch.uint8, "b8": torch.bool, "i8": torch.int8, "c64": torch.complex64}  # fmt: skip
+TYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "u8": torch.uint8,
+    "b8": torch.bool,
+    "i8": torch.int8,
+    "c64": torch.complex64,
+}
 FLOATS, INTS = ("f32", "f64", "bf16", "f16"), ("i64", "i32", "u8")
 ALL = (*FLOATS, *INTS, "b8")
 FEW = ("f32", "i64")
@@ -123,8 +133,16 @@ def program_of(samples: Sequence[Sample]) -> Callable[..., list[Any]]:
         count += len(makers)
         calls.append(call)
     names = [*(f"x{i}" for i in range(count)), "N", "M"]
-    space: dict[str, Any] = {"torch": torch, "aten": aten, "prims": prims, "operator": operator, "math": math, "inf": float("inf"),
-                             "nan": float("nan"), **TYPES}  # fmt: skip
+    space: dict[str, Any] = {
+        "torch": torch,
+        "aten": aten,
+        "prims": prims,
+        "operator": operator,
+        "math": math,
+        "inf": float("inf"),
+        "nan": float("nan"),
+        **TYPES,
+    }
     exec(f"def f({', '.join(names)}):\n    return [{', '.join(calls)}]", space)
     return space["f"]
 
@@ -163,8 +181,16 @@ def table() -> dict[str, list[str]]:
     typed("aten.gelu_backward.default", FLOATS, "t(T, N, M), t(T, N, M)", 't(T, 5), t(T, 5), approximate="tanh"')
     typed("aten.threshold_backward.default", (*FLOATS, "i64"), "t(T, N, M), t(T, N, M), 0", "t(T, N, M), t(T, N, M), 1")
     for name in ("_softmax", "_log_softmax"):
-        typed(f"aten.{name}.default", FLOATS, "t(T, N, M), -1, False", "t(T, N, M), 0, False", "t(T), 0, False",
-              "t(T, 0, 3), 1, False", "odd(T), 0, False", "turned(T, N, M), 1, False")  # fmt: skip
+        typed(
+            f"aten.{name}.default",
+            FLOATS,
+            "t(T, N, M), -1, False",
+            "t(T, N, M), 0, False",
+            "t(T), 0, False",
+            "t(T, 0, 3), 1, False",
+            "odd(T), 0, False",
+            "turned(T, N, M), 1, False",
+        )
     for name in ("_softmax_backward_data", "_log_softmax_backward_data"):
         typed(
             f"aten.{name}.default",
@@ -185,9 +211,22 @@ def table() -> dict[str, list[str]]:
             "t(T, N, 1), positive(T, M)",
             "t(T), positive(T, N)",
         )
-        add(both, "odd(f32), odd(f32)", "odd(f32), 0.0", "t(i64, N), t(f32, N)", "t(i32, N), positive(f64)", "t(bf16, N), t(f32, N)",
-            "t(f16, N), positive(f32)", "t(f16, N), t(bf16, N)", "t(u8, N), t(i8, N)", "t(b8, N), positive(i32, N)", "turned(f32, N, M), t(f32, N, M)",
-            "t(i32), t(f32)", "t(i64), positive(u8, N)", "t(f32, 0, 3), t(f32, 3)")  # fmt: skip
+        add(
+            both,
+            "odd(f32), odd(f32)",
+            "odd(f32), 0.0",
+            "t(i64, N), t(f32, N)",
+            "t(i32, N), positive(f64)",
+            "t(bf16, N), t(f32, N)",
+            "t(f16, N), positive(f32)",
+            "t(f16, N), t(bf16, N)",
+            "t(u8, N), t(i8, N)",
+            "t(b8, N), positive(i32, N)",
+            "turned(f32, N, M), t(f32, N, M)",
+            "t(i32), t(f32)",
+            "t(i64), positive(u8, N)",
+            "t(f32, 0, 3), t(f32, 3)",
+        )
         typed(number, ALL, "t(T, N, M), 2", "t(T, N, M), 2.5", "t(T, N, M), True", "t(T), 3", "t(T), 0.1")
         typed(number, ("f16", "bf16"), "t(T, N), 0.1", "t(T, N), 1e-3", "t(T, N), 100000.0")
         add(
@@ -200,8 +239,15 @@ def table() -> dict[str, list[str]]:
             "t(i64, N), 2**40",
         )
     for name in ("add", "sub", "rsub"):
-        add(f"aten.{name}.Tensor", "t(f32, N), t(f32, N), alpha=2", "t(i64, N), t(i64, N), alpha=3", "t(bf16, N), t(bf16, N), alpha=0.3",
-            "t(f16, N, M), t(f32, M), alpha=0.1", "odd(f32), odd(f32), alpha=0", "t(f64, N), t(f64, N), alpha=0.1")  # fmt: skip
+        add(
+            f"aten.{name}.Tensor",
+            "t(f32, N), t(f32, N), alpha=2",
+            "t(i64, N), t(i64, N), alpha=3",
+            "t(bf16, N), t(bf16, N), alpha=0.3",
+            "t(f16, N, M), t(f32, M), alpha=0.1",
+            "odd(f32), odd(f32), alpha=0",
+            "t(f64, N), t(f64, N), alpha=0.1",
+        )
     add(
         "aten.mul.Tensor",
         "t(f16, N), 0.1",
@@ -236,13 +282,28 @@ def table() -> dict[str, list[str]]:
         )
     for name in ("floor_divide.default", "remainder.Tensor", "atan2.default", "maximum.default", "minimum.default"):
         typed(f"aten.{name}", ALL, "t(T, N, M), positive(T, N, M)", "t(T, N, M), positive(T, M)", "t(T), positive(T)")
-        add(f"aten.{name}", "odd(f32), positive(f32, 15)", "positive(f32, 15), odd(f32)", "odd(f16), odd(f16)", "t(i64, N), positive(f32, N)",
-            "t(f32, N), positive(f64)", "turned(f32, N, M), positive(f32, N, M)")  # fmt: skip
+        add(
+            f"aten.{name}",
+            "odd(f32), positive(f32, 15)",
+            "positive(f32, 15), odd(f32)",
+            "odd(f16), odd(f16)",
+            "t(i64, N), positive(f32, N)",
+            "t(f32, N), positive(f64)",
+            "turned(f32, N, M), positive(f32, N, M)",
+        )
     typed("aten.remainder.Scalar", (*FLOATS, *INTS), "t(T, N, M), 3", "t(T, N), 1.5", "t(T, N), -2.5")
     add("aten.remainder.Scalar", "odd(f32), 2.0", "t(i64, N), -3", "t(f32, N), inf")
     typed("aten.remainder.Scalar_Tensor", (*FLOATS, *INTS), "7, positive(T, N, M)", "2.5, positive(T, N)")
-    typed("aten.pow.Tensor_Scalar", (*FLOATS, *INTS), "positive(T, N, M), 2", "t(T, N), 3", "positive(T, N), 0.5", "positive(T), 2",
-          "t(T, N), 0", "t(T, N), 1")  # fmt: skip
+    typed(
+        "aten.pow.Tensor_Scalar",
+        (*FLOATS, *INTS),
+        "positive(T, N, M), 2",
+        "t(T, N), 3",
+        "positive(T, N), 0.5",
+        "positive(T), 2",
+        "t(T, N), 0",
+        "t(T, N), 1",
+    )
     add(
         "aten.pow.Tensor_Scalar",
         "odd(f32), 2.0",
@@ -305,8 +366,15 @@ def table() -> dict[str, list[str]]:
         "mask(0), t(f32, 0), t(f32, 0)",
     )
     typed("aten.masked_fill.Scalar", ALL, "t(T, N, M), mask(N, M), 1", "t(T, N, M), mask(M), True", "t(T), mask(), 0")
-    add("aten.masked_fill.Scalar", "t(f32, N), mask(N), -inf", "t(f16, N), mask(N), 0.1", "t(bf16, N, M), mask(N, 1), -1e9", "t(f32, M), mask(N, M), nan",
-        "odd(f32), mask(15), -0.0", "t(f64, N), mask(N), 0.1")  # fmt: skip
+    add(
+        "aten.masked_fill.Scalar",
+        "t(f32, N), mask(N), -inf",
+        "t(f16, N), mask(N), 0.1",
+        "t(bf16, N, M), mask(N, 1), -1e9",
+        "t(f32, M), mask(N, M), nan",
+        "odd(f32), mask(15), -0.0",
+        "t(f64, N), mask(N), 0.1",
+    )
     typed("aten.masked_fill.Tensor", ALL, "t(T, N, M), mask(N, M), t(T)", "t(T), mask(), t(T)")
     add("aten.masked_fill.Tensor", "t(f32, N), mask(N), t(i64)", "t(f32, N), mask(N), t(f64)")
     typed(
@@ -359,8 +427,14 @@ def table() -> dict[str, list[str]]:
             "t(T, N, M), t(T, N, M), positive(T, M)",
             "t(T), t(T), positive(T)",
         )
-        add(f"aten.{name}.default", "t(f32, N), t(f32, N), t(f32, N), value=0.3", "t(bf16, N), t(bf16, N), positive(bf16, N), value=0.1",
-            "odd(f32), odd(f32), odd(f32), value=2", "t(f64, N), t(f64, N), t(f64, N), value=0.1", "t(f32, N), t(f16, N), t(f32, N)")  # fmt: skip
+        add(
+            f"aten.{name}.default",
+            "t(f32, N), t(f32, N), t(f32, N), value=0.3",
+            "t(bf16, N), t(bf16, N), positive(bf16, N), value=0.1",
+            "odd(f32), odd(f32), odd(f32), value=2",
+            "t(f64, N), t(f64, N), t(f64, N), value=0.1",
+            "t(f32, N), t(f16, N), t(f32, N)",
+        )
     add("aten.addcmul.default", "t(i64, N), t(i64, N), t(i64, N), value=3")
 
     # copies, casts, creation
@@ -381,8 +455,17 @@ def table() -> dict[str, list[str]]:
         add("aten._to_copy.default", f"t({source}, N, M), dtype={goal}")
         if "f32" in (source, goal):
             add("prims.convert_element_type.default", f"t({source}, N), {goal}")
-    add("aten._to_copy.default", "odd(f32), dtype=f16", "odd(f32), dtype=bf16", "odd(f64), dtype=f32", "turned(f32, N, M), dtype=f64", "t(f32), dtype=i64",
-        "turned(f32, N, M), memory_format=torch.contiguous_format", "t(c64, N), dtype=torch.complex128", "odd(f32), dtype=b8")  # fmt: skip
+    add(
+        "aten._to_copy.default",
+        "odd(f32), dtype=f16",
+        "odd(f32), dtype=bf16",
+        "odd(f64), dtype=f32",
+        "turned(f32, N, M), dtype=f64",
+        "t(f32), dtype=i64",
+        "turned(f32, N, M), memory_format=torch.contiguous_format",
+        "t(c64, N), dtype=torch.complex128",
+        "odd(f32), dtype=b8",
+    )
     typed(
         "aten.copy.default",
         ALL,
@@ -495,16 +578,27 @@ def table() -> dict[str, list[str]]:
         "t(T, 0, 2, 3), t(T, 0, 3, 2)",
         "t(T, N, 2, 3), turned(T, N, 3, 4)",
     )
-    typed("aten.addmm.default", (*FLOATS, "i64"), "t(T, 5), t(T, N, M), t(T, M, 5)", "t(T, N, 5), t(T, N, M), turned(T, M, 5)", "t(T, 5), t(T, N, 0), t(T, 0, 5)",
-          "t(T, 1), t(T, N, M), t(T, M, 5), beta=2, alpha=3")  # fmt: skip
+    typed(
+        "aten.addmm.default",
+        (*FLOATS, "i64"),
+        "t(T, 5), t(T, N, M), t(T, M, 5)",
+        "t(T, N, 5), t(T, N, M), turned(T, M, 5)",
+        "t(T, 5), t(T, N, 0), t(T, 0, 5)",
+        "t(T, 1), t(T, N, M), t(T, M, 5), beta=2, alpha=3",
+    )
     add(
         "aten.addmm.default",
         "t(f32, 5), t(f32, N, M), t(f32, M, 5), beta=0.5, alpha=0.25",
         "odd(f32), t(f32, N, M), t(f32, M, 15), beta=0",
         "t(f32), t(f32, N, M), t(f32, M, 2)",
     )
-    typed("aten.baddbmm.default", (*FLOATS, "i64"), "t(T, 2, N, 5), t(T, 2, N, M), t(T, 2, M, 5)", "t(T, 5), t(T, 2, N, M), t(T, 2, M, 5)",
-          "t(T, 2, N, 5), t(T, 2, N, M), t(T, 2, M, 5), beta=2, alpha=3")  # fmt: skip
+    typed(
+        "aten.baddbmm.default",
+        (*FLOATS, "i64"),
+        "t(T, 2, N, 5), t(T, 2, N, M), t(T, 2, M, 5)",
+        "t(T, 5), t(T, 2, N, M), t(T, 2, M, 5)",
+        "t(T, 2, N, 5), t(T, 2, N, M), t(T, 2, M, 5), beta=2, alpha=3",
+    )
     add("aten.baddbmm.default", "odd(f32), t(f32, 2, N, M), t(f32, 2, M, 15), beta=0, alpha=0.5")
 
     # reductions
@@ -594,8 +688,18 @@ def table() -> dict[str, list[str]]:
         "t(T, 1), [0]",
         "turned(T, N, M), [2, N, M]",
     )
-    typed("aten.slice.Tensor", ALL, "t(T, N, M), 0, 1, 3", "t(T, N, M), -1, -2", "t(T, N, M), 1, None, None, 2", "t(T, 9), 0, 100", "t(T, N, M), 0, 2, 1", "t(T, N, M), 0, 0, N",
-          "t(T, 9), 0, -100, -1", "turned(T, N, M), 1, 1, 3")  # fmt: skip
+    typed(
+        "aten.slice.Tensor",
+        ALL,
+        "t(T, N, M), 0, 1, 3",
+        "t(T, N, M), -1, -2",
+        "t(T, N, M), 1, None, None, 2",
+        "t(T, 9), 0, 100",
+        "t(T, N, M), 0, 2, 1",
+        "t(T, N, M), 0, 0, N",
+        "t(T, 9), 0, -100, -1",
+        "turned(T, N, M), 1, 1, 3",
+    )
     typed(
         "aten.cat.default",
         ALL,

@@ -80,10 +80,16 @@ TABLES = runpy.run_path(str(HERE / "test_ops.py"))
 BY_HAND = {
     "aten._foreach_addcdiv.Tensor": ["[t(f32, 3)], [t(f32, 3)], [t(f32, 3)], t(f32, 1)"],
     "aten._foreach_addcmul.Tensor": ["[t(f32, 3)], [t(f32, 3)], [t(f32, 3)], t(f32, 1)"],
-    "aten._native_batch_norm_legit.default": ["t(f32, 5, 4, 3), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), True, 0.1, 1e-5",
-                                              "t(f32, 2, 4, 3, 2, 3, 2), None, None, t(f32, 4), t(f32, 4), True, 0.1, 1e-5"],
-    "aten.batch_norm_backward_elemt.default": ["t(f32, 5, 4), t(f32, 5, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(i32, 1)"],
-    "aten.batch_norm_backward_reduce.default": ["t(f32, 5, 4), t(f32, 5, 4), t(f32, 4), t(f32, 4), t(f32, 4), True, True, True"],
+    "aten._native_batch_norm_legit.default": [
+        "t(f32, 5, 4, 3), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), True, 0.1, 1e-5",
+        "t(f32, 2, 4, 3, 2, 3, 2), None, None, t(f32, 4), t(f32, 4), True, 0.1, 1e-5",
+    ],
+    "aten.batch_norm_backward_elemt.default": [
+        "t(f32, 5, 4), t(f32, 5, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(i32, 1)"
+    ],
+    "aten.batch_norm_backward_reduce.default": [
+        "t(f32, 5, 4), t(f32, 5, 4), t(f32, 4), t(f32, 4), t(f32, 4), True, True, True"
+    ],
     "aten.batch_norm_elemt.default": ["t(f32, 5, 4), t(f32, 4), t(f32, 4), t(f32, 4), t(f32, 4), 1e-5"],
     "aten.add.Tensor": ["t(f32, 3), t(f32, 3)", "t(f32, 3), t(f32, 3), alpha=2"],
     "aten.bitwise_not.default": ["t(b8, 3)", "t(i64, 3)"],
@@ -101,7 +107,10 @@ BY_HAND = {
     "aten.prelu.default": ["t(f32, 3, 4), t(f32, 4)"],
     "aten.rand.generator": ["[3, 4], generator=None"],
     "aten.randn.generator": ["[3, 4], generator=None"],
-    "aten.replication_pad1d_backward.default": ["t(f32, 3, 9), t(f32, 3, 9), [0, 0]", "t(f32, 3, 9), t(f32, 3, 6), [1, 2]"],
+    "aten.replication_pad1d_backward.default": [
+        "t(f32, 3, 9), t(f32, 3, 9), [0, 0]",
+        "t(f32, 3, 9), t(f32, 3, 6), [1, 2]",
+    ],
     "aten.rsub.Scalar": ["t(f32, 3), 2, 3", "t(i64, 3), 2, 3", "t(f64, 3), 2, 3"],
     "aten.rsub.Tensor": ["t(f32, 3), t(f32, 3), alpha=2"],
     "aten.sub.Tensor": ["t(f32, 3), t(f32, 3), alpha=2"],
@@ -109,7 +118,7 @@ BY_HAND = {
     "aten.sym_numel.default": ["t(f32, 3, 4)"],
     "aten.sym_size": ["t(f32, 3, 4), 0"],
     "aten.upsample_nearest2d.default": ["t(f32, 2, 3, 4, 5), [8, 10]"],
-}  # fmt: skip
+}
 # What PyTorch cannot trace, or only on an NVIDIA GPU (test_cuda_ops.py), as a function of the arguments.
 RESULTS = {
     "aten.batch_norm_backward_elemt.default": lambda grad, x, *rest: torch.empty_like(x),
@@ -122,10 +131,24 @@ RESULTS = {
 
 
 # What stands in samples, by name. An overload stands for itself: the call is put into a graph, not made.
-NAMES: dict[str, Any] = {**TABLES["MAKERS"], **TABLES["TYPES"], "N": Size(6), "M": Size(8), "aten": aten, "torch": torch,
-                         "inf": float("inf"), "nan": float("nan")}  # fmt: skip
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-             ast.Pow: operator.pow, ast.USub: operator.neg}  # fmt: skip
+NAMES: dict[str, Any] = {
+    **TABLES["MAKERS"],
+    **TABLES["TYPES"],
+    "N": Size(6),
+    "M": Size(8),
+    "aten": aten,
+    "torch": torch,
+    "inf": float("inf"),
+    "nan": float("nan"),
+}
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
 
 
 def value_of(node: ast.expr) -> Any:

@@ -116,8 +116,14 @@ def test_axes_of_one_element(shape: tuple[int, ...], other: str) -> None:
     """Strides of such axes mean nothing, but show."""
     more = {"number": 2, "scalar": torch.tensor(2.0), "row": torch.randn(shape[-1]), "same": torch.randn(shape)}[other]
     check(lambda x: torch.sigmoid(x) * more, lambda: torch.randn(shape))
-    check(lambda x: torch.sigmoid(x.mT) * more if x.dim() > 1 and other != "same" and shape[-2] == shape[-1] else
-          torch.sigmoid(x.mT) * 2, lambda: torch.randn(shape))  # fmt: skip
+    check(
+        lambda x: (
+            torch.sigmoid(x.mT) * more
+            if x.dim() > 1 and other != "same" and shape[-2] == shape[-1]
+            else torch.sigmoid(x.mT) * 2
+        ),
+        lambda: torch.randn(shape),
+    )
 
 
 def test_memory_that_does_not_lie_plainly_is_left_alone() -> None:

@@ -234,9 +234,20 @@ def test_wrong_custom_ops():
 
 @pytest.mark.parametrize(
     "kind, value",
-    [("Int", 0.5), ("Int", True), ("Float", "a"), ("Bool", 1), ("Str", 1), ("DataType", 99), ("ListInt", 1),
-     ("ListInt", [0.5]), ("ListFloat", ["a"]), ("ListListInt", [1]), ("ListStr", "ab")],
-)  # fmt: skip
+    [
+        ("Int", 0.5),
+        ("Int", True),
+        ("Float", "a"),
+        ("Bool", 1),
+        ("Str", 1),
+        ("DataType", 99),
+        ("ListInt", 1),
+        ("ListInt", [0.5]),
+        ("ListFloat", ["a"]),
+        ("ListListInt", [1]),
+        ("ListStr", "ab"),
+    ],
+)
 def test_an_attribute_holds_its_kind_only(kind, value):
     assert fails(getattr(ge.attr, kind), value) == f"ge.attr.{kind} cannot hold {value!r}"
 
@@ -255,8 +266,13 @@ def test_new_nodes_carry_the_marks_of_the_moment(graph):
     ge.Mul(a, 2.0)
     graph.marks = {}
     ge.Neg(a)
-    assert [n.marks for n in graph.nodes] == [{}, {"_user_stream_label": "1", "_more": "2"}, {},
-                                             {"_user_stream_label": "1"}, {}]  # fmt: skip
+    assert [n.marks for n in graph.nodes] == [
+        {},
+        {"_user_stream_label": "1", "_more": "2"},
+        {},
+        {"_user_stream_label": "1"},
+        {},
+    ]
     with graph.before(a.node):
         inserted = ge.Neg(x)
     assert inserted.node.marks == a.node.marks and inserted.node.marks is not a.node.marks

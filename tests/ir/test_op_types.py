@@ -125,7 +125,7 @@ CASES = [
     ("Tril", ["f32[3, 3]"], {}, ["f32[3, 3]"]),
     ("Fill", [[2, 3], "f16[]"], {}, ["f16[2, 3]"]),
     ("OnesLike", ["i32[2]"], {}, ["i32[2]"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("op, inputs, attrs, expected", CASES)
@@ -137,7 +137,12 @@ WRONG = [
     ("Mul", ["f32[2]", "f32[3]"], {}, "sizes 2 and 3 do not broadcast"),
     ("Assign", ["f32[2]"], {}, "Assign needs its input 'value'"),
     ("MatMul", ["f32[2, 3]", "f32[4, 5]"], {}, "MatMul of [2, 3] and [4, 5]: inner sizes 3 and 4 differ"),
-    ("MatMul", ["f32[2, 3]", "f32[3, 5]"], {"transpose_x1": True}, "MatMul of [2, 3] and [3, 5]: inner sizes 2 and 3 differ"),
+    (
+        "MatMul",
+        ["f32[2, 3]", "f32[3, 5]"],
+        {"transpose_x1": True},
+        "MatMul of [2, 3] and [3, 5]: inner sizes 2 and 3 differ",
+    ),
     ("BatchMatMul", ["f32[2, 1, 3]", "f32[3, 3, 1]"], {}, "sizes 2 and 3 do not broadcast"),
     ("BatchMatMul", ["f32[3]", "f32[3, 3]"], {}, "BatchMatMul needs matrices, got [3] and [3, 3]"),
     ("ReduceSum", ["f32[2, 3]", [2]], {}, "there is no axis 2 in 2 dimensions"),
@@ -152,7 +157,7 @@ WRONG = [
     ("BroadcastTo", ["f32[1, 2]", [2]], {}, "[1, 2] does not broadcast to [2]"),
     ("GatherV2", ["f32[2]", "i64[]", 1], {}, "there is no axis 1 in 1 dimensions"),
     ("Unpack", ["f32[2, 3]"], {"num": 3}, "Unpack of [2, 3] along axis 0 gives 2 values, not 3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("op, inputs, attrs, what", WRONG)
@@ -174,8 +179,11 @@ def test_place_is_the_devices_as_soon_as_one_input_is_there():
 # -- the table ------------------------------------------------------------------------------------------------------
 def test_slots():
     assert [Slot.parse(w) for w in ("x", "x?", "x*", "x#")] == [
-        Slot("x"), Slot("x", optional=True), Slot("x", dynamic=True), Slot("x", index=True)
-    ]  # fmt: skip
+        Slot("x"),
+        Slot("x", optional=True),
+        Slot("x", dynamic=True),
+        Slot("x", index=True),
+    ]
 
 
 def test_every_row_is_sound():

@@ -158,12 +158,21 @@ def custom() -> Graph:
             inputs={"x": x, "mask": None, "parts": [x, x]},
             outputs=["y", ("rest", 2)],
             attrs={
-                "i": a.Int(1), "f": a.Float(2), "b": a.Bool(False), "s": a.Str("t"), "dt": a.DataType(1),
-                "li": a.ListInt([1]), "lf": a.ListFloat([1]), "lb": a.ListBool([True]), "ls": a.ListStr(["u", "v"]),
-                "ldt": a.ListDataType([0, 27]), "lli": a.ListListInt([[1, 2], [3]]), "llf": a.ListListFloat([[0.5]]),
+                "i": a.Int(1),
+                "f": a.Float(2),
+                "b": a.Bool(False),
+                "s": a.Str("t"),
+                "dt": a.DataType(1),
+                "li": a.ListInt([1]),
+                "lf": a.ListFloat([1]),
+                "lb": a.ListBool([True]),
+                "ls": a.ListStr(["u", "v"]),
+                "ldt": a.ListDataType([0, 27]),
+                "lli": a.ListListInt([[1, 2], [3]]),
+                "llf": a.ListListFloat([[0.5]]),
                 "none": a.ListListInt([]),
             },
-        )  # fmt: skip
+        )
         ge.NetOutput([y])
     return graph
 
@@ -212,10 +221,23 @@ def test_notes(graph):
 
 # -- constants ------------------------------------------------------------------------------------------------------
 NUMPY = {
-    "FLOAT": "f4", "FLOAT16": "f2", "DOUBLE": "f8", "COMPLEX64": "c8", "COMPLEX128": "c16", "BOOL": "?", "INT8": "i1",
-    "INT16": "i2", "INT32": "i4", "INT64": "i8", "UINT8": "u1", "UINT16": "u2", "UINT32": "u4", "UINT64": "u8",
-    "QINT8": "i1", "QINT32": "i4",
-}  # fmt: skip
+    "FLOAT": "f4",
+    "FLOAT16": "f2",
+    "DOUBLE": "f8",
+    "COMPLEX64": "c8",
+    "COMPLEX128": "c16",
+    "BOOL": "?",
+    "INT8": "i1",
+    "INT16": "i2",
+    "INT32": "i4",
+    "INT64": "i8",
+    "UINT8": "u1",
+    "UINT16": "u2",
+    "UINT32": "u4",
+    "UINT64": "u8",
+    "QINT8": "i1",
+    "QINT32": "i4",
+}
 
 
 @pytest.mark.parametrize("name", NUMPY)

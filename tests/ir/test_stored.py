@@ -150,12 +150,23 @@ def set_extra(name, text):
     ("change", "text"),
     [
         (lambda ops, m: setattr(ops["Mul"], "type", "Mull"), "there is no op 'Mull' in the table\n  op:  Mul (Mull)"),
-        (lambda ops, m: ops["Mul"].input.__setitem__(0, "y:0"), "it reads 'y:0', which no op before it computes\n  op: Mul (Mul)"),
+        (
+            lambda ops, m: ops["Mul"].input.__setitem__(0, "y:0"),
+            "it reads 'y:0', which no op before it computes\n  op: Mul (Mul)",
+        ),
         (lambda ops, m: ops["Mul"].input.append("x:0"), "it has 3 inputs, which is not what Mul takes"),
         (lambda ops, m: setattr(ops["Log"], "name", "Mul"), "duplicated node name 'Mul' is not allowed"),
         (lambda ops, m: setattr(ops["Half"].attr["dst_type"], "dt", 3), "Half:0 is float16"),
-        (lambda ops, m: ops["Squeeze"].attr["colour"].ClearField("i") or setattr(ops["Squeeze"].attr["colour"], "i", 1), "Squeeze has no attribute 'colour'"),
-        (lambda ops, m: setattr(ops["x"].output_desc[0], "device_type", "GPU"), "the place of an output is 'GPU', not CPU or NPU"),
+        (
+            lambda ops, m: (
+                ops["Squeeze"].attr["colour"].ClearField("i") or setattr(ops["Squeeze"].attr["colour"], "i", 1)
+            ),
+            "Squeeze has no attribute 'colour'",
+        ),
+        (
+            lambda ops, m: setattr(ops["x"].output_desc[0], "device_type", "GPU"),
+            "the place of an output is 'GPU', not CPU or NPU",
+        ),
         (lambda ops, m: setattr(ops["x"].output_desc[0], "dtype", 99), "there is no element type 99"),
         (lambda ops, m: ops["x"].attr.pop(EXTRA), "nothing says what its symbols are"),
         (lambda ops, m: m.op.remove(ops["NetOutput"]), "a graph has one NetOutput, this one has 0"),
@@ -166,9 +177,12 @@ def set_extra(name, text):
         (set_extra("x", b"[" * 100_000), "an op is not described as it should be: RecursionError"),
         (set_extra("Const", b'{"number": [0.2]}'), "its number and its bytes differ"),
         (lambda ops, m: setattr(ops["Const"].attr["value"].t, "data", b"abc"), "its number and its bytes differ"),
-        (set_extra("Own", b'{"custom": {"counts": [null, -1, 9]}}'), "an op is not described as it should be: KeyError"),
+        (
+            set_extra("Own", b'{"custom": {"counts": [null, -1, 9]}}'),
+            "an op is not described as it should be: KeyError",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(graph, change, text):
     found = broken(graph, change)
     assert " ".join(text.split()) in " ".join(found.split())

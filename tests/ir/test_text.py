@@ -187,7 +187,7 @@ ConcatV2_0 = ge.ConcatV2([x_0, x_0], 0, N=2, node_name="ConcatV2")
 
 _ = ge.NetOutput([MatMulV2_0, Log_0, Pack_0, ConcatV2_0], dependencies=[])
 """,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -239,11 +239,19 @@ def test_a_file_outside_the_folder_is_not_read(tmp_path):
 def test_arrays_are_written_as_numbers():
     with ge.building(Graph()) as graph:
         bits = np.array([0x3FC0, 0xFF80], np.uint16)
-        ge.NetOutput([ge.Const(bits, dtype=27), ge.Const(np.array(0.1, np.float32), dtype=0),
-                      ge.Const(np.array([[True]]), dtype=12), ge.Const(np.zeros((0, 2), np.int8), dtype=2)])  # fmt: skip
+        ge.NetOutput(
+            [
+                ge.Const(bits, dtype=27),
+                ge.Const(np.array(0.1, np.float32), dtype=0),
+                ge.Const(np.array([[True]]), dtype=12),
+                ge.Const(np.zeros((0, 2), np.int8), dtype=2),
+            ]
+        )
     line = to_py(graph).splitlines()[-1]
-    assert line == ('_ = ge.NetOutput([ge.Const([1.5, float("-inf")], dtype=27), ge.Const(0.10000000149011612, dtype=0), '
-                    "ge.Const([[True]], dtype=12), ge.Const([], dtype=2, shape=[0, 2])], dependencies=[])")  # fmt: skip
+    assert line == (
+        '_ = ge.NetOutput([ge.Const([1.5, float("-inf")], dtype=27), ge.Const(0.10000000149011612, dtype=0), '
+        "ge.Const([[True]], dtype=12), ge.Const([], dtype=2, shape=[0, 2])], dependencies=[])"
+    )
     assert same_graph(from_py(to_py(graph)), graph)
 
 

@@ -94,10 +94,7 @@ def test_attributes_are_there(graph):
     assert refused(graph).startswith("Cast needs the attribute 'dst_type'\n  graph: Exp_0 = ge.Cast(Mul_0, ")
 
 
-@pytest.mark.parametrize(
-    "op, attr, line",
-    [("x", "index", "x = Data"), ("Const", "value", "Const = Const")],
-)
+@pytest.mark.parametrize("op, attr, line", [("x", "index", "x = Data"), ("Const", "value", "Const = Const")])
 def test_a_node_that_cannot_be_printed(graph, op, attr, line):
     del graph.node(op).attrs[attr]
     assert refused(graph).splitlines()[1] == f"  graph: {line}"
@@ -166,8 +163,13 @@ _ = ge.NetOutput([Mul_0])
 
 def test_every_rule_is_broken_above():
     assert [rule.__name__ for rule in RULES] == [
-        "unique_name", "reads_earlier", "readers_read", "known_attributes", "inputs_fit", "types_follow"
-    ]  # fmt: skip
+        "unique_name",
+        "reads_earlier",
+        "readers_read",
+        "known_attributes",
+        "inputs_fit",
+        "types_follow",
+    ]
 
 
 def test_agree():

@@ -37,10 +37,22 @@ AOT_CANNOT = {
 IN_PIECES = {"encodec": "branches on the padding it computes"}
 
 TRAINED = {
-    "bert": "tokens", "albert": "tokens", "modernbert": "tokens", "gpt2": "tokens", "llama": "tokens", "qwen3": "tokens",
-    "gemma2": "tokens", "mamba2": "tokens", "t5": "tokens", "bart": "tokens", "vit": "classes",
-    "resnet": "classes", "swin": "classes", "wav2vec2": "tokens", "distilbert": "tokens",
-}  # fmt: skip
+    "bert": "tokens",
+    "albert": "tokens",
+    "modernbert": "tokens",
+    "gpt2": "tokens",
+    "llama": "tokens",
+    "qwen3": "tokens",
+    "gemma2": "tokens",
+    "mamba2": "tokens",
+    "t5": "tokens",
+    "bart": "tokens",
+    "vit": "classes",
+    "resnet": "classes",
+    "swin": "classes",
+    "wav2vec2": "tokens",
+    "distilbert": "tokens",
+}
 DYNAMIC = ("bert", "distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt", "llama", "qwen2", "phi")
 GENERATING = ("llama", "qwen3", "gemma")
 

@@ -345,8 +345,10 @@ def report(outcomes: list[Outcome], expected: dict[str, str], measure: str, leas
     for o in sorted(bad, key=lambda o: (o.status, o.op)):
         print(f"{o.status:<6}{o.op:<50}{o.dtype:<10}{expected.get(f'{o.op} {o.dtype}', o.detail)}")
     share = 100 * counts["pass"] / max(asked, 1)
-    print(f"\n{asked} pairs that {measure} passes: {counts['pass']} pass ({share:.2f}%), {counts['fail']} fail, "
-          f"{counts['wrong']} wrong; {counts['skip']} pairs {measure} does not pass")  # fmt: skip
+    print(
+        f"\n{asked} pairs that {measure} passes: {counts['pass']} pass ({share:.2f}%), {counts['fail']} fail, "
+        f"{counts['wrong']} wrong; {counts['skip']} pairs {measure} does not pass"
+    )
     return 1 if surprises or share < least else 0
 
 

@@ -7,13 +7,7 @@ from airgraph.ir import ge
 from airgraph.ir.graph import Graph
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
-from airgraph.passes.cleanup import (
-    common_subexpressions,
-    constant_folding,
-    dead_code,
-    dead_inputs,
-    fulfilled_waits,
-)
+from airgraph.passes.cleanup import common_subexpressions, constant_folding, dead_code, dead_inputs, fulfilled_waits
 
 X = 'x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="NPU", node_name="x")\n'
 Y = 'y_0 = ge.Data(index=1, dtype=0, shape=[4, 8], placement="NPU", node_name="y")\n'
@@ -106,12 +100,15 @@ _ = ge.NetOutput([SplitV_1], dependencies=[])
 
 
 def test_waiting_is_handed_on_when_a_node_goes():
-    graph = from_py(X + """
+    graph = from_py(
+        X
+        + """
 _ = ge.PrintV2(ge.StringFormat([x_0]))
 a = ge.Exp(x_0, dependencies=[ge.node("PrintV2")])
 b = ge.Sin(x_0, dependencies=[a])
 _ = ge.NetOutput([b])
-""")  # fmt: skip
+"""
+    )
     graph.erase([graph.node("Exp")])
     assert [c.name for c in graph.node("Sin").control] == ["PrintV2"]
     verify(graph)

@@ -110,15 +110,19 @@ def test_softmax_by_the_maximum_and_its_place():
     maximum = "[at, peak] = ge.ArgMaxWithValue(x, dimension=-1, keep_dims=True)\n"
     text = maximum + SOFTMAX.replace("ge.ReduceMax(x, [1], keep_dims=True)", "peak")
     only(f"{data(x=[4, 8])}{text}{out('y')}", "ge.SoftmaxV2(x, axes=[-1])")
-    unchanged(f"{data(x=[4, 8])}{text}{out('y', 'at')}",
-              "softmax refused RealDiv: ArgMaxWithValue is read elsewhere: NetOutput")  # fmt: skip
+    unchanged(
+        f"{data(x=[4, 8])}{text}{out('y', 'at')}",
+        "softmax refused RealDiv: ArgMaxWithValue is read elsewhere: NetOutput",
+    )
 
 
 def test_softmax_along_two_axes_is_none():
     text = f"{data(x=[4, 8])}{SOFTMAX.replace('Sum(e, [1]', 'Sum(e, [0]')}{out('y')}"
     unchanged(text, "softmax refused RealDiv: the sum and the maximum are along different axes: 0, 1")
-    unchanged(f"{data(1, x=[4, 8])}{SOFTMAX}{out('y')}",
-              "softmax refused RealDiv: only float32 and float64 are fused: DT_FLOAT16")  # fmt: skip
+    unchanged(
+        f"{data(1, x=[4, 8])}{SOFTMAX}{out('y')}",
+        "softmax refused RealDiv: only float32 and float64 are fused: DT_FLOAT16",
+    )
 
 
 # -- layer norm -----------------------------------------------------------------------------------------------------
@@ -160,10 +164,14 @@ def test_a_scale_of_another_shape_stays_outside():
     "old, new, reason",
     [
         ("ge.Add(v, 1e-05)", "ge.Add(v, e)", "epsilon is not a constant: e"),
-        ("[2], keep_dims=True)\nn", "[1], keep_dims=True)\nn", "the mean and the variance are not over the same last axes"),
+        (
+            "[2], keep_dims=True)\nn",
+            "[1], keep_dims=True)\nn",
+            "the mean and the variance are not over the same last axes",
+        ),
         ("[2, 5, 8]", "[2, 5, -1]", "the normalized sizes are symbolic: x_2"),
     ],
-)  # fmt: skip
+)
 def test_layer_norms_that_are_refused(old, new, reason):
     text = f"{data(x=[2, 5, 8], e=[])}{CENTER}{VARIANCES['pow']}\n{DIVISIONS['sqrt']}\n{out('n')}"
     unchanged(text.replace(old, new), f"layer_norm refused RealDiv: {reason}")
@@ -199,16 +207,24 @@ def test_rms_norm_of_halves_in_float32(dtype):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (f"{data(1, x=[2, 5, 8], g=[8])}w = x\n{RMS}y = ge.Mul(g, n)",
-         "the types in between are not those of RmsNorm: DT_FLOAT16, DT_FLOAT16"),
-        (f"{data(x=[2, 5, 8], g=[8])}w = x\n{RMS}y = ge.Mul(g, ge.Cast(n, dst_type=1))",
-         "the types in between are not those of RmsNorm: DT_FLOAT, DT_FLOAT"),
-        (f"{data(x=[2, 5, 8], g=[1])}w = x\n{RMS}y = ge.Mul(g, n)",
-         "the weight does not have the normalized size: float[1]@NPU, float[2, 5, 8]@NPU"),
-        (f"{data(x=[2, 5, 8], g=[8], e=[])}w = x\n{RMS.replace('1e-06', 'e')}y = ge.Mul(g, n)",
-         "epsilon is not a constant: e"),
+        (
+            f"{data(1, x=[2, 5, 8], g=[8])}w = x\n{RMS}y = ge.Mul(g, n)",
+            "the types in between are not those of RmsNorm: DT_FLOAT16, DT_FLOAT16",
+        ),
+        (
+            f"{data(x=[2, 5, 8], g=[8])}w = x\n{RMS}y = ge.Mul(g, ge.Cast(n, dst_type=1))",
+            "the types in between are not those of RmsNorm: DT_FLOAT, DT_FLOAT",
+        ),
+        (
+            f"{data(x=[2, 5, 8], g=[1])}w = x\n{RMS}y = ge.Mul(g, n)",
+            "the weight does not have the normalized size: float[1]@NPU, float[2, 5, 8]@NPU",
+        ),
+        (
+            f"{data(x=[2, 5, 8], g=[8], e=[])}w = x\n{RMS.replace('1e-06', 'e')}y = ge.Mul(g, n)",
+            "epsilon is not a constant: e",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rms_norms_that_are_refused(text, reason):
     unchanged(f"{text}\n{out('y')}", f"rms_norm refused Mul_1: {reason}")
 
@@ -220,8 +236,10 @@ def test_an_rms_norm_whose_deviation_is_read_stays():
 
 
 # -- GELU and Swish -------------------------------------------------------------------------------------------------
-ERF = ["f = ge.Add(ge.Erf(ge.RealDiv(x, 1.4142135623730951)), 1.0)",
-       "f = ge.Add(ge.Erf(ge.Mul(x, 0.7071067811865476)), 1.0)"]  # fmt: skip
+ERF = [
+    "f = ge.Add(ge.Erf(ge.RealDiv(x, 1.4142135623730951)), 1.0)",
+    "f = ge.Add(ge.Erf(ge.Mul(x, 0.7071067811865476)), 1.0)",
+]
 TANH = [
     "f = ge.Add(ge.Tanh(ge.Mul(ge.Add(x, ge.Mul(ge.Pow(x, 3.0), 0.044715)), 0.7978845608028654)), 1.0)",
     "f = ge.Add(ge.Tanh(ge.Mul(ge.Mul(x, 0.7978845608), ge.Add(ge.Mul(ge.Mul(x, 0.044715), x), 1.0))), 1.0)",
@@ -271,8 +289,9 @@ def test_rotary():
 def test_rotaries_that_are_refused():
     text = ROTARY.replace("[4], [9223372036854775807]", "[2], [6]")
     unchanged(f"{ROTATED}{text}{out('y')}", "rotary refused Add: the parts are not the two halves")
-    unchanged(f"{ROTATED}{ROTARY}{out('y', 'lower')}",
-              "rotary refused Add: StridedSliceV2 is read elsewhere: NetOutput")  # fmt: skip
+    unchanged(
+        f"{ROTATED}{ROTARY}{out('y', 'lower')}", "rotary refused Add: StridedSliceV2 is read elsewhere: NetOutput"
+    )
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -314,9 +333,12 @@ def test_two_things_that_are_added_are_one_mask():
     "mask, made",
     [
         ('ge.SelectV2(m, a, float("-inf"))', 'ge.SelectV2(m, ge.Const(0.0, dtype=0), ge.Const(float("-inf"), dtype=0)'),
-        ('ge.MaskedFill(a, m, float("-inf"))', 'ge.SelectV2(m, ge.Const(float("-inf"), dtype=0), ge.Const(0.0, dtype=0)'),
+        (
+            'ge.MaskedFill(a, m, float("-inf"))',
+            'ge.SelectV2(m, ge.Const(float("-inf"), dtype=0), ge.Const(0.0, dtype=0)',
+        ),
     ],
-)  # fmt: skip
+)
 def test_masks_that_fill(mask, made):
     inputs = data(**QKV, m=[1, 1, 5, 6]).replace("index=3, dtype=0", "index=3, dtype=12")
     lines, refused = run(f"{inputs}{attention(mask=mask)}{out('y')}")

@@ -77,10 +77,18 @@ def masked_attention(x, g, b):
 
 
 FUNCTIONS = {  # function → the pass that fuses it
-    layer_norm: "layer_norm", rms_norm: "rms_norm", softmax: "softmax", gelu_erf: "gelu", gelu_tanh: "gelu",
-    swish: "swish", linear: "matmul_bias", rotary: "rotary", attention: "attention", grouped_attention: "attention",
+    layer_norm: "layer_norm",
+    rms_norm: "rms_norm",
+    softmax: "softmax",
+    gelu_erf: "gelu",
+    gelu_tanh: "gelu",
+    swish: "swish",
+    linear: "matmul_bias",
+    rotary: "rotary",
+    attention: "attention",
+    grouped_attention: "attention",
     masked_attention: "attention",
-}  # fmt: skip
+}
 ALWAYS = (rms_norm, rotary)  # these compute in half types just what is written
 
 
@@ -214,8 +222,13 @@ y = ge.BNInfer(c, g, None, m, v, epsilon=0.001)
 _ = ge.NetOutput([y])
 """)
     torch.manual_seed(0)
-    given = {"x": torch.randn(1, 3, 6, 6), "f": torch.randn(4, 3, 3, 3), "g": torch.randn(4), "m": torch.randn(4),
-             "v": torch.rand(4)}  # fmt: skip
+    given = {
+        "x": torch.randn(1, 3, 6, 6),
+        "f": torch.randn(4, 3, 3, 3),
+        "g": torch.randn(4),
+        "m": torch.randn(4),
+        "v": torch.rand(4),
+    }
     run_passes(graph, Journal(), frozen=frozen, check=True)
     assert (graph.of("BNInfer") == []) == frozen
     (y,), _ = ReferenceEngine().load(graph, torch.device("cpu")).run(given, {})

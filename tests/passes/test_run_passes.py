@@ -199,8 +199,10 @@ SHAPES = ([2, 3], [3, 2], [2, 2], [6], [2, 1, 3], [-1, 3])
 def graphs(draw) -> Graph:
     """A few inputs, a few ops on whatever is there, some of the values as outputs."""
     with ge.building(Graph("random")) as graph:
-        values = [ge.Data(index=i, dtype=0, shape=draw(st.sampled_from(SHAPES)), placement="NPU", node_name=f"x{i}")
-                  for i in range(draw(st.integers(1, 3)))]  # fmt: skip
+        values = [
+            ge.Data(index=i, dtype=0, shape=draw(st.sampled_from(SHAPES)), placement="NPU", node_name=f"x{i}")
+            for i in range(draw(st.integers(1, 3)))
+        ]
         for _ in range(draw(st.integers(1, 10))):
             x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
             try:

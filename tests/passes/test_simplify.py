@@ -308,10 +308,9 @@ MatMul_1_0 = ge.MatMul(Transpose_0, b_0, None, node_name="MatMul_1")
 MATMULS = {
     "ge.MatMul(t, u, None)": 'ge.MatMul(b_0, a_0, None, transpose_x1=True, transpose_x2=True, node_name="MatMul")',
     "ge.MatMul(u, t, None, transpose_x1=True, transpose_x2=True)": 'ge.MatMul(a_0, b_0, None, node_name="MatMul")',
-    "ge.MatMulV2(t, u, c_0, None, offset_x=1)":
-        'ge.MatMulV2(b_0, a_0, c_0, None, offset_x=1, transpose_x1=True, transpose_x2=True, node_name="MatMulV2")',
+    "ge.MatMulV2(t, u, c_0, None, offset_x=1)": 'ge.MatMulV2(b_0, a_0, c_0, None, offset_x=1, transpose_x1=True, transpose_x2=True, node_name="MatMulV2")',
     "ge.BatchMatMul(t, u)": 'ge.BatchMatMul(b_0, a_0, adj_x1=True, adj_x2=True, node_name="BatchMatMul")',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("call", MATMULS)

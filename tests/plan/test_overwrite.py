@@ -22,8 +22,9 @@ def pairs(text: str) -> list[str]:
     """What may lie where, by the names of the plan's text."""
     graph = from_py(HEAD + textwrap.dedent(text))
     inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
-    outputs = [Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu")
-               for i, v in enumerate(graph.net_output.values())]  # fmt: skip
+    outputs = [
+        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
+    ]
     plan = make_plan(graph, Boundary(inputs, outputs))
     names = PlanText(plan)
     names.lines()

@@ -16,8 +16,9 @@ from airgraph.plan.index import Affine, Refuse, SplitVar, Var, backwards, fits, 
 def plan(text: str) -> str:
     graph = from_py(textwrap.dedent(text))
     inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
-    outputs = [Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu")
-               for i, v in enumerate(graph.net_output.values())]  # fmt: skip
+    outputs = [
+        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
+    ]
     return make_plan(graph, Boundary(inputs, outputs)).text()
 
 
@@ -33,11 +34,14 @@ def test_elementwise_chain_is_one_loop():
         Relu_0 = ge.Relu(Add_0, node_name="Relu")
         _ = ge.NetOutput([Relu_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 loop o0<4, o1<8
             t0: float[4, 8] output [8*o0 + o1] = relu(add(x[8*o0 + o1], b[o1]))
         output 0: t0
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_softmax_is_a_row_kernel():
@@ -46,12 +50,15 @@ def test_softmax_is_a_row_kernel():
         SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
         _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 loop o0<4, i0<8
             x0 = exp(sub(x[8*o0 + i0], max_i(x[8*o0 + i0])))
             t0: float[4, 8] output [8*o0 + i0] = mul(x0, reciprocal(sum_i(x0)))
         output 0: t0
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_views_cost_nothing():
@@ -64,11 +71,14 @@ def test_views_cost_nothing():
         Exp_0 = ge.Exp(Reshape_0, node_name="Exp")
         _ = ge.NetOutput([Exp_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 loop o0<2, o1<2, o2<4
             t0: float[2, 8] output [8*o0 + 4*o1 + o2] = exp(x[2*o0 + o1 + 6*o2 + 2])
         output 0: t0
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_concatenation_is_two_ranges_of_one_loop():
@@ -79,13 +89,16 @@ def test_concatenation_is_two_ranges_of_one_loop():
         Neg_0 = ge.Neg(ConcatV2_0, node_name="Neg")
         _ = ge.NetOutput([Neg_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 loop o0<3
             t0: float[8] output [o0] = neg(x[o0])
         0 loop o0<5
             t0: float[8] output [o0 + 3] = neg(y[o0])
         output 0: t0
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_a_residual_and_its_norm_share_a_kernel():
@@ -99,7 +112,9 @@ def test_a_residual_and_its_norm_share_a_kernel():
         [RmsNorm_0, RmsNorm_1] = ge.RmsNorm(Add_0, g_0, epsilon=1e-06, node_name="RmsNorm")
         _ = ge.NetOutput([Add_0, RmsNorm_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 gemm t0: float[4, 8] arena = x[0, 8, 1] @ w[0, 1, 8] + -  (batch 1, 4 x 8 x 8)
         1 loop o0<4, i0<8
             x0 = add(t0[8*o0 + i0], x[8*o0 + i0])
@@ -107,7 +122,8 @@ def test_a_residual_and_its_norm_share_a_kernel():
             t2: float[4, 8] output [8*o0 + i0] = mul(g[i0], mul(x0, rsqrt(add(div(sum_i(mul(x0, x0)), 8.0), 1e-06))))
         output 0: t1
         output 1: t2
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_an_op_without_a_formula_is_a_call():
@@ -118,14 +134,17 @@ def test_an_op_without_a_formula_is_a_call():
         Exp_0 = ge.Exp(Cumsum_0, node_name="Exp")
         _ = ge.NetOutput([Exp_0], dependencies=[])
     """)
-    same(found, """
+    same(
+        found,
+        """
         0 loop o0<4, o1<8
             t0: float[4, 8] arena [8*o0 + o1] = mul(x[8*o0 + o1], x[8*o0 + o1])
         1 call t1: float[4, 8] call = Cumsum(t0[8, 1])
         2 loop o0<4, o1<8
             t2: float[4, 8] output [8*o0 + o1] = exp(t1[8*o0 + o1])
         output 0: t2
-    """)  # fmt: skip
+    """,
+    )
 
 
 # -- indices ------------------------------------------------------------------------------------------------------------
@@ -183,4 +202,14 @@ def test_an_index_below_zero_does_not_fit():
 def test_a_sum_of_which_nothing_is_known_may_go_backwards():
     a, b = (sympy.Symbol(name, integer=True, positive=True) for name in "ab")
     assert [backwards(x) for x in (2, -2, a, -a, a * b, -2 * a * b, a + 1, -a - 1, a - b, b - a)] == [
-        False, True, False, True, False, True, False, True, True, True]  # fmt: skip
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]

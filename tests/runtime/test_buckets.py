@@ -116,8 +116,13 @@ def programs():
 
 
 def compiled(function, mode="max-autotune", dynamic=True, **buckets):
-    return torch.compile(function, backend="airgraph", dynamic=dynamic, fullgraph=True,
-                         options={"buckets": buckets, "mode": mode, "autotune": False})  # fmt: skip
+    return torch.compile(
+        function,
+        backend="airgraph",
+        dynamic=dynamic,
+        fullgraph=True,
+        options={"buckets": buckets, "mode": mode, "autotune": False},
+    )
 
 
 def remarks():
@@ -371,13 +376,31 @@ def test_threads_share_a_program():
 
 
 # -- any program ----------------------------------------------------------------------------------------------------
-UNARY = [torch.sin, torch.relu, lambda x: x.softmax(-1), lambda x: x.softmax(1), lambda x: x - x.mean(1, keepdim=True),
-         lambda x: x.cumsum(0), lambda x: x.cumsum(1), lambda x: x.flip(1), lambda x: x.flip(0), lambda x: x.sort(1).values,
-         lambda x: x.transpose(0, 1).exp().transpose(0, 1), lambda x: x.reshape(-1, 6).tanh().reshape(x.shape),
-         lambda x: x + torch.arange(x.shape[1], dtype=x.dtype)[:, None], lambda x: x / x.amax(0, keepdim=True).exp(),
-         lambda x: torch.cat([x[:, :1] * 2, x], 1), lambda x: x.tril(), lambda x: x @ torch.ones(6, 6), lambda x: x[:, 1:],
-         lambda x: torch.where(x > 0, x, -x), lambda x: x.unflatten(-1, (2, 3)).sum(-1).repeat(1, 1, 3),
-         lambda x: F.layer_norm(x, (6,)), lambda x: x.roll(1, 1), lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x]  # fmt: skip
+UNARY = [
+    torch.sin,
+    torch.relu,
+    lambda x: x.softmax(-1),
+    lambda x: x.softmax(1),
+    lambda x: x - x.mean(1, keepdim=True),
+    lambda x: x.cumsum(0),
+    lambda x: x.cumsum(1),
+    lambda x: x.flip(1),
+    lambda x: x.flip(0),
+    lambda x: x.sort(1).values,
+    lambda x: x.transpose(0, 1).exp().transpose(0, 1),
+    lambda x: x.reshape(-1, 6).tanh().reshape(x.shape),
+    lambda x: x + torch.arange(x.shape[1], dtype=x.dtype)[:, None],
+    lambda x: x / x.amax(0, keepdim=True).exp(),
+    lambda x: torch.cat([x[:, :1] * 2, x], 1),
+    lambda x: x.tril(),
+    lambda x: x @ torch.ones(6, 6),
+    lambda x: x[:, 1:],
+    lambda x: torch.where(x > 0, x, -x),
+    lambda x: x.unflatten(-1, (2, 3)).sum(-1).repeat(1, 1, 3),
+    lambda x: F.layer_norm(x, (6,)),
+    lambda x: x.roll(1, 1),
+    lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+]
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

@@ -195,8 +195,16 @@ STEPS = [
 def program(seed):
     """A function of random steps on random streams, with random waits and sums, that writes to its argument or not."""
     choose = random.Random(seed)
-    plan = [(choose.choice(STEPS), choose.choice([None, None, "1", "2", "3"]), choose.random(), choose.random(), choose.random())
-            for _ in range(12)]  # fmt: skip
+    plan = [
+        (
+            choose.choice(STEPS),
+            choose.choice([None, None, "1", "2", "3"]),
+            choose.random(),
+            choose.random(),
+            choose.random(),
+        )
+        for _ in range(12)
+    ]
     write = choose.randrange(18)
 
     def f(x, cache):

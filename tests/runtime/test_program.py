@@ -464,8 +464,16 @@ def unsigned(x, y):
 # -- random numbers -------------------------------------------------------------------------------------------------
 @case(rows)
 def random_numbers(x):
-    return (torch.rand(3), torch.randn_like(x), torch.randint(0, 10, (4,)), torch.randperm(5), x.bernoulli(0.3),
-            torch.bernoulli(x.sigmoid()), torch.normal(0.0, 1.0, (3,)), torch.empty(3).uniform_(-1, 1))  # fmt: skip
+    return (
+        torch.rand(3),
+        torch.randn_like(x),
+        torch.randint(0, 10, (4,)),
+        torch.randperm(5),
+        x.bernoulli(0.3),
+        torch.bernoulli(x.sigmoid()),
+        torch.normal(0.0, 1.0, (3,)),
+        torch.empty(3).uniform_(-1, 1),
+    )
 
 
 @case(rows)
@@ -774,15 +782,24 @@ SIZES: dict[str, Callable[..., Any]] = {
     "views": lambda x: (x.t(), x.view(-1), x[1:], x.reshape(x.shape[1], -1), (x + 1).t()),
     "numbers": lambda x: (x.shape[0], x.numel() * 2, x.shape[0] // 2 + 1, x + x.shape[1]),
     "floats": lambda x: (x.shape[0] / 7, x * (x.shape[0] / 3), x.shape[1] ** 0.5, x / (x.numel() - 1)),
-    "created": lambda x: (torch.zeros(x.shape[0]), torch.ones_like(x), torch.arange(x.shape[1]), x.new_full((x.shape[0], 2), 3)),
+    "created": lambda x: (
+        torch.zeros(x.shape[0]),
+        torch.ones_like(x),
+        torch.arange(x.shape[1]),
+        x.new_full((x.shape[0], 2), 3),
+    ),
     "parts": lambda x: (x[: x.shape[0] // 2], x[-1], x.narrow(0, 1, x.shape[0] - 1), x[:, ::2]),
     "joins": lambda x: (torch.cat([x, x], 1), torch.stack([x, x]), x.repeat(2, 1), x.flip(0)),
-    "expanded": lambda x: (x[:, :1].expand(-1, x.shape[0]), x.sum(0).expand(x.shape[0], -1), x.unsqueeze(1).expand(-1, 2, -1)),
+    "expanded": lambda x: (
+        x[:, :1].expand(-1, x.shape[0]),
+        x.sum(0).expand(x.shape[0], -1),
+        x.unsqueeze(1).expand(-1, 2, -1),
+    ),
     "matrix": lambda x: (x @ x.t(), x.t() @ x, F.softmax(x, 1).mean(0)),
     "written": lambda x: (x.add_(x.shape[0]), x[0].mul_(2)),
     "padded": lambda x: F.pad(x, (0, 1, x.shape[0], 0)),
     "strided": lambda x: (x.as_strided((x.shape[0],), (x.shape[1],)), (x * 2).as_strided((2, 2), (x.shape[1], 1), 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in SIZES])
@@ -1078,8 +1095,14 @@ def test_expressions_of_sizes_are_checked() -> None:
 def test_the_cache_of_sizes_is_bounded() -> None:
     run = program(lambda x: (x + 1)[1:].t(), torch.randn(5, 3), dynamic=True)
     for size in range(2, 200):
-        args = [size if type(a).__name__ == "NumberIn" and i == 0 else 3 if type(a).__name__ == "NumberIn" else
-                torch.randn(size, 3) for i, a in enumerate(run.boundary.arguments)]  # fmt: skip
+        args = [
+            size
+            if type(a).__name__ == "NumberIn" and i == 0
+            else 3
+            if type(a).__name__ == "NumberIn"
+            else torch.randn(size, 3)
+            for i, a in enumerate(run.boundary.arguments)
+        ]
         run(args)
     assert len(run._cache) <= 64
 

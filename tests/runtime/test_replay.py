@@ -874,14 +874,17 @@ def test_clone_input_off_reads_the_argument_itself(device):
     assert fast(torch.full((4,), 9.0, device=device)).tolist() == [10.0] * 4
 
 
-@pytest.mark.parametrize("option, value, text", [
-    ("output_policy", "keep", "output_policy cannot be 'keep'"),
-    ("capture_limit", 0, "capture_limit cannot be 0"),
-    ("capture_limit", "many", "capture_limit cannot be 'many'"),
-    ("capture_error_mode", "strict", "capture_error_mode cannot be 'strict'"),
-    ("check", "always", "check cannot be 'always'"),
-    ("clone_input", 1, "clone_input cannot be 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "option, value, text",
+    [
+        ("output_policy", "keep", "output_policy cannot be 'keep'"),
+        ("capture_limit", 0, "capture_limit cannot be 0"),
+        ("capture_limit", "many", "capture_limit cannot be 'many'"),
+        ("capture_error_mode", "strict", "capture_error_mode cannot be 'strict'"),
+        ("check", "always", "check cannot be 'always'"),
+        ("clone_input", 1, "clone_input cannot be 1"),
+    ],
+)
 def test_wrong_options(option, value, text):
     with pytest.raises(airgraph.errors.ConfigError, match=text):
         airgraph.backend(mode="reduce-overhead", **{option: value})

@@ -78,8 +78,13 @@ def graphs(variant):
         space = run("static_and_dynamic.py", VARIANTS[variant])
     result = space["demo_model"](space["inp"], space["scale_factor"])
     dump = min(folder.glob("dynamo_original_graph_*.py"), key=lambda file: int(file.name.split("_")[3]))
-    return {"result": result.detach().cpu(), "input": space["inp"].cpu(), "number": space["scale_factor"],
-            "state": space["demo_model"]._orig_mod.cpu().state_dict(), "dump": dump.read_text()}  # fmt: skip
+    return {
+        "result": result.detach().cpu(),
+        "input": space["inp"].cpu(),
+        "number": space["scale_factor"],
+        "state": space["demo_model"]._orig_mod.cpu().state_dict(),
+        "dump": dump.read_text(),
+    }
 
 
 @contextlib.contextmanager
@@ -120,8 +125,14 @@ def gm_runner():
     from airgraph.runtime.program import summary
 
     logger = torchair.core.utils.logger
-    space = run("gm_runner.py", Callable=Callable, logger=logger, logging=logging, _summary=summary,
-                record_function=torch.profiler.record_function)  # fmt: skip
+    space = run(
+        "gm_runner.py",
+        Callable=Callable,
+        logger=logger,
+        logging=logging,
+        _summary=summary,
+        record_function=torch.profiler.record_function,
+    )
     x = torch.randn(2, 3).npu()
     gm = torch.fx.experimental.proxy_tensor.make_fx(lambda x: [torch.relu(x) + 1])(x)
     runner = space["_GmRunner"](torchair.get_compiler()(gm, [x]))
@@ -142,8 +153,9 @@ def converter():
     def wrap(function):
         return lambda *args, **named: function(*args, **named)
 
-    space = run("converter.py", inspect=inspect, Any=object, empty_function=lambda f: f, _wrap_converter=wrap,
-                _CONVERTERS={})  # fmt: skip
+    space = run(
+        "converter.py", inspect=inspect, Any=object, empty_function=lambda f: f, _wrap_converter=wrap, _CONVERTERS={}
+    )
     torch.library.define("seeds::twice", "(Tensor x) -> Tensor")
     torch.library.impl("seeds::twice", "CompositeExplicitAutograd")(lambda x: x * 2)
     op = torch.ops.seeds.twice.default
@@ -157,8 +169,11 @@ def converter():
         found.append((type(convert).__name__, convert._aten_op is op, register(None)(1)))
     kept = op._ge_converter
     x = torch.ones(2).npu()
-    return {"found": found, "needs meta": kept.require_meta,
-            "result": torch.compile(lambda x: torch.ops.seeds.twice(x), backend="npu")(x).cpu()}  # fmt: skip
+    return {
+        "found": found,
+        "needs meta": kept.require_meta,
+        "result": torch.compile(lambda x: torch.ops.seeds.twice(x), backend="npu")(x).cpu(),
+    }
 
 
 # -- dynamic and static graphs, in general ---------------------------------------------------------------------------

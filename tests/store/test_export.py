@@ -152,8 +152,15 @@ def test_weights_in_files_of_their_own(tmp_path):
     target = export_module.Target(str(tmp_path), "big")
     air = export_module.write_export(stored, target, external=True, progress=lambda *numbers: steps.append(numbers))
     assert sorted(f.name for f in tmp_path.iterdir()) == [
-        "big.air", "calls", "dynamo.pbtxt", "linear_bias", "linear_weight", "mask", "norm_bias", "norm_weight",
-    ]  # fmt: skip
+        "big.air",
+        "calls",
+        "dynamo.pbtxt",
+        "linear_bias",
+        "linear_weight",
+        "mask",
+        "norm_bias",
+        "norm_weight",
+    ]
     assert (tmp_path / "linear_weight").read_bytes() == model.linear.weight.detach().numpy().tobytes()
     text = (tmp_path / "dynamo.pbtxt").read_text()
     assert text.count('op: "FileConstant"') == 5 and f'"{tmp_path}/linear_weight"' in text
@@ -212,8 +219,16 @@ def test_the_place_of_one_of_several_processes(tmp_path):
     for rank in (0, 1):
         airgraph.export(model, (x,), path=str(tmp_path), name="mp", rank=rank, external_weights=True)
     found = sorted(str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if f.is_file())
-    assert found == ["mp0.air", "mp1.air", "rank_0/bias", "rank_0/dynamo.pbtxt", "rank_0/weight", "rank_1/bias",
-                     "rank_1/dynamo.pbtxt", "rank_1/weight"]  # fmt: skip
+    assert found == [
+        "mp0.air",
+        "mp1.air",
+        "rank_0/bias",
+        "rank_0/dynamo.pbtxt",
+        "rank_0/weight",
+        "rank_1/bias",
+        "rank_1/dynamo.pbtxt",
+        "rank_1/weight",
+    ]
     same(load(tmp_path / "mp1.air")(x), model(x))
     with pytest.raises(ExportError, match=r"there is not one .air file in the folder"):
         load(tmp_path)
@@ -276,8 +291,23 @@ def lines(text):
     return [line for line in text.splitlines() if " = ge." in line]
 
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8,
-          torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.bool, torch.complex64, torch.complex128]  # fmt: skip
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -676,8 +706,28 @@ def test_a_changed_file_with_a_new_seal(small_air, tmp_path):
     assert peak() - before < 200 * 2**20
 
 
-ODD = [0, -1, 2**31, 2**70, 1.5, "", "%0", "@kept:0", "@op:builtins.eval", None, [], {}, True, {"expr": ["Pow", 9, 10**9]},
-       [1] * 5, "*", 10**12, {"tuple": []}, "/etc/passwd", "../x"]  # fmt: skip
+ODD = [
+    0,
+    -1,
+    2**31,
+    2**70,
+    1.5,
+    "",
+    "%0",
+    "@kept:0",
+    "@op:builtins.eval",
+    None,
+    [],
+    {},
+    True,
+    {"expr": ["Pow", 9, 10**9]},
+    [1] * 5,
+    "*",
+    10**12,
+    {"tuple": []},
+    "/etc/passwd",
+    "../x",
+]
 
 
 def changed_somewhere(data):
@@ -715,8 +765,10 @@ def test_a_description_that_says_other_things(small_air, tmp_path):
 
 def edited(small_air, change):
     model = ModelDef.FromString(small_air.read_bytes()[:-SEAL_BYTES])
-    ops = {json.loads(op.attr["_airgraph"].s).get("weight", op.name) if "_airgraph" in op.attr else op.name: op
-           for op in model.graph[0].op}  # fmt: skip
+    ops = {
+        json.loads(op.attr["_airgraph"].s).get("weight", op.name) if "_airgraph" in op.attr else op.name: op
+        for op in model.graph[0].op
+    }
     description = json.loads(model.attr["_airgraph"].s)
     change(ops, description)
     model.attr["_airgraph"].s = json.dumps(description).encode()
@@ -730,23 +782,44 @@ def call_of(ops):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda ops, d: setattr(call_of(ops).attr["target"], "s", b"builtins.eval"), "cannot be called: builtins.eval is no op of"),
-        (lambda ops, d: setattr(call_of(ops).attr["args"], "s", b'["@op:os.system"]'), "cannot be called: os.system is no op of"),
-        (lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.__setitem__(0, 2**40), "it has 48 bytes, which is not float32[1099511627776, 4]"),
-        (lambda ops, d: setattr(ops["mask"].attr["value"].t, "data", b"\x01\x02\x00"), "bytes other than 0 and 1, which are no bools\n  weight: 'mask'"),
+        (
+            lambda ops, d: setattr(call_of(ops).attr["target"], "s", b"builtins.eval"),
+            "cannot be called: builtins.eval is no op of",
+        ),
+        (
+            lambda ops, d: setattr(call_of(ops).attr["args"], "s", b'["@op:os.system"]'),
+            "cannot be called: os.system is no op of",
+        ),
+        (
+            lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.__setitem__(0, 2**40),
+            "it has 48 bytes, which is not float32[1099511627776, 4]",
+        ),
+        (
+            lambda ops, d: setattr(ops["mask"].attr["value"].t, "data", b"\x01\x02\x00"),
+            "bytes other than 0 and 1, which are no bools\n  weight: 'mask'",
+        ),
         (lambda ops, d: setattr(ops["mask"].output_desc[0], "dtype", 18), "a weight cannot be DT_QINT8[3]"),
         (lambda ops, d: d.update(version=99), "it is of version 99, and this airgraph reads 1"),
         (lambda ops, d: d.pop("results"), "'results' of its description is None"),
-        (lambda ops, d: d["results"].__setitem__(0, {"fresh": 9, "layout": None, "device": "cpu"}), "'fresh' of its description is 9"),
+        (
+            lambda ops, d: d["results"].__setitem__(0, {"fresh": 9, "layout": None, "device": "cpu"}),
+            "'fresh' of its description is 9",
+        ),
         (lambda ops, d: d["arguments"].pop(), "its arguments are not the inputs of its graph"),
-        (lambda ops, d: d["arguments"][0].update(strides=[10**12, 1]), "lies in 2000000000004 places: its strides are [1000000000000, 1]"),
+        (
+            lambda ops, d: d["arguments"][0].update(strides=[10**12, 1]),
+            "lies in 2000000000004 places: its strides are [1000000000000, 1]",
+        ),
         (lambda ops, d: d["arguments"][0].update(strides=[1, 1]), "overlaps itself: its strides are [1, 1]"),
-        (lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.extend([2**62, 0]), "is not a model that can be read"),
+        (
+            lambda ops, d: ops["linear.weight"].output_desc[0].shape.dim.extend([2**62, 0]),
+            "is not a model that can be read",
+        ),
         (lambda ops, d: d["results"][2].update(expr="__import__('os').abort()"), "stands where numbers are expected"),
         (lambda ops, d: d.update(out=["dict", ["y"], "*", "*"]), "is no structure of"),
         (lambda ops, d: d["symbols"].clear(), "is not an expression"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_it_is_said(small_air, tmp_path, change, text):
     error = attempt(tmp_path / "x.air", edited(small_air, change))
     assert error is not None and text in str(error)
@@ -788,7 +861,12 @@ def test_nothing_of_a_file_is_run_to_read_it(small_air, monkeypatch):
         raise AssertionError("a file must not run anything")
 
     read_export(small_air)  # what our own code imports on the way is there
-    for holder, name in ((builtins, "eval"), (builtins, "exec"), (importlib, "import_module"), (torch._ops.OpOverload, "__call__")):  # fmt: skip
+    for holder, name in (
+        (builtins, "eval"),
+        (builtins, "exec"),
+        (importlib, "import_module"),
+        (torch._ops.OpOverload, "__call__"),
+    ):
         monkeypatch.setattr(holder, name, never)
     graph = read_export(small_air, weights=False).graph
     monkeypatch.undo()

@@ -49,13 +49,19 @@ def export_model(
     return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec, names)
 
 
-def compile_exported(exported: Exported, compiler: GraphCompiler, keep_input_mutations: bool,
-                     decompositions: Any) -> Traced:  # fmt: skip
+def compile_exported(
+    exported: Exported, compiler: GraphCompiler, keep_input_mutations: bool, decompositions: Any
+) -> Traced:
     """The graph by AOTAutograd."""
     mode = detect_fake_mode(exported.inputs)
     with torch.no_grad(), tracing(TracingContext(mode)):
-        return compile_by_aot(exported.graph_module, exported.inputs, compiler,
-                              keep_input_mutations=keep_input_mutations, decompositions=decompositions)  # fmt: skip
+        return compile_by_aot(
+            exported.graph_module,
+            exported.inputs,
+            compiler,
+            keep_input_mutations=keep_input_mutations,
+            decompositions=decompositions,
+        )
 
 
 @dataclass(frozen=True)
@@ -82,15 +88,21 @@ def capture_exported(exported: Exported, decompositions: Any) -> Captured:
     compile_exported(exported, keep, True, decompositions)
     (gm, inputs, phase, meta), *more = seen
     if more or phase != "inference" or meta is None:
-        raise ConvertError("only a single graph for inference can be exported",
-                           where={"graphs": ", ".join([phase, *(other[2] for other in more)])})  # fmt: skip
+        raise ConvertError(
+            "only a single graph for inference can be exported",
+            where={"graphs": ", ".join([phase, *(other[2] for other in more)])},
+        )
     if meta.mutated_inp_runtime_indices:
-        raise ConvertError("the model changes the size, strides or memory of an argument, or two arguments that overlap",
-                           where={"arguments": ", ".join(map(str, meta.mutated_inp_runtime_indices))},
-                           hint="return the new tensor instead")  # fmt: skip
+        raise ConvertError(
+            "the model changes the size, strides or memory of an argument, or two arguments that overlap",
+            where={"arguments": ", ".join(map(str, meta.mutated_inp_runtime_indices))},
+            hint="return the new tensor instead",
+        )
     if meta.tokens:
-        raise ConvertError("the model has effects outside of its results, which are ordered by tokens",
-                           where={"effects": ", ".join(map(str, meta.tokens))})  # fmt: skip
+        raise ConvertError(
+            "the model has effects outside of its results, which are ordered by tokens",
+            where={"effects": ", ".join(map(str, meta.tokens))},
+        )
     written = tuple(meta.mutated_graph_handled_indices_seen_by_autograd)
     written += tuple(i for i, info in enumerate(meta.input_info) if info.mutates_data and i not in written)
     return Captured(gm, inputs, places(exported.inputs, inputs), written, *symbolic_facts(exported.inputs))
@@ -155,14 +167,18 @@ class CompiledModel:
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
         for i, value in self.fixed:
             if type(leaves[i]) is not type(value) or leaves[i] != value:
-                raise BindError(f"argument {i} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
-                                hint="compile again with this value, or make it dynamic: dynamic_shapes")  # fmt: skip
+                raise BindError(
+                    f"argument {i} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
+                    hint="compile again with this value, or make it dynamic: dynamic_shapes",
+                )
         results = self.run(*self.state, *leaves)
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
-            raise BindError("the arguments have another structure than those the model was compiled for",
-                            where={"compiled": str(self.in_spec), "called": str(spec)})  # fmt: skip
+            raise BindError(
+                "the arguments have another structure than those the model was compiled for",
+                where={"compiled": str(self.in_spec), "called": str(spec)},
+            )
         return leaves

@@ -139,8 +139,13 @@ NOOPS: dict[Any, Callable[[torch.fx.Node], bool]] = {
 }
 
 
-COPIES = {aten.clone.default, aten._to_copy.default, aten.repeat.default, aten.constant_pad_nd.default,
-          aten.pow.Tensor_Scalar}  # fmt: skip
+COPIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.repeat.default,
+    aten.constant_pad_nd.default,
+    aten.pow.Tensor_Scalar,
+}
 
 
 def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -263,9 +268,14 @@ def strides_of_copies(gm: torch.fx.GraphModule) -> None:
         x, made = (n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in (node.args[0], node))
         if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
             continue
-        if isinstance(x, FakeTensor) and isinstance(made, FakeTensor) and x.layout == torch.strided \
-                and all(isinstance(n, int) for n in (*x.shape, *x.stride())) and x.stride() != made.stride() \
-                and aten.is_non_overlapping_and_dense(x):  # fmt: skip
+        if (
+            isinstance(x, FakeTensor)
+            and isinstance(made, FakeTensor)
+            and x.layout == torch.strided
+            and all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+            and x.stride() != made.stride()
+            and aten.is_non_overlapping_and_dense(x)
+        ):
             with made.fake_mode:
                 node.meta["val"] = made.as_strided(x.shape, x.stride())  # in the memory that views of it lie in
 

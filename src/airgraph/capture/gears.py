@@ -101,8 +101,10 @@ def read_gears(kind: str, entry: Mapping[str, Any]) -> tuple[int, ...]:
         gears = times_gears(entry.get("min_size", 1), entry.get("max_size", 1024))
     gears = tuple(sorted(set(gears)))
     if len(gears) > MOST_GEARS or gears[0] < 1 or gears[-1] > LARGEST[kind]:
-        raise ValueError(f"shape_handling_configs: {kind} takes up to {MOST_GEARS} gears from 1 to {LARGEST[kind]}, got "
-                         f"{len(gears)} from {gears[0]} to {gears[-1]}")  # fmt: skip
+        raise ValueError(
+            f"shape_handling_configs: {kind} takes up to {MOST_GEARS} gears from 1 to {LARGEST[kind]}, got "
+            f"{len(gears)} from {gears[0]} to {gears[-1]}"
+        )
     return gears
 
 

@@ -56,8 +56,10 @@ def install(host: str = "cpu", devices: int | None = None) -> None:
         return
     for name in REAL:
         if is_real(name):
-            raise CompatError(f"a real {name} is installed here, and airgraph does not shadow it",
-                              hint=f"use it as it is, or pip uninstall {name} to run on the emulation")  # fmt: skip
+            raise CompatError(
+                f"a real {name} is installed here, and airgraph does not shadow it",
+                hint=f"use it as it is, or pip uninstall {name} to run on the emulation",
+            )
     from airgraph.compat import inductor, npu, shape_handling
 
     npu.install(host=host, devices=devices)

@@ -18,8 +18,13 @@ def npu(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) 
     return npu_backend(gm, example_inputs, compiler_config=CompilerConfig(), **kwargs)
 
 
-def npugraphs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-              options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+def npugraphs(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
     """`torch.compile(model, backend="npugraphs")`: graphs of PyTorch's own ops, captured and replayed."""
     from airgraph.compat.npugraphs import to_config
 

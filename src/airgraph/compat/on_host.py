@@ -31,9 +31,7 @@ Code = Callable[[list[Any]], Sequence[Any]]
 
 
 def on_host(
-    gm: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    compile: Callable[[torch.fx.GraphModule, list[Any]], Code],
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], compile: Callable[[torch.fx.GraphModule, list[Any]], Code]
 ) -> HostCode:
     adapter = adapter_for(torch.device(DEVICE_TYPE))
     assert adapter is not None, "there are npu tensors, so the device is installed"

@@ -24,8 +24,13 @@ from airgraph.ir.graph import Value
 AIR, EX = "air", "npugraph_ex"
 
 
-def define(namespace: str, schema: str, role: Role, meaning: Callable[..., Any] = lambda *args, **named: None,
-           fake: Callable[..., Any] | None = None) -> None:  # fmt: skip
+def define(
+    namespace: str,
+    schema: str,
+    role: Role,
+    meaning: Callable[..., Any] = lambda *args, **named: None,
+    fake: Callable[..., Any] | None = None,
+) -> None:
     """An op that says something of others; `meaning` is what it does outside a graph."""
     name = schema.partition("(")[0]
     torch.library.define(f"{namespace}::{name}", schema[len(name) :])

@@ -10,10 +10,10 @@ It sits around the compiled callable, so it is the same for every backend, and `
 `install` puts it into `torch.compile` and `uninstall` takes it out again.
 
 The first call runs as it is, under a backend that does nothing but look: it makes our graph of the function with these
-sizes symbolic, asks `passes.padding` whether padding changes the results, and notes for each result which of its dimensions
-is which size. Every later call acts on that: what must not be padded runs at its own size (a warning names the op), what
-comes back is cut in each padded dimension, and only results that have a batch are put together again. A size of 0 or 1
-tells nothing about others, so the first look waits for larger ones, and such a size is never padded.
+sizes symbolic, asks `analysis.padding` whether padding changes the results, and notes for each result which of its
+dimensions is which size. Every later call acts on that: what must not be padded runs at its own size (a warning names the
+op), what comes back is cut in each padded dimension, and only results that have a batch are put together again. A size of 0
+or 1 tells nothing about others, so the first look waits for larger ones, and such a size is never padded.
 
 Nothing of a call is kept on the object and nothing of the user's is written to: threads may share it, and an exception in
 one call does not reach the next. Padding, cutting and joining are differentiable.
@@ -34,21 +34,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from airgraph import pipeline
+from airgraph.analysis.padding.facts import has
+from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
 from airgraph.capture.aot import compile_by_aot
-from airgraph.capture.gears import (
-    BATCH,
-    OPTIONS,
-    SEQUENCE,
-    Place,
-    places_of,
-    read_configs,
-    read_functions,
-)
+from airgraph.capture.gears import BATCH, OPTIONS, SEQUENCE, Place, places_of, read_configs, read_functions
 from airgraph.config import Config
 from airgraph.convert.metadata import size_of
 from airgraph.ir.symbols import evaluate
-from airgraph.passes.padding import Padding, Refusal, padding_of
-from airgraph.passes.padding_facts import has
 from airgraph.runtime.buckets import Limits
 
 WEAK_MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
@@ -73,8 +65,9 @@ class ShapeHandling:
     handled = ShapeHandling([{"type": "BATCHSIZE", "gears": [4, 8]}]).around(function, torch.compile(function))
     """
 
-    def __init__(self, configs: Sequence[Mapping[str, Any]] | None = None,
-                 functions: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, configs: Sequence[Mapping[str, Any]] | None = None, functions: Mapping[str, Any] | None = None
+    ) -> None:
         self.gears = read_configs(configs)
         self.functions = read_functions(functions)
 
@@ -95,8 +88,9 @@ class ShapeHandling:
             return list(own(*args, **kwargs))
         return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
-    def calls(self, groups: list[list[torch.Tensor]], args: tuple[Any, ...],
-              kwargs: dict[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:  # fmt: skip
+    def calls(
+        self, groups: list[list[torch.Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         own = self.functions.get("trans_post_fn")
         if own is not None:
             positional, named = own(groups)
@@ -119,8 +113,9 @@ class ShapeHandling:
         return pytree.tree_unflatten(whole, structure)
 
 
-def put_back(tensors: Sequence[torch.Tensor], args: tuple[Any, ...],
-             kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+def put_back(
+    tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with other tensors in place of theirs; all by position, if a user's function made others of them."""
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if sum(isinstance(leaf, torch.Tensor) for leaf in leaves) != len(tensors):
@@ -158,9 +153,10 @@ class HandledFunction:
     def key(self, tensors: Sequence[torch.Tensor], places: Sequence[Place], args: Any, kwargs: Any) -> Any:
         """What a look depends on: everything but the sizes that are handled."""
         handled = {(p.tensor, p.dim) for p in places}
-        shapes = tuple((t.dtype, t.device, t.requires_grad, *(None if (i, d) in handled else n
-                                                             for d, n in enumerate(t.shape)))
-                       for i, t in enumerate(tensors))  # fmt: skip
+        shapes = tuple(
+            (t.dtype, t.device, t.requires_grad, *(None if (i, d) in handled else n for d, n in enumerate(t.shape)))
+            for i, t in enumerate(tensors)
+        )
         leaves, structure = pytree.tree_flatten((args, kwargs))
         plain = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
         training = getattr(getattr(self.function, "__self__", self.function), "training", None)
@@ -211,8 +207,9 @@ class HandledFunction:
         wanted = {known.symbols[p]: p.gears.choose(count if p.gears.type == BATCH else n) for p, n in sizes.items()}
         return known.limits is not None and known.limits.allow({s: n for s, n in wanted.items() if n is not None})
 
-    def group(self, known: Learned, tensors: Sequence[torch.Tensor], sizes: Mapping[Place, int], at: int,
-              count: int) -> tuple[list[torch.Tensor], dict[Any, int]]:  # fmt: skip
+    def group(
+        self, known: Learned, tensors: Sequence[torch.Tensor], sizes: Mapping[Place, int], at: int, count: int
+    ) -> tuple[list[torch.Tensor], dict[Any, int]]:
         """The tensors of one group, padded, and the true sizes of it."""
         group, true = list(tensors), {}
         for place, size in sizes.items():
@@ -226,8 +223,9 @@ class HandledFunction:
             group[place.tensor] = lengthened(tensor, place.dim, gear - size, number)
         return group, true
 
-    def cut(self, known: Learned, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor],
-            true: Mapping[Any, int]) -> list[Any]:  # fmt: skip
+    def cut(
+        self, known: Learned, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], true: Mapping[Any, int]
+    ) -> list[Any]:
         """Each result at its true sizes."""
         found = []
         for result, shape in zip(results, known.results, strict=True):

@@ -120,8 +120,12 @@ def conflicts(events: Sequence[Task], total: int) -> Iterator[tuple[Task, Task]]
     relevant = [e for e in events if handle(e, (*RECORDS, *WAITS)) or communicates(e)]
     streams = streams_of(relevant)
     clocks = clocks_of(streams)
-    wanted = [(tid, i, task) for tid, tasks in streams.items() for i, task in enumerate(tasks)
-              if communicates(task) and info(task, "schemMode") == 1 and vector_cores(task)]  # fmt: skip
+    wanted = [
+        (tid, i, task)
+        for tid, tasks in streams.items()
+        for i, task in enumerate(tasks)
+        if communicates(task) and info(task, "schemMode") == 1 and vector_cores(task)
+    ]
     for (one, i, a), (other, j, b) in combinations(wanted, 2):
         behind = clocks[one][i].get(other, -1) >= j or clocks[other][j].get(one, -1) >= i
         if one != other and not behind and vector_cores(a) + vector_cores(b) > total:
@@ -140,8 +144,10 @@ def deadlock_check(
     print(f"\n[RESULT] Deadlock risk detected! {len(found)} conflicting pair(s):\n")
     for a, b in found:
         total = vector_cores(a) + vector_cores(b)
-        print(f"  CONFLICT: {shown(a)} ({vector_cores(a)} AIVEC)  <->  {shown(b)} ({vector_cores(b)} AIVEC)  "
-              f"sum={total} > {aivec_total}")  # fmt: skip
+        print(
+            f"  CONFLICT: {shown(a)} ({vector_cores(a)} AIVEC)  <->  {shown(b)} ({vector_cores(b)} AIVEC)  "
+            f"sum={total} > {aivec_total}"
+        )
     tasks = {id(task): task for pair in found for task in pair}
     print(f"\n[RESULT] Deadlock task list ({len(tasks)} tasks):")
     for task in tasks.values():
@@ -201,8 +207,10 @@ def retime(tasks: Sequence[Task], durations: dict[int, float], wanted: dict[int,
 
 def arrows_of(number: str, record: Task, wait: Task) -> list[Task]:
     common = {"name": f"PAIR_{number}", "cat": "event_record->wait", "id": int(number), "bp": "e"}
-    return [{**common, "ph": ph, "pid": task.get("pid"), "tid": task["tid"], "ts": ts}
-            for ph, task, ts in (("s", record, end_of(record)), ("f", wait, wait["ts"]))]  # fmt: skip
+    return [
+        {**common, "ph": ph, "pid": task.get("pid"), "tid": task["tid"], "ts": ts}
+        for ph, task, ts in (("s", record, end_of(record)), ("f", wait, wait["ts"]))
+    ]
 
 
 def beside(path: str, suffix: str) -> str:

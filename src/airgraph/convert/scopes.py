@@ -71,15 +71,21 @@ def check_pairs(gm: torch.fx.GraphModule) -> None:
             stack.append(node)
         elif role == "exit" and not stack:
             op = named(node)
-            raise unpaired(node, f"When you call the {op} operator: {node.name}, you must first call the "
-                           f"{op.replace('exit', 'enter')} operator, as they must be called in pairs.")  # fmt: skip
+            raise unpaired(
+                node,
+                f"When you call the {op} operator: {node.name}, you must first call the "
+                f"{op.replace('exit', 'enter')} operator, as they must be called in pairs.",
+            )
         elif role == "exit":
             stack.pop()
     if stack:
         op = named(stack[0])
-        raise unpaired(stack[0], f"After you call the {op} operator, there is no paired call to the "
-                       f"{op.replace('enter', 'exit')} operator. The parameters for these {op} calls are:"
-                       f"{[node.args for node in stack]}.")  # fmt: skip
+        raise unpaired(
+            stack[0],
+            f"After you call the {op} operator, there is no paired call to the "
+            f"{op.replace('enter', 'exit')} operator. The parameters for these {op} calls are:"
+            f"{[node.args for node in stack]}.",
+        )
 
 
 def named(node: torch.fx.Node) -> str:
@@ -193,9 +199,10 @@ def said_of(marks: Marks, streams: bool) -> Iterator[str]:
     rest = dict(marks)
     if (label := rest.pop(STREAM, None)) is not None:
         yield f"scope.npu_stream_switch({label!r}): " + (
-            "its ops are captured on a stream of their own" if streams
+            "its ops are captured on a stream of their own"
+            if streams
             else "its ops run in the order of the program, as there are no streams here"
-        )  # fmt: skip
+        )
         if rest.pop("_user_stream_priority", "0") != "0":
             yield f"scope.npu_stream_switch({label!r}): stream_priority={marks['_user_stream_priority']} has no effect"
         rest.pop("_enable_inner_parallel", None)
@@ -208,8 +215,10 @@ def said_of(marks: Marks, streams: bool) -> Iterator[str]:
     if (never := rest.pop(TIMEOUT, None)) is not None:
         yield f"scope.op_never_timeout({never}) has no effect: no op is ever stopped for taking long"
     if (level := rest.pop("_op_deterministic_level", None)) is not None:
-        yield (f"scope.deterministic({level}) has no effect: torch.use_deterministic_algorithms(True) is what PyTorch's "
-               "kernels go by")  # fmt: skip
+        yield (
+            f"scope.deterministic({level}) has no effect: torch.use_deterministic_algorithms(True) is what PyTorch's "
+            "kernels go by"
+        )
     if rest.pop(DUMP, None) is not None:
         yield "scope.data_dump(): with data_dump on, only tensors of its ops are written"
     for name, value in rest.items():

@@ -39,9 +39,16 @@ aten = torch.ops.aten
 BY_MEMORY = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 
 
-def convert(gm: torch.fx.GraphModule, name: str, registry: Registry, journal: Journal, *, strict: bool = False,
-            has_kernel: HasKernel = lambda op: op in OPS, made: dict[str, Any] | None = None,
-            ) -> tuple[Graph, Boundary]:  # fmt: skip
+def convert(
+    gm: torch.fx.GraphModule,
+    name: str,
+    registry: Registry,
+    journal: Journal,
+    *,
+    strict: bool = False,
+    has_kernel: HasKernel = lambda op: op in OPS,
+    made: dict[str, Any] | None = None,
+) -> tuple[Graph, Boundary]:
     """The graph and boundary of an FX graph whose nodes carry `meta["val"]`.
 
     `made` is filled with what each FX node became, by its name; a view that nobody needed became nothing.
@@ -303,8 +310,11 @@ class Walker:
                 return entry if view and isinstance(entry, PendingView) else self.lookup(arg)
             if isinstance(arg, list | tuple):
                 items = [resolve(a) for a in arg]
-                sizes = any(isinstance(v, Value) and isinstance(a.meta.get("val"), SYMBOLIC)
-                            for v, a in zip(items, arg) if isinstance(a, torch.fx.Node))  # fmt: skip
+                sizes = any(
+                    isinstance(v, Value) and isinstance(a.meta.get("val"), SYMBOLIC)
+                    for v, a in zip(items, arg)
+                    if isinstance(a, torch.fx.Node)
+                )
                 if pack and sizes and not view:
                     return ge.Pack(items, N=len(items))
                 return tuple(items) if isinstance(arg, tuple) and not pack else items
@@ -335,8 +345,11 @@ class Outputs:
         self.values: list[Value] = []
         self.places: dict[int, int] = {}  # id of a value → its place among the outputs
         nodes = walker.gm.graph.nodes
-        self.inputs = [(i, n.meta["val"]) for i, n in enumerate(n for n in nodes if n.op == "placeholder")
-                       if isinstance(n.meta.get("val"), torch.Tensor)]  # fmt: skip
+        self.inputs = [
+            (i, n.meta["val"])
+            for i, n in enumerate(n for n in nodes if n.op == "placeholder")
+            if isinstance(n.meta.get("val"), torch.Tensor)
+        ]
         self.owners = storage_owners(walker.gm)
 
     def result(self, out: Any) -> Any:
@@ -470,6 +483,10 @@ def with_known(value: Value, meta: Any) -> Value:
 def to_array(tensor: torch.Tensor) -> np.ndarray:
     """bfloat16 and float8, which NumPy lacks, as their bits."""
     plain = tensor.detach().cpu().contiguous()
-    bits = {torch.bfloat16: torch.uint16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8,
-            torch.float8_e8m0fnu: torch.uint8}.get(plain.dtype)  # fmt: skip
+    bits = {
+        torch.bfloat16: torch.uint16,
+        torch.float8_e5m2: torch.uint8,
+        torch.float8_e4m3fn: torch.uint8,
+        torch.float8_e8m0fnu: torch.uint8,
+    }.get(plain.dtype)
     return (plain.view(bits) if bits else plain).numpy()

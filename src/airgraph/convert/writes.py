@@ -33,8 +33,14 @@ WRITES = (
 )
 OF_STORAGE = ("set_", "resize_", "resize_storage_bytes_")
 # What a pass on FX may take for its argument, so that a later reader would see the write.
-COPIES = {aten.clone.default, aten._to_copy.default, aten.repeat.default, aten.constant_pad_nd.default,
-          aten.pow.Tensor_Scalar, aten.lift_fresh_copy.default}  # fmt: skip
+COPIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.repeat.default,
+    aten.constant_pad_nd.default,
+    aten.pow.Tensor_Scalar,
+    aten.lift_fresh_copy.default,
+}
 
 
 def stray_writes(node: torch.fx.Node) -> list[str]:

@@ -67,15 +67,38 @@ class Writer:
 
 
 # Ops that are not element-wise, and whose results are always memory of their own.
-MAKES_NEW = frozenset({
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
-    aten.native_layer_norm.default, aten.native_group_norm.default, aten._native_batch_norm_legit_no_training.default,
-    aten._softmax.default, aten._log_softmax.default, aten.embedding.default, aten.index.Tensor, aten.index_select.default,
-    aten.gather.default, aten.cat.default, aten.clone.default, aten._to_copy.default, aten.copy.default,
-    aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.amax.default, aten.amin.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default, aten.max_pool2d_with_indices.default,
-})  # fmt: skip
+MAKES_NEW = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.convolution.default,
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten.embedding.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten.gather.default,
+        aten.cat.default,
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.copy.default,
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.mean.default,
+        aten.mean.dim,
+        aten.amax.default,
+        aten.amin.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten.max_pool2d_with_indices.default,
+    }
+)
 
 # Ops that copy their first argument and change a part of the copy: op → the view of that part.
 PARTS = {
@@ -84,11 +107,22 @@ PARTS = {
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
 # The same, with a form of PyTorch's own that changes the argument.
-CHANGES = frozenset({
-    aten.index_put.default, aten.index_copy.default, aten.index_add.default, aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor, aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
-    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_scatter.default,
-})  # fmt: skip
+CHANGES = frozenset(
+    {
+        aten.index_put.default,
+        aten.index_copy.default,
+        aten.index_add.default,
+        aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.scatter_add.default,
+        aten.scatter_reduce.two,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.masked_scatter.default,
+    }
+)
 
 
 class Memory:
@@ -233,7 +267,10 @@ def part_writer(view: OpOverload) -> Callable[..., torch.Tensor]:
 def settle(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
     """`copy_` of what may have been written there already."""
     there = x.data_ptr() == source.data_ptr() and (x.shape, x.stride(), x.dtype) == (
-        source.shape, source.stride(), source.dtype)  # fmt: skip
+        source.shape,
+        source.stride(),
+        source.dtype,
+    )
     return x if there else x.copy_(source, *rest)
 
 

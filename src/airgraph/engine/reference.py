@@ -136,8 +136,11 @@ class ReferenceExecutable:
                 return self.print(node)
         meaning = MEANINGS.get(node.op) or USER_KERNELS.get(node.op)
         if meaning is None:
-            raise EngineError(f"no kernel for GE op {node.op}", where=place(self.graph, node),
-                              hint=f'@airgraph.register_kernel("{node.op}") on a function of tensors')  # fmt: skip
+            raise EngineError(
+                f"no kernel for GE op {node.op}",
+                where=place(self.graph, node),
+                hint=f'@airgraph.register_kernel("{node.op}") on a function of tensors',
+            )
         if node.op in USER_KERNELS:
             return self.user_kernel(node, meaning)
         attrs, slots = self.placed(attributes(node)), OPS[node.op].slots
@@ -169,8 +172,10 @@ class ReferenceExecutable:
             result = kernel(*(self.argument(entry, plain, env, symbols, True) for entry in node.inputs), **attrs)
             results = [result] if isinstance(result, torch.Tensor) else list(result)
             if len(results) != len(node.outputs):
-                raise EngineError(f"the kernel of {node.op} gave {len(results)} outputs, the node has {len(node.outputs)}",
-                                  where=place(self.graph, node))  # fmt: skip
+                raise EngineError(
+                    f"the kernel of {node.op} gave {len(results)} outputs, the node has {len(node.outputs)}",
+                    where=place(self.graph, node),
+                )
             return results
 
         return run

@@ -72,5 +72,20 @@ ListStr = kind("ListStr", "list.s", many(exactly(str)))
 ListDataType = kind("ListDataType", "list.dt", many(dtype))
 ListListInt = kind("ListListInt", "list_list_int", many(many(exactly(int))))
 ListListFloat = kind("ListListFloat", "list_list_float", many(many(number)))
-KINDS = {c.__name__: c for c in (Int, Float, Bool, Str, DataType, ListInt, ListFloat, ListBool, ListStr, ListDataType,
-                                 ListListInt, ListListFloat)}  # fmt: skip
+KINDS = {
+    c.__name__: c
+    for c in (
+        Int,
+        Float,
+        Bool,
+        Str,
+        DataType,
+        ListInt,
+        ListFloat,
+        ListBool,
+        ListStr,
+        ListDataType,
+        ListListInt,
+        ListListFloat,
+    )
+}

@@ -23,9 +23,27 @@ from airgraph.ir.types import dim
 # The functions of sympy that sizes are made of. PyTorch's own (FloorDiv, …) are given by whoever knows PyTorch.
 FUNCTIONS: dict[str, Any] = {
     f.__name__: f
-    for f in (sympy.Add, sympy.Mul, sympy.Pow, sympy.Max, sympy.Min, sympy.Mod, sympy.floor, sympy.ceiling, sympy.Abs,
-              sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge, sympy.And, sympy.Or, sympy.Not)
-}  # fmt: skip
+    for f in (
+        sympy.Add,
+        sympy.Mul,
+        sympy.Pow,
+        sympy.Max,
+        sympy.Min,
+        sympy.Mod,
+        sympy.floor,
+        sympy.ceiling,
+        sympy.Abs,
+        sympy.Eq,
+        sympy.Ne,
+        sympy.Lt,
+        sympy.Le,
+        sympy.Gt,
+        sympy.Ge,
+        sympy.And,
+        sympy.Or,
+        sympy.Not,
+    )
+}
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")  # the second argument makes the number large
 LARGEST = 2**128
 HIGHEST_POWER = 16
@@ -33,8 +51,12 @@ DEEPEST = 60  # of an expression; sizes of real models stay below ten
 LONGEST = 200  # parts of one
 # Tried in this order; most symbols are sizes.
 ASSUMPTIONS: tuple[dict[str, bool], ...] = (
-    {"integer": True, "positive": True}, {"integer": True, "nonnegative": True}, {"integer": True}, {"real": True}, {},
-)  # fmt: skip
+    {"integer": True, "positive": True},
+    {"integer": True, "nonnegative": True},
+    {"integer": True},
+    {"real": True},
+    {},
+)
 
 
 def function_name(kind: type, more: Mapping[str, Any]) -> str:

@@ -70,8 +70,9 @@ def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     inputs = promote(op, given)
     call = Call(op, inputs, kwargs)
     known = op.known(call) if op.known else None
-    node = current_graph().add(op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name,
-                               marks=marks)  # fmt: skip
+    node = current_graph().add(
+        op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name, marks=marks
+    )
     if not op.outputs:
         return node
     return node.output if len(op.outputs) == 1 and "*" not in op.outputs[0] else list(node.outputs)
@@ -88,8 +89,9 @@ def _check_call(op: Op, given: Sequence[Any], attrs: dict[str, Any]) -> None:
     for name in attrs:
         if name not in op.attrs:
             allowed = ", ".join(op.attrs) or "none"
-            raise VerifyError(f"{op.name} has no attribute or input {name!r}",
-                              where={"attributes": allowed, "inputs": _names(op)})  # fmt: skip
+            raise VerifyError(
+                f"{op.name} has no attribute or input {name!r}", where={"attributes": allowed, "inputs": _names(op)}
+            )
     for name, default in op.attrs.items():
         if default is REQUIRED and name not in attrs:
             raise VerifyError(f"{op.name} needs the attribute {name!r}", where={"attributes": ", ".join(op.attrs)})
@@ -140,8 +142,10 @@ def literal_type(op: Op, name: str, value: Any, beside: set[DataType]) -> DataTy
     fitting = beside & family
     if len(fitting) > 1:
         shown = ", ".join(sorted(t.name for t in fitting))
-        raise VerifyError(f"cannot promote {op.name} input {name!r} = {value!r}: the other inputs are {shown}",
-                          hint="ge.Const(value, dtype=...)")  # fmt: skip
+        raise VerifyError(
+            f"cannot promote {op.name} input {name!r} = {value!r}: the other inputs are {shown}",
+            hint="ge.Const(value, dtype=...)",
+        )
     return fitting.pop() if fitting else usual
 
 
@@ -182,8 +186,13 @@ def nested_tuple(value: Any) -> Any:
 
 
 # -- ops whose builders are not like the others ---------------------------------------------------------------------
-def Const(v: Any, dtype: int | None = None, node_name: str | None = None, readable: bool = True,
-          shape: Sequence[int] | None = None) -> Value:  # fmt: skip
+def Const(
+    v: Any,
+    dtype: int | None = None,
+    node_name: str | None = None,
+    readable: bool = True,
+    shape: Sequence[int] | None = None,
+) -> Value:
     """`shape` is for a constant without elements: nested lists cannot say which dimension has none."""
     if dtype is None:
         dtype = literal_type(OPS["Const"], "value", v, set())
@@ -191,8 +200,9 @@ def Const(v: Any, dtype: int | None = None, node_name: str | None = None, readab
     return constant(content, DataType(dtype), name=node_name)
 
 
-def Data(*, index: int, dtype: int, shape: Sequence[Any], placement: Place, node_name: str | None = None,
-         known: Any = None) -> Value:  # fmt: skip
+def Data(
+    *, index: int, dtype: int, shape: Sequence[Any], placement: Place, node_name: str | None = None, known: Any = None
+) -> Value:
     """An input."""
     graph = current_graph()
     name = graph.unique_name("Data") if node_name is None else node_name
@@ -223,9 +233,18 @@ def node(name: str) -> Node:
     return current_graph().node(name)
 
 
-def AtenCall(x: Sequence[Value], *, target: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None,
-             types: Sequence[TensorType | Sequence[Any]], strides: Sequence[Any] = (), node_name: str | None = None,
-             dependencies: Sequence[Value | Node] = (), marks: Marks = None) -> list[Value]:  # fmt: skip
+def AtenCall(
+    x: Sequence[Value],
+    *,
+    target: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    types: Sequence[TensorType | Sequence[Any]],
+    strides: Sequence[Any] = (),
+    node_name: str | None = None,
+    dependencies: Sequence[Value | Node] = (),
+    marks: Marks = None,
+) -> list[Value]:
     """A call into PyTorch. `types`: one for each tensor or number it returns, as TensorType or [dtype, shape, place]."""
     graph = current_graph()
     name = graph.unique_name("AtenCall") if node_name is None else node_name
@@ -252,9 +271,16 @@ def Clone(
     return build(OPS["TensorMove"], [x], {"dependencies": dependencies, "node_name": node_name, "marks": marks})
 
 
-def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, outputs: Sequence[Any] | None = None,
-              attrs: dict[str, Any] | None = None, node_name: str | None = None,
-              dependencies: Sequence[Value | Node] = (), marks: Marks = None) -> Any:  # fmt: skip
+def custom_op(
+    op_type: str,
+    *args: Any,
+    inputs: dict[str, Any] | None = None,
+    outputs: Sequence[Any] | None = None,
+    attrs: dict[str, Any] | None = None,
+    node_name: str | None = None,
+    dependencies: Sequence[Value | Node] = (),
+    marks: Marks = None,
+) -> Any:
     """A node of any type, also one that is not in the table. By position (`custom_op("Mul", x, y)`) it must be there.
     By name it is the table's where the names are the table's, so that types follow and passes know it.
 
@@ -273,15 +299,18 @@ def custom_op(op_type: str, *args: Any, inputs: dict[str, Any] | None = None, ou
     count = sum(1 if isinstance(name, str) else name[1] for name in names)
     stored |= {"input_names": tuple(given), "output_names": names}
     types, control = [UNKNOWN] * count, _nodes(dependencies)
-    node = current_graph().add(op_type, list(given.values()), stored, types, control=control, name=node_name,
-                               marks=marks)  # fmt: skip
+    node = current_graph().add(
+        op_type, list(given.values()), stored, types, control=control, name=node_name, marks=marks
+    )
     return node.output if count == 1 and isinstance(names[0], str) else list(node.outputs)
 
 
 def _by_position(op_type: str, op: Op | None, args: Sequence[Any], usual: dict[str, Any]) -> Any:
     if op is None:
-        raise VerifyError(f"GE op {op_type} is not in the op table, so its inputs have no order",
-                          hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})")  # fmt: skip
+        raise VerifyError(
+            f"GE op {op_type} is not in the op table, so its inputs have no order",
+            hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})",
+        )
     count, most = len(op.slots), len(op.slots) + len(op.attrs)
     if len(args) > most:
         raise VerifyError(
@@ -296,9 +325,14 @@ def _in_table(op: Op, inputs: dict[str, Input], attrs: dict[str, Any], outputs: 
     required = {name for name, default in op.attrs.items() if default is REQUIRED}
     same_outputs = tuple(n if isinstance(n, str) else f"{n[0]}*" for n in outputs) == op.outputs
     given = {name for name, entry in inputs.items() if entry is not None}
-    return (op.infer is not None and same_outputs and needed <= given and required <= attrs.keys() <= op.attrs.keys()
-            and all(isinstance(inputs.get(s.name), tuple) == s.dynamic for s in op.slots if s.name in given)
-            and inputs.keys() <= {s.name for s in op.slots})  # fmt: skip
+    return (
+        op.infer is not None
+        and same_outputs
+        and needed <= given
+        and required <= attrs.keys() <= op.attrs.keys()
+        and all(isinstance(inputs.get(s.name), tuple) == s.dynamic for s in op.slots if s.name in given)
+        and inputs.keys() <= {s.name for s in op.slots}
+    )
 
 
 def _custom_input(value: Any) -> Input:

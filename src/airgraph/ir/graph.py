@@ -147,11 +147,7 @@ class Graph:
         marks: Mapping[str, Any] | None = None,
     ) -> Node:
         node = Node(
-            op,
-            self.unique_name(op) if name is None else self.claim(name),
-            tuple(inputs),
-            attrs,
-            control=tuple(control),
+            op, self.unique_name(op) if name is None else self.claim(name), tuple(inputs), attrs, control=tuple(control)
         )
         self._names.add(node.name)
         for value in node.values():

@@ -64,7 +64,7 @@ GE_MESSAGES = {
 }
 TF_ENUMS = {
     "DataType": """DT_ INVALID FLOAT DOUBLE INT32 UINT8 INT16 INT8 STRING COMPLEX64 INT64 BOOL QINT8 QUINT8 QINT32
-        BFLOAT16 QINT16 QUINT16 UINT16 COMPLEX128 HALF RESOURCE VARIANT UINT32 UINT64 FLOAT8_E5M2 FLOAT8_E4M3FN""",
+        BFLOAT16 QINT16 QUINT16 UINT16 COMPLEX128 HALF RESOURCE VARIANT UINT32 UINT64 FLOAT8_E5M2 FLOAT8_E4M3FN"""
 }
 TF_MESSAGES = {  # the part we write
     "TensorShapeProto": "TensorShapeProto.Dim* dim=2, bool unknown_rank=3",
@@ -298,10 +298,26 @@ def _put(attrs: Any, name: str, kind: str, value: Any) -> None:
 
 # -- constants ------------------------------------------------------------------------------------------------------
 BYTES = {
-    "FLOAT": "<f4", "FLOAT16": "<f2", "DOUBLE": "<f8", "COMPLEX64": "<c8", "COMPLEX128": "<c16", "BOOL": "?",
-    "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4",
-    "UINT64": "<u8", "QINT8": "i1", "QINT16": "<i2", "QINT32": "<i4", "QUINT8": "u1", "QUINT16": "<u2",
-}  # fmt: skip
+    "FLOAT": "<f4",
+    "FLOAT16": "<f2",
+    "DOUBLE": "<f8",
+    "COMPLEX64": "<c8",
+    "COMPLEX128": "<c16",
+    "BOOL": "?",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "QINT8": "i1",
+    "QINT16": "<i2",
+    "QINT32": "<i4",
+    "QUINT8": "u1",
+    "QUINT16": "<u2",
+}
 BITS = {"BF16": "<u2", "COMPLEX32": "<u4"}  # what an array holds instead of elements NumPy has no type for; else bytes
 
 

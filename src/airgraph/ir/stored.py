@@ -28,8 +28,16 @@ from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import verify
 
 EXTRA = "_airgraph"
-OURS = ("_input_name_key", "_input_name_value", "_output_name_key", "_output_name_value", "_fx_code", "_source",
-        "_readable_value", EXTRA)  # fmt: skip
+OURS = (
+    "_input_name_key",
+    "_input_name_value",
+    "_output_name_key",
+    "_output_name_value",
+    "_fx_code",
+    "_source",
+    "_readable_value",
+    EXTRA,
+)
 WORDS = ("mode", "kernel")  # attributes that are text and have no default that says so
 LIST_FIELDS = ("", "s", "i", "f", "b", "", "", "", "", "", "dt")  # of AttrDef.ListValue, by ListValueType
 ATTR_OF_KIND = {kind.ge_kind: kind for kind in KINDS.values()}
@@ -106,8 +114,15 @@ def read_graph(message: Any, reader: Reader) -> Graph:
             node = add_node(graph, op, values, reader)
         except AirgraphError as error:
             raise VerifyError(error.what, where={**place_of(op), **error.where}, hint=error.hint) from error
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
-                ValueError) as error:  # fmt: skip
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             # What JSON holds may have any shape: what does not have the expected one ends here.
             raise VerifyError(f"an op is not described as it should be: {error!r}", where=place_of(op)) from error
         values |= {v.tensor: v for v in node.outputs}

@@ -104,8 +104,10 @@ def call_text(node: Node, files: dict[str, np.ndarray] | None = None) -> str:
             return custom_text(node, files)
         case "Data":
             t = node.output.type
-            return (f"ge.Data(index={node.attrs['index']}, dtype={int(t.dtype)}, shape={t.printed_shape()}, "
-                    f'placement="{t.place}", node_name={attr_text(node.name)})')  # fmt: skip
+            return (
+                f"ge.Data(index={node.attrs['index']}, dtype={int(t.dtype)}, shape={t.printed_shape()}, "
+                f'placement="{t.place}", node_name={attr_text(node.name)})'
+            )
         case "NetOutput":
             waits = ", ".join(control_name(c) for c in node.control)
             return f"ge.NetOutput({input_text(node.inputs[0], files)}, dependencies=[{waits}])"

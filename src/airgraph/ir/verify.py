@@ -119,11 +119,4 @@ def agree(a: TensorType, b: TensorType) -> bool:
     return all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape))
 
 
-RULES: tuple[Rule, ...] = (
-    unique_name,
-    reads_earlier,
-    readers_read,
-    known_attributes,
-    inputs_fit,
-    types_follow,
-)
+RULES: tuple[Rule, ...] = (unique_name, reads_earlier, readers_read, known_attributes, inputs_fit, types_follow)

@@ -45,8 +45,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 FROZEN = ("conv_batch_norm",)
 
 
-def run_passes(graph: Graph, journal: Journal, *, off: tuple[str, ...] = (), check: bool = False, frozen: bool = False,
-               observe: Callable[[str, Graph], None] | None = None) -> Graph:  # fmt: skip
+def run_passes(
+    graph: Graph,
+    journal: Journal,
+    *,
+    off: tuple[str, ...] = (),
+    check: bool = False,
+    frozen: bool = False,
+    observe: Callable[[str, Graph], None] | None = None,
+) -> Graph:
     """Every pass that is not switched off. `observe(name, graph)` is called after each that changed something.
 
     `frozen`: parameters keep their values, so that one may be folded into another.

@@ -15,9 +15,7 @@ from airgraph.passes.shapes import rounds
 def half_of_x_times(factor: Any) -> Either:
     """x · factor / 2, however it is put together."""
     return Either(
-        P("Mul", P("Mul", "x", 0.5), factor),
-        P("Mul", P("Mul", "x", factor), 0.5),
-        P("Mul", "x", P("Mul", factor, 0.5)),
+        P("Mul", P("Mul", "x", 0.5), factor), P("Mul", P("Mul", "x", factor), 0.5), P("Mul", "x", P("Mul", factor, 0.5))
     )
 
 
@@ -30,8 +28,7 @@ SQUARED = Either(
     P("Mul", P("Mul", "x", 0.044715), "x"), P("Mul", Either(P("Pow", "x", 2), P("Mul", "x", "x")), 0.044715)
 )
 INNER = Either(
-    P("Mul", P("Add", "x", P("Mul", CUBE, 0.044715)), FIRST),
-    P("Mul", P("Mul", "x", FIRST), P("Add", SQUARED, 1)),
+    P("Mul", P("Add", "x", P("Mul", CUBE, 0.044715)), FIRST), P("Mul", P("Mul", "x", FIRST), P("Add", SQUARED, 1))
 )
 TANH = P("Add", P("Tanh", INNER), 1)
 

@@ -52,8 +52,9 @@ def attention(
     scale = scale_of(given.get("scale"), given.get("divisor"))
     if scale is None:
         return no("the scale is not a constant", *(given[n].node.name for n in ("scale", "divisor") if n in given))
-    heads = head_sizes(q, k, v, logits, keys_last=not scores.node.attrs.get("adj_x2"),
-                       values_last=not node.attrs.get("adj_x2"))  # fmt: skip
+    heads = head_sizes(
+        q, k, v, logits, keys_last=not scores.node.attrs.get("adj_x2"), values_last=not node.attrs.get("adj_x2")
+    )
     if isinstance(heads, No):
         return heads
     batch, (rows, columns, size) = heads

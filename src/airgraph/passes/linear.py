@@ -85,8 +85,14 @@ class Numbers:
         return run
 
 
-NUMPY_OPS: dict[str, Any] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Neg": np.negative,
-                             "Reshape": np.reshape, "Rsqrt": lambda x: 1 / np.sqrt(x)}  # fmt: skip
+NUMPY_OPS: dict[str, Any] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Reshape": np.reshape,
+    "Rsqrt": lambda x: 1 / np.sqrt(x),
+}
 
 
 def as_value(x: Any, like: Value) -> Value:
@@ -98,8 +104,11 @@ def as_value(x: Any, like: Value) -> Value:
 
 CONVOLUTION = P(("Conv2D", "Conv3D"), "x", "filter", bind="conv")
 FOLDED = P("Reshape", CONVOLUTION, "s")  # from three spatial dimensions to two
-NORMS = {"conv_batch_norm": P("BNInfer", CONVOLUTION), "conv_view_batch_norm": P("BNInfer", FOLDED),
-         "conv_batch_norm_v3": P("BatchNormV3", CONVOLUTION, is_training=False)}  # fmt: skip
+NORMS = {
+    "conv_batch_norm": P("BNInfer", CONVOLUTION),
+    "conv_view_batch_norm": P("BNInfer", FOLDED),
+    "conv_batch_norm_v3": P("BatchNormV3", CONVOLUTION, is_training=False),
+}
 conv_batch_norm = RulePass(
     tuple(Rule(name, pattern, fold_batch_norm, private=True) for name, pattern in NORMS.items()), helpers=("views",)
 )

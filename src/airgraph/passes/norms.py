@@ -15,8 +15,9 @@ def mean(x: object, axes: str) -> P:
 
 # -- softmax --------------------------------------------------------------------------------------------------------
 # e / ReduceSum(e) with e = Exp(x - ReduceMax(x)) → SoftmaxV2(x)
-PEAK = Either(P("ReduceMax", "x", "axes", keep_dims=True),
-              P("ArgMaxWithValue", "x", bind="peak", index=1, keep_dims=True))  # fmt: skip
+PEAK = Either(
+    P("ReduceMax", "x", "axes", keep_dims=True), P("ArgMaxWithValue", "x", bind="peak", index=1, keep_dims=True)
+)
 POWERS = P("Exp", P("Sub", "x", PEAK))
 
 
@@ -35,8 +36,10 @@ def softmax(
 # -- layer norm -----------------------------------------------------------------------------------------------------
 # (x - μ) / √(v + ε), with μ = ReduceMean(x) and v = ReduceMean((x - μ)²) or the variance → LayerNormV4(x)
 CENTERED = P("Sub", "x", mean("x", "axes"))
-VARIANCE = Either(mean(Either(P("Pow", CENTERED, 2), P("Mul", CENTERED, CENTERED)), "again"),
-                  P("ReduceVar", "x", bind="variance", correction=0, keepdim=True))  # fmt: skip
+VARIANCE = Either(
+    mean(Either(P("Pow", CENTERED, 2), P("Mul", CENTERED, CENTERED)), "again"),
+    P("ReduceVar", "x", bind="variance", correction=0, keepdim=True),
+)
 SHIFTED = P("Add", VARIANCE, "eps")
 NORMAL = Either(P("RealDiv", CENTERED, P("Sqrt", SHIFTED)), P("Mul", CENTERED, P("Rsqrt", SHIFTED)))
 

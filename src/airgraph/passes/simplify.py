@@ -23,8 +23,22 @@ def unchanged(node: Node, x: Value, **_: Value) -> Value | None:
 
 # f(TensorMove(x)) → f(x): no op of the table writes to its input. Others may: a user's kernel, or PyTorch's own, also
 # through a view; and what leaves the graph is a copy where one was asked for.
-VIEWS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "ExpandDims", "BroadcastTo", "Expand", "SplitV",
-         "Unpack", "StridedSliceV2", "AsStrided", "GatherV2", "Cast")  # fmt: skip
+VIEWS = (
+    "Identity",
+    "Reshape",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "ExpandDims",
+    "BroadcastTo",
+    "Expand",
+    "SplitV",
+    "Unpack",
+    "StridedSliceV2",
+    "AsStrided",
+    "GatherV2",
+    "Cast",
+)
 
 
 def uncopied(node: Node, x: Value) -> Value | None:
@@ -164,8 +178,11 @@ def unit_transpose(node: Node, x: Value, p: Value) -> Value | None:
 # MatMul(Transpose(a, swap), b) → MatMul(a, b, transpose_x1 = not transpose_x1), and the same for b
 # MatMul(f(Transpose(a, swap)), b) → MatMul(f(a), b, …) where f works element by element
 # BatchMatMul(Reshape(Transpose(a, swap)), b) → BatchMatMul(Reshape(a), b, …) where Reshape keeps the last two axes
-FLAGS = {"MatMul": ("transpose_x1", "transpose_x2"), "MatMulV2": ("transpose_x1", "transpose_x2"),
-         "BatchMatMul": ("adj_x1", "adj_x2")}  # fmt: skip
+FLAGS = {
+    "MatMul": ("transpose_x1", "transpose_x2"),
+    "MatMulV2": ("transpose_x1", "transpose_x2"),
+    "BatchMatMul": ("adj_x1", "adj_x2"),
+}
 
 
 def is_swap(perm: tuple[int, ...]) -> bool:
@@ -224,29 +241,40 @@ def reshape_into_matmul(side: int) -> Rule:
 NOOP_RESHAPE = Rule("noop_reshape", P("Reshape", "x", "s"), unchanged)
 NOOP_CAST = Rule("noop_cast", P("Cast", "x"), unchanged)
 
-noops = RulePass((
-    NOOP_CAST,
-    Rule("noop_identity", P("Identity", "x"), unchanged),
-    Rule("noop_copy", P("TensorMove", "x"), uncopied),
-    Rule("noop_muls", P("Muls", "x"), once),
-    NOOP_RESHAPE,
-    Rule("noop_broadcast", P("BroadcastTo", "x", "s"), unchanged),
-    Rule("noop_concat", P("ConcatV2", ("x",)), alone),
-    Rule("neutral_element", P(tuple(NEUTRAL), "x", "c"), neutral),
-))  # fmt: skip
-views = RulePass((
-    Rule("compose_transposes", P("Transpose", P("Transpose", "x", "p"), "q"), compose_transposes),
-    Rule("identity_transpose", P("Transpose", "x", "p"), identity_transpose),
-    Rule("compose_reshapes", P("Reshape", P("Reshape", "x", "s"), "t"), compose_reshapes),
-    NOOP_RESHAPE,  # composed ones may cancel
-    Rule("transpose_through", P("Transpose", P(ELEMENTWISE, TRANSPOSED, bind="f"), "q"), transpose_through,
-         private=True),
-))  # fmt: skip
-casts = RulePass((
-    Rule("merge_casts", P("Cast", P("Cast", "x", bind="wide")), merge_casts),
-    Rule("constant_cast", P("Cast", "x"), constant_cast),
-    NOOP_CAST,
-), helpers=("noops", "views"))  # fmt: skip
+noops = RulePass(
+    (
+        NOOP_CAST,
+        Rule("noop_identity", P("Identity", "x"), unchanged),
+        Rule("noop_copy", P("TensorMove", "x"), uncopied),
+        Rule("noop_muls", P("Muls", "x"), once),
+        NOOP_RESHAPE,
+        Rule("noop_broadcast", P("BroadcastTo", "x", "s"), unchanged),
+        Rule("noop_concat", P("ConcatV2", ("x",)), alone),
+        Rule("neutral_element", P(tuple(NEUTRAL), "x", "c"), neutral),
+    )
+)
+views = RulePass(
+    (
+        Rule("compose_transposes", P("Transpose", P("Transpose", "x", "p"), "q"), compose_transposes),
+        Rule("identity_transpose", P("Transpose", "x", "p"), identity_transpose),
+        Rule("compose_reshapes", P("Reshape", P("Reshape", "x", "s"), "t"), compose_reshapes),
+        NOOP_RESHAPE,  # composed ones may cancel
+        Rule(
+            "transpose_through",
+            P("Transpose", P(ELEMENTWISE, TRANSPOSED, bind="f"), "q"),
+            transpose_through,
+            private=True,
+        ),
+    )
+)
+casts = RulePass(
+    (
+        Rule("merge_casts", P("Cast", P("Cast", "x", bind="wide")), merge_casts),
+        Rule("constant_cast", P("Cast", "x"), constant_cast),
+        NOOP_CAST,
+    ),
+    helpers=("noops", "views"),
+)
 matmul_transposes = RulePass(
     tuple(rule(side) for rule in (into_matmul, through_into_matmul, reshape_into_matmul) for side in (0, 1)),
     helpers=("views",),

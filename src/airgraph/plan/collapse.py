@@ -26,8 +26,9 @@ def collapsed(part: Part) -> Part:
                     break
             if changed:
                 break
-    return replace(part, outer=[v for v in part.outer if not same(v.size, 1)],
-                   inner=[v for v in part.inner if not same(v.size, 1)])  # fmt: skip
+    return replace(
+        part, outer=[v for v in part.outer if not same(v.size, 1)], inner=[v for v in part.inner if not same(v.size, 1)]
+    )
 
 
 def renamed(part: Part, table: dict[Var, Affine], loops: dict[str, list[Var]]) -> Part:
@@ -36,6 +37,8 @@ def renamed(part: Part, table: dict[Var, Affine], loops: dict[str, list[Var]]) -
     for e in part.exprs():
         at = e.at.substitute(table) if e.at is not None else None
         done[id(e)] = pool.make(e.op, [done[id(a)] for a in e.args], e.dtype, e.source, at, e.picks)
-    stores = [replace(s, at=s.at.substitute(table), value=done[id(s.value)], numbers=tuple(done[id(n)] for n in s.numbers))
-              for s in part.stores]  # fmt: skip
+    stores = [
+        replace(s, at=s.at.substitute(table), value=done[id(s.value)], numbers=tuple(done[id(n)] for n in s.numbers))
+        for s in part.stores
+    ]
     return Part(loops.get("outer", part.outer), loops.get("inner", part.inner), stores, pool)

@@ -69,18 +69,32 @@ class Planner:
         self.notes: list[str] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
-        self.symbols = {s for spec in boundary.arguments if isinstance(spec, TensorIn)
-                        for d in spec.type.shape or () if isinstance(d, sympy.Basic) for s in d.free_symbols}  # fmt: skip
-        self.symbols |= {spec.expr for spec in boundary.arguments if isinstance(spec, NumberIn) and spec.expr is not None
-                         and getattr(spec.expr, "is_Symbol", False)}  # fmt: skip
+        self.symbols = {
+            s
+            for spec in boundary.arguments
+            if isinstance(spec, TensorIn)
+            for d in spec.type.shape or ()
+            if isinstance(d, sympy.Basic)
+            for s in d.free_symbols
+        }
+        self.symbols |= {
+            spec.expr
+            for spec in boundary.arguments
+            if isinstance(spec, NumberIn) and spec.expr is not None and getattr(spec.expr, "is_Symbol", False)
+        }
 
     # -- 1: formulas ------------------------------------------------------------------------------------------------
     def of(self, value: Value) -> Tensor:
         found = self.tensors.get(id(value))
         if found is None:
             known = value.known
-            if value.type.shape == () and value.dtype in TYPES and value.dtype.is_int and known is not None \
-                    and not isinstance(known, tuple | float | bool):  # fmt: skip
+            if (
+                value.type.shape == ()
+                and value.dtype in TYPES
+                and value.dtype.is_int
+                and known is not None
+                and not isinstance(known, tuple | float | bool)
+            ):
                 return iota((), -1, known, 0, value.dtype)
             raise NoFormula("a value without a tensor")
         return found
@@ -116,8 +130,11 @@ class Planner:
         try:
             if not self.bound(node):
                 raise NoFormula("sizes that only running can tell")
-            if all(isinstance(v.known, int | sympy.Basic) and not isinstance(v.known, bool) for v in node.outputs) \
-                    and node.outputs and all(v.type.shape == () and v.dtype.is_int for v in node.outputs):  # fmt: skip
+            if (
+                all(isinstance(v.known, int | sympy.Basic) and not isinstance(v.known, bool) for v in node.outputs)
+                and node.outputs
+                and all(v.type.shape == () and v.dtype.is_int for v in node.outputs)
+            ):
                 for v in node.outputs:
                     self.tensors[id(v)] = iota((), -1, v.known, 0, v.dtype)
                 return
@@ -253,8 +270,11 @@ class Planner:
                     self.need(x)
                 if t.op not in VIEWS:
                     uses.setdefault(whole.id, set()).add(t.id)
-                    if len(uses[whole.id]) > 1 and whole.op in ("point", "reduce", "gather", *JOINED) \
-                            and whole.cost > CHEAP:  # fmt: skip
+                    if (
+                        len(uses[whole.id]) > 1
+                        and whole.op in ("point", "reduce", "gather", *JOINED)
+                        and whole.cost > CHEAP
+                    ):
                         self.need(whole)
                     if len(uses[whole.id]) > 3 and whole.op in JOINED:
                         self.need(whole)
@@ -284,8 +304,17 @@ class Planner:
             self.steps.append(step)
         self.drop_unread()
         self.drop_known()
-        return Plan(self.graph, self.boundary, self.steps, self.places, self.final,
-                    list(self.graph.net_output.values()), self.symbols, self.notes, self.loose)  # fmt: skip
+        return Plan(
+            self.graph,
+            self.boundary,
+            self.steps,
+            self.places,
+            self.final,
+            list(self.graph.net_output.values()),
+            self.symbols,
+            self.notes,
+            self.loose,
+        )
 
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:
         """Place the step that computes t, and before it those of what it reads."""
@@ -384,8 +413,10 @@ class Planner:
         step = LoopStep([made], kernel, domain)
         targets = {t.id for t, _ in self.writes}
         loads = [(e, p.stores[0].at) for p in kernel.parts for e in p.exprs() if e.op == "load"]
-        unsafe = any(e.source.id in targets - {target.id} or (e.source.id == target.id and (e.at != at or e.picks))
-                     for e, at in loads)  # fmt: skip
+        unsafe = any(
+            e.source.id in targets - {target.id} or (e.source.id == target.id and (e.at != at or e.picks))
+            for e, at in loads
+        )
         if unsafe or (domain.axes and any(e.source.id == target.id for e, _ in loads)):
             kept = point("copy", made.inputs, made.dtype, made.shape)
             self.add_root(kept)

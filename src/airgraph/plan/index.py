@@ -247,8 +247,14 @@ def fits(e: Affine, below: Dim) -> bool:
     terms = list(e.terms)
     span: Dim = 1
     while terms:
-        found = next((t for t in terms if quotient(t[1], span) is not None and all(
-            quotient(other[1], t[1]) is not None for other in terms)), None)  # fmt: skip
+        found = next(
+            (
+                t
+                for t in terms
+                if quotient(t[1], span) is not None and all(quotient(other[1], t[1]) is not None for other in terms)
+            ),
+            None,
+        )
         if found is None:
             return False
         terms.remove(found)

@@ -151,8 +151,9 @@ def apply_split(
 
 def refined(domain: Domain, splits: dict[int, tuple[Dim, ...]]) -> list[tuple[Dim, int, int]]:
     """(size, axis, number within the axis) of each loop."""
-    return [(size, axis, k) for axis, whole in enumerate(domain.shape)
-            for k, size in enumerate(splits.get(axis, (whole,)))]  # fmt: skip
+    return [
+        (size, axis, k) for axis, whole in enumerate(domain.shape) for k, size in enumerate(splits.get(axis, (whole,)))
+    ]
 
 
 Ranges = list[tuple[Dim, Dim]]  # (start, size) of each loop

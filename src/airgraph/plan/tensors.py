@@ -21,11 +21,39 @@ from airgraph.plan.index import Affine, Refuse, expand, same
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
 # What these cost beside an addition; a formula that costs much is computed once and kept.
-DEAR = ("exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "tanh", "erf", "erfc", "sin", "cos", "tan", "sigmoid",
-        "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")  # fmt: skip
+DEAR = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "tanh",
+    "erf",
+    "erfc",
+    "sin",
+    "cos",
+    "tan",
+    "sigmoid",
+    "sinh",
+    "cosh",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "acosh",
+    "atanh",
+)
 COST = dict.fromkeys(DEAR, 12) | {
-    "pow": 30, "atan2": 30, "div": 3, "sqrt": 4, "rsqrt": 5, "floor_div": 20, "remainder": 20
-}  # fmt: skip
+    "pow": 30,
+    "atan2": 30,
+    "div": 3,
+    "sqrt": 4,
+    "rsqrt": 5,
+    "floor_div": 20,
+    "remainder": 20,
+}
 _ids = itertools.count()
 
 
@@ -171,8 +199,15 @@ class Pool:
         self.inner = frozenset(inner)
         self.made: dict[Any, Expr] = {}
 
-    def make(self, op: str, args: Sequence[Expr], dtype: DataType, source: Any = None, at: Affine | None = None,
-             picks: tuple[tuple[Dim, Dim, bool], ...] = ()) -> Expr:  # fmt: skip
+    def make(
+        self,
+        op: str,
+        args: Sequence[Expr],
+        dtype: DataType,
+        source: Any = None,
+        at: Affine | None = None,
+        picks: tuple[tuple[Dim, Dim, bool], ...] = (),
+    ) -> Expr:
         mark = (type(source), str(source)) if op == "const" else id(source) if source is not None else None
         if op == "reduce":
             mark = source

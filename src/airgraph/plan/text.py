@@ -60,8 +60,10 @@ class PlanText:
                 return lines
             case GemmStep():
                 b, m, n, k = step.sizes
-                return [f"{number} gemm {self.typed(step.out)} = {self.matrix(step.a)} @ {self.matrix(step.b)}"
-                        f" + {self.matrix(step.bias)}  (batch {b}, {m} x {n} x {k})"]  # fmt: skip
+                return [
+                    f"{number} gemm {self.typed(step.out)} = {self.matrix(step.a)} @ {self.matrix(step.b)}"
+                    f" + {self.matrix(step.bias)}  (batch {b}, {m} x {n} x {k})"
+                ]
             case AttentionStep():
                 operands = ", ".join(self.matrix(m) for m in (step.q, step.k, step.v, step.mask))
                 causal = " causal" if step.causal else ""

@@ -3,7 +3,7 @@
     (3, 10)  ─ choose (4, 12) ─ pad arguments ─▶ program ─▶ cut results to (3, 10)
 
 A program that is captured for each set of sizes would be captured for every length there is. With buckets it is captured
-for some, and a call takes the smallest that fits. Whether a size may be padded at all is `passes.padding`'s to say, for
+for some, and a call takes the smallest that fits. Whether a size may be padded at all is `analysis.padding`'s to say, for
 each size by itself: what may be padded in either of two sizes, whatever the other one is, may be padded in both.
 
     Buckets.make({"batch": [1, 2, 4, 8], "seq": "auto"})
@@ -26,6 +26,8 @@ from typing import Any, Literal
 import sympy
 import torch
 
+from airgraph.analysis.padding.facts import has
+from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import ConfigError
 from airgraph.ir.boundary import Boundary, Fresh, Layout, NumberIn, OfInput, OfOutput, TensorIn
@@ -33,8 +35,6 @@ from airgraph.ir.boundary import Number as NumberOut
 from airgraph.ir.graph import Graph
 from airgraph.ir.symbols import evaluate
 from airgraph.journal import Journal
-from airgraph.passes.padding import Padding, Refusal, padding_of
-from airgraph.passes.padding_facts import has
 from airgraph.runtime.program import compact
 
 AUTO = "auto"
@@ -163,8 +163,12 @@ def holds(guard: Any) -> bool:
 Fill = bool | int | float | None  # None: the last row once more
 
 
-def pad(tensor: torch.Tensor, sizes: Mapping[int, tuple[int, Fill]], out: torch.Tensor | None = None,
-        strides: Sequence[int] | None = None) -> torch.Tensor:  # fmt: skip
+def pad(
+    tensor: torch.Tensor,
+    sizes: Mapping[int, tuple[int, Fill]],
+    out: torch.Tensor | None = None,
+    strides: Sequence[int] | None = None,
+) -> torch.Tensor:
     """`tensor` made longer at the end of some axes, each to a size and with a number, or (None) with its last row.
 
     `out` is memory to do it in; without it there is new memory, with `strides` if they are given.
@@ -240,8 +244,15 @@ class BucketedProgram:
 
     _boxed_call = True
 
-    def __init__(self, inner: Any, boundary: Boundary, dimensions: Sequence[Dimension], buckets: Buckets,
-                 limits: Limits, journal: Journal) -> None:  # fmt: skip
+    def __init__(
+        self,
+        inner: Any,
+        boundary: Boundary,
+        dimensions: Sequence[Dimension],
+        buckets: Buckets,
+        limits: Limits,
+        journal: Journal,
+    ) -> None:
         self.inner, self.boundary, self.journal = inner, boundary, journal
         self.name = getattr(inner, "name", journal.graph)
         self.dimensions, self.buckets, self.limits = list(dimensions), buckets, limits
@@ -255,8 +266,11 @@ class BucketedProgram:
     def fills(self, i: int) -> dict[int, tuple[Any, Fill]]:
         """Of an argument: axis → (symbol, what it is padded with)."""
         spec = self.boundary.arguments[i]
-        return {axis: (d.symbol, d.padding.masks.get(spec.name)) for d in self.dimensions
-                for axis in d.padding.inputs.get(spec.name, ())}  # fmt: skip
+        return {
+            axis: (d.symbol, d.padding.masks.get(spec.name))
+            for d in self.dimensions
+            for axis in d.padding.inputs.get(spec.name, ())
+        }
 
     @property
     def executable(self) -> Any:
@@ -384,8 +398,9 @@ class BucketedProgram:
         strides = evaluate(spec.strides, sizes)
         return arg if arg.stride() == strides or 0 in strides else copy_strided(arg, strides)
 
-    def joined(self, parts: Sequence[Any], spec: Any, args: Sequence[Any], sizes: Mapping[Any, int],
-               dimension: Dimension) -> Any:  # fmt: skip
+    def joined(
+        self, parts: Sequence[Any], spec: Any, args: Sequence[Any], sizes: Mapping[Any, int], dimension: Dimension
+    ) -> Any:
         match spec:
             case Fresh(index, _, _) if dimension.padding.outputs[index]:
                 (axis,) = dimension.padding.outputs[index]
@@ -409,8 +424,15 @@ def view(base: torch.Tensor, layout: Layout, sizes: Mapping[Any, int]) -> torch.
     return base.as_strided(shape, strides, base.storage_offset() + offset)
 
 
-def bucketed(inner: Any, graph: Graph, boundary: Boundary, buckets: Buckets, marks: Mapping[Any, str], limits: Limits,
-             journal: Journal) -> Any:  # fmt: skip
+def bucketed(
+    inner: Any,
+    graph: Graph,
+    boundary: Boundary,
+    buckets: Buckets,
+    marks: Mapping[Any, str],
+    limits: Limits,
+    journal: Journal,
+) -> Any:
     """`inner` behind its buckets; `inner` itself where no size can be padded, with the reasons in the journal.
 
     `graph` and `boundary` are those of the same FX graph, made with all converters: the analysis knows these ops.
@@ -418,8 +440,10 @@ def bucketed(inner: Any, graph: Graph, boundary: Boundary, buckets: Buckets, mar
     dimensions: list[Dimension] = []
     for name, symbols in symbols_by_name(boundary, buckets.sizes, marks).items():
         if not symbols:
-            journal.remark(f"buckets: no dynamic size is {name!r} here: airgraph.mark_bucket(tensor, dim, {name!r}) says "
-                           "which one it is")  # fmt: skip
+            journal.remark(
+                f"buckets: no dynamic size is {name!r} here: airgraph.mark_bucket(tensor, dim, {name!r}) says "
+                "which one it is"
+            )
         for symbol in symbols:
             found = outlet(boundary, symbol) or padding_of(graph, symbol)
             if isinstance(found, Refusal):

@@ -122,9 +122,16 @@ class Contract:
 class LoadedModel:
     """`by_memory`: arguments of which more than the values counts, so that they must lie as the exported one did."""
 
-    def __init__(self, name: str, contract: Contract, boundary: Boundary, weights: dict[str, torch.Tensor],
-                 written: Sequence[int], by_memory: Collection[int], run: Callable[[list[Any]], list[Any]]
-                 ) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        contract: Contract,
+        boundary: Boundary,
+        weights: dict[str, torch.Tensor],
+        written: Sequence[int],
+        by_memory: Collection[int],
+        run: Callable[[list[Any]], list[Any]],
+    ) -> None:
         self.name = name
         self.contract = contract
         self.weights = weights
@@ -175,17 +182,21 @@ class LoadedModel:
         leaves, spec = pytree.tree_flatten((args, reordered(kwargs, wanted)))
         found = structure(spec)
         if found != wanted:
-            raise BindError(f"{self.name} was exported for arguments of another structure",
-                            where={"exported": str(wanted), "called": str(found)},
-                            hint="positional and named arguments as in the example of the export")  # fmt: skip
+            raise BindError(
+                f"{self.name} was exported for arguments of another structure",
+                where={"exported": str(wanted), "called": str(found)},
+                hint="positional and named arguments as in the example of the export",
+            )
         return leaves
 
     def check(self, leaves: Sequence[Any]) -> None:
         for place, value in self.contract.numbers:
             leaf = leaves[place]
             if type(leaf) is not type(value) or leaf != value:
-                raise BindError(f"argument {place} of {self.name} is part of the graph: it must be {value!r}, got {leaf!r}",
-                                hint="export again with this value")  # fmt: skip
+                raise BindError(
+                    f"argument {place} of {self.name} is part of the graph: it must be {value!r}, got {leaf!r}",
+                    hint="export again with this value",
+                )
         for place, kind in self.kinds:
             if type(leaves[place]) is not kind:
                 what = f"argument {place} of {self.name} must be a number ({kind.__name__}), got {leaves[place]!r}"

@@ -191,15 +191,17 @@ class Recorder:
     """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
     to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
 
-    def __init__(self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str],
-                 streams: Streams | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str], streams: Streams | None = None
+    ) -> None:
         self.executable = executable
         self.sizes = sizes
         self.refused = refused
         self.streams = streams  # for steps that are captured; None: one after the other
 
-    def record(self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part],
-               keep: bool = False) -> list[Part]:  # fmt: skip
+    def record(
+        self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part], keep: bool = False
+    ) -> list[Part]:
         """`keep`: no value dies, so that all can be looked at afterwards."""
         waiting, parts = self.runs(self.executable.steps), []
         waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
@@ -248,8 +250,12 @@ class Recorder:
         """Results of an open run that captured ones read: they need a fixed place."""
         reads = {id(v) for r in later if not r.open for s in r.steps for v in s.node.values()}
         reads |= {*self.executable.outputs, *(key for _, key in self.executable.writes)}
-        return tuple(id(v) for s in run.steps for v in s.node.outputs if id(v) in reads and v.known is None
-                     and not symbols_of(v) - self.sizes)  # fmt: skip
+        return tuple(
+            id(v)
+            for s in run.steps
+            for v in s.node.outputs
+            if id(v) in reads and v.known is None and not symbols_of(v) - self.sizes
+        )
 
 
 def confined(steps: Sequence[Step]) -> list[Step]:
@@ -258,8 +264,9 @@ def confined(steps: Sequence[Step]) -> list[Step]:
     return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
 
 
-def steps_work(executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False,
-               streams: Streams | None = None) -> Work:  # fmt: skip
+def steps_work(
+    executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False, streams: Streams | None = None
+) -> Work:
     steps = [replace(s, last_uses=()) for s in steps] if keep else steps
     split = streams is not None and is_split(steps)
     steps = apart(steps) if split else steps

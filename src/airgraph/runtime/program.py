@@ -158,8 +158,10 @@ class Program:
                 )
 
     def refuse(self, i: int, spec: Argument, wanted: str, got: str) -> BindError:
-        return BindError(f"argument {i} ({spec.name}) of {self.name} must be {wanted}, got {got}",
-                         hint="compile again for these arguments, or mark the size as dynamic")  # fmt: skip
+        return BindError(
+            f"argument {i} ({spec.name}) of {self.name} must be {wanted}, got {got}",
+            hint="compile again for these arguments, or mark the size as dynamic",
+        )
 
     # -- results ----------------------------------------------------------------------------------------------------
     def own(self, outputs: Sequence[Any], inputs: Sequence[Any], symbols: Symbols) -> list[Any]:
@@ -262,8 +264,9 @@ def summary(value: Any) -> str:
     """As TorchAir logs a runtime value."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value)}({value})"
-    return (f"{type(value)}({value.size()}, {value.dtype}, contiguous={value.is_contiguous()}, "
-            f"data_ptr={value.data_ptr()})")  # fmt: skip
+    return (
+        f"{type(value)}({value.size()}, {value.dtype}, contiguous={value.is_contiguous()}, data_ptr={value.data_ptr()})"
+    )
 
 
 def quiet(journal: Journal) -> bool:

@@ -57,8 +57,15 @@ class Entry:
 
 
 class ReplayProgram(Program):
-    def __init__(self, name: str, boundary: Boundary, executable: ReferenceExecutable, journal: Journal, config: Config,
-                 parameters: frozenset[int]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        boundary: Boundary,
+        executable: ReferenceExecutable,
+        journal: Journal,
+        config: Config,
+        parameters: frozenset[int],
+    ) -> None:
         super().__init__(name, boundary, executable, journal)
         self.reference = executable
         self.config = config
@@ -270,8 +277,9 @@ class ReplayProgram(Program):
     def on_device(self, arg: Any) -> bool:
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)
 
-    def bound(self, layouts: dict[int, Layout], given: Sequence[Any], symbols: Symbols, pinned: list[int],
-              leased: bool) -> Recording:  # fmt: skip
+    def bound(
+        self, layouts: dict[int, Layout], given: Sequence[Any], symbols: Symbols, pinned: list[int], leased: bool
+    ) -> Recording:
         """A recording with its memory, before anything has run."""
         indices = list(layouts)
         slots = self.arena.slots.take([layouts[i].nbytes for i in indices], self.name if leased else None)
@@ -424,8 +432,10 @@ def graphs() -> list[GraphInfo]:
 
 def info(r: Recording) -> GraphInfo:
     p = r.program
-    shapes = tuple(tuple(p.size(s, dict(r.symbols)) for s in a.type.shape or ()) if isinstance(a, TensorIn) else ()
-                   for a in p.boundary.arguments)  # fmt: skip
+    shapes = tuple(
+        tuple(p.size(s, dict(r.symbols)) for s in a.type.shape or ()) if isinstance(a, TensorIn) else ()
+        for a in p.boundary.arguments
+    )
     sizes = {str(k): v for k, v in r.symbols.items()}
     return GraphInfo(p.name, p.journal.phase, str(p.arena.device), sizes, shapes, r.hits, r.nbytes, r.used, r.leased)
 

@@ -56,8 +56,10 @@ def difference(program: Any, given: Sequence[Any], symbols: Symbols, state: Any)
                     where=place(program.reference.graph, step.node),
                     hint="force_recapture=True, then force_eager=True tell whether capturing or memory is at fault",
                 )
-    return ReplayError(f"a replay of {program.name} differs from the same call op by op, though none of its nodes does",
-                       hint="force_recapture=True tells whether its memory was written to by others")  # fmt: skip
+    return ReplayError(
+        f"a replay of {program.name} differs from the same call op by op, though none of its nodes does",
+        hint="force_recapture=True tells whether its memory was written to by others",
+    )
 
 
 def random_state(arena: Arena) -> Any:

@@ -66,11 +66,16 @@ def read_air(file: Path) -> Any:
         raise ExportError(f"{file} cannot be read", where={"reason": str(error)}) from error
     body, end = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if not end.startswith(SEAL_START):
-        raise ExportError(f"{file} has no seal at its end: it was cut short, or another program wrote it",
-                          where={"size": f"{len(data)} bytes"}, hint="export it again, with airgraph")  # fmt: skip
+        raise ExportError(
+            f"{file} has no seal at its end: it was cut short, or another program wrote it",
+            where={"size": f"{len(data)} bytes"},
+            hint="export it again, with airgraph",
+        )
     if end != seal(body):
-        raise ExportError(f"{file} was changed since it was written: its contents do not fit its seal",
-                          hint="copy it again, or export it again")  # fmt: skip
+        raise ExportError(
+            f"{file} was changed since it was written: its contents do not fit its seal",
+            hint="copy it again, or export it again",
+        )
     try:
         return ModelDef.FromString(body)
     except DecodeError as error:

@@ -28,7 +28,7 @@ from airgraph.ir.boundary import (
     Plain,
     Result,
     TensorIn,
-)  # fmt: skip
+)
 from airgraph.ir.exact import Reader, Writer, shown
 from airgraph.ir.graph import Graph
 from airgraph.ir.types import DataType
@@ -40,11 +40,31 @@ NUMBERS = {"int": int, "float": float, "bool": bool}
 # PyTorch's functions of sizes, by the name they are written with.
 FUNCTIONS: dict[str, Any] = {
     f"torch.{name}": getattr(torch_functions, name)
-    for name in ("FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt",
-                 "CeilDiv", "Max", "Min", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat",
-                 "TruncToInt", "RoundToInt", "RoundDecimal", "ToFloat", "Identity")
+    for name in (
+        "FloorDiv",
+        "ModularIndexing",
+        "Where",
+        "PythonMod",
+        "Mod",
+        "CleanDiv",
+        "CeilToInt",
+        "FloorToInt",
+        "CeilDiv",
+        "Max",
+        "Min",
+        "PowByNatural",
+        "FloatPow",
+        "FloatTrueDiv",
+        "IntTrueDiv",
+        "TruncToFloat",
+        "TruncToInt",
+        "RoundToInt",
+        "RoundDecimal",
+        "ToFloat",
+        "Identity",
+    )
     if hasattr(torch_functions, name)
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -110,8 +130,13 @@ def result_data(result: Result, writer: Writer) -> dict[str, Any]:
         case OfInput(argument, part, dtype):
             return {"of_input": argument, "layout": layout(part), "dtype": dtype}
         case OfOutput(index, base, part, dtype, device):
-            return {"of_output": index, "base": writer.data(list(base)), "layout": layout(part), "dtype": dtype,
-                    "device": device}  # fmt: skip
+            return {
+                "of_output": index,
+                "base": writer.data(list(base)),
+                "layout": layout(part),
+                "dtype": dtype,
+                "device": device,
+            }
         case Number(expr):
             return {"expr": writer.data(expr)}
     return {"plain": writer.data(result.value)}
@@ -195,8 +220,10 @@ class Description:
                 raise VerifyError(f"{shown(spec)} is no structure of {count} values")
         if leaf_count(in_spec) != leaves:
             raise VerifyError(f"{shown(in_spec)} is no structure of {leaves} values")
-        numbers = [(self.index("place", {"place": place}, leaves), self.reader.value(value))
-                   for place, value in pairs(self.get("numbers", list), 2)]  # fmt: skip
+        numbers = [
+            (self.index("place", {"place": place}, leaves), self.reader.value(value))
+            for place, value in pairs(self.get("numbers", list), 2)
+        ]
         guards = [self.expression(data) for data in self.get("guards", list)]
         ranges = {self.expression(symbol): (low, high) for symbol, low, high in pairs(self.get("ranges", list), 3)}
         if not all(end is None or isinstance(end, int) for ends in ranges.values() for end in ends):

@@ -67,8 +67,11 @@ class DataDump:
             with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "wb") as file:
                 np.save(file, array, allow_pickle=False)
         except OSError as error:
-            raise DumpError(f"the tensor could not be written to {target}", where={"reason": str(error)},
-                            hint="another data_dump_path, or a data_dump_filter") from error  # fmt: skip
+            raise DumpError(
+                f"the tensor could not be written to {target}",
+                where={"reason": str(error)},
+                hint="another data_dump_path, or a data_dump_filter",
+            ) from error
 
 
 def tensors(values: Sequence[Any] | Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

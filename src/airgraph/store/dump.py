@@ -47,8 +47,9 @@ def write_dump(graph: Graph, stage: str, kind: str, path: str) -> Path:
     try:
         write_graph(target, graph, kind, stem)
     except OSError as error:
-        raise DumpError(f"the graph could not be written to {target}", where={"reason": str(error)},
-                        hint="another dump_path") from error  # fmt: skip
+        raise DumpError(
+            f"the graph could not be written to {target}", where={"reason": str(error)}, hint="another dump_path"
+        ) from error
     return target
 
 

@@ -59,8 +59,9 @@ def arranged(graph: Graph, boundary: Boundary, exported: Exported, captured: Cap
     kept = [i for i in range(len(arguments)) if i not in unused]
     for index, i in enumerate(kept):
         graph.node(arguments[i].name).attrs["index"] = index
-    results: list[Result] = [replace(r, argument=kept.index(r.argument)) if isinstance(r, OfInput) else r
-                             for r in boundary.results]  # fmt: skip
+    results: list[Result] = [
+        replace(r, argument=kept.index(r.argument)) if isinstance(r, OfInput) else r for r in boundary.results
+    ]
     return StoredModel(
         graph,
         Boundary([arguments[i] for i in kept], results),
@@ -80,9 +81,11 @@ def refuse_untold(graph: Graph, boundary: Boundary) -> None:
         layout = getattr(result, "layout", None)
         rest = free([*layout.shape, *layout.strides, layout.offset]) - told if layout else set()
         if rest:
-            raise ExportError(f"result {i} depends on {', '.join(map(str, rest))}, which no argument tells: "
-                              "it is a view that counts from the start of an argument's memory",
-                              hint="a contiguous copy of that argument in the example")  # fmt: skip
+            raise ExportError(
+                f"result {i} depends on {', '.join(map(str, rest))}, which no argument tells: "
+                "it is a view that counts from the start of an argument's memory",
+                hint="a contiguous copy of that argument in the example",
+            )
 
 
 def free(values: Iterable[Any]) -> set[Any]:
@@ -95,8 +98,9 @@ def contract_of(exported: Exported, captured: Captured) -> Contract:
     return Contract(structure(exported.in_spec), structure(exported.out_spec), fixed, captured.guards, captured.ranges)
 
 
-def share_tied(graph: Graph, boundary: Boundary, state: Mapping[int, torch.Tensor], written: Sequence[int]
-               ) -> dict[int, int]:  # fmt: skip
+def share_tied(
+    graph: Graph, boundary: Boundary, state: Mapping[int, torch.Tensor], written: Sequence[int]
+) -> dict[int, int]:
     """Readers of a weight that is another one under a second name read that one: argument → the one it is."""
     seen: dict[Any, int] = {}
     tied: dict[int, int] = {}
@@ -131,14 +135,17 @@ class Target:
         return Path(self.path) if self.rank is None else Path(self.path) / f"rank_{self.rank}"
 
 
-def write_export(stored: StoredModel, target: Target, *, external: bool | None = None,
-                 progress: Progress | None = None) -> Path:  # fmt: skip
+def write_export(
+    stored: StoredModel, target: Target, *, external: bool | None = None, progress: Progress | None = None
+) -> Path:
     """Writes the files and gives back the `.air`. `external`: weights in files of their own; None: where they must be."""
     refuse_calls(stored.graph)
     for path in (Path(target.path), target.folder, target.air):
         if path.is_symlink():
-            raise ExportError(f"{path} is a symbolic link, and an export does not write through one",
-                              hint="another export_path or export_name")  # fmt: skip
+            raise ExportError(
+                f"{path} is a symbolic link, and an export does not write through one",
+                hint="another export_path or export_name",
+            )
     refuse_weights(stored.weights)
     writer = Writer(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
@@ -154,16 +161,19 @@ def write_export(stored: StoredModel, target: Target, *, external: bool | None =
         write_file(target.folder / "dynamo.pbtxt", [pbtxt_of(graph, PBTXT_BYTES).encode()])
         write_air(target.air, message)
     except OSError as error:
-        raise ExportError(f"the export could not be written to {target.air}", where={"reason": str(error)},
-                          hint="another export_path") from error  # fmt: skip
+        raise ExportError(
+            f"the export could not be written to {target.air}", where={"reason": str(error)}, hint="another export_path"
+        ) from error
     return target.air
 
 
 def refuse_weights(weights: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in weights.items():
         if tensor.is_quantized or tensor.layout != torch.strided:
-            raise ExportError(f"the weight {name} is quantised or sparse, and a file holds plain tensors",
-                              hint="its integers and its scales as two buffers")  # fmt: skip
+            raise ExportError(
+                f"the weight {name} is quantised or sparse, and a file holds plain tensors",
+                hint="its integers and its scales as two buffers",
+            )
         problem = layout_refusal(tensor.shape, tensor.stride())
         if problem:
             raise ExportError(f"the weight {name} {problem}", hint="its contiguous copy")
@@ -178,8 +188,11 @@ def refuse_calls(graph: Graph) -> None:
             note = graph.notes[node.note].file if 0 <= node.note < len(graph.notes) else None
             found.setdefault(str(node.attrs["target"]), f"{problem}{f'  ({note})' if note else ''}")
     if found:
-        raise ExportError(f"{len(found)} ops cannot be exported: {', '.join(found)}", where=found,
-                          hint="a converter to GE ops (docs/converters.md), or leave the op out of the model")  # fmt: skip
+        raise ExportError(
+            f"{len(found)} ops cannot be exported: {', '.join(found)}",
+            where=found,
+            hint="a converter to GE ops (docs/converters.md), or leave the op out of the model",
+        )
 
 
 def file_names(weights: Mapping[str, Any]) -> dict[str, str]:
@@ -195,8 +208,9 @@ def file_names(weights: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def write_weights(weights: Mapping[str, torch.Tensor], files: Mapping[str, str], folder: Path,
-                  progress: Progress) -> dict[str, str]:  # fmt: skip
+def write_weights(
+    weights: Mapping[str, torch.Tensor], files: Mapping[str, str], folder: Path, progress: Progress
+) -> dict[str, str]:
     """The weights that have files, one after the other in pieces; gives back the digest of each."""
     total = sum(weights[w].numel() * weights[w].element_size() for w in files)
     done, digests = 0, {}
@@ -231,8 +245,9 @@ def show_progress(count: int, of: int, done: int, total: int) -> None:
         print(f"\rexport: weight {count} of {of}, {100 * done // max(total, 1)}%", end=end, file=sys.stderr, flush=True)
 
 
-def place_weights(graph: Any, stored: StoredModel, files: Mapping[str, str], digests: Mapping[str, str],
-                  target: Target) -> None:  # fmt: skip
+def place_weights(
+    graph: Any, stored: StoredModel, files: Mapping[str, str], digests: Mapping[str, str], target: Target
+) -> None:
     """Weights enter the graph as constants, and the other inputs are counted from 0. What is written to is a Variable (a
     weight) or RefData (an input), GE's words for it."""
     ops = {op.name: op for op in graph.op}

@@ -37,8 +37,11 @@ def write_fusion_result(journal: Journal, config: Config) -> Path | None:
     try:
         write(target, json.dumps({**earlier(target), session: entry(journal)}, indent=4) + "\n")
     except OSError as error:
-        raise DumpError(f"the fusion result could not be written to {target}", where={"reason": str(error)},
-                        hint="another dump_path") from error  # fmt: skip
+        raise DumpError(
+            f"the fusion result could not be written to {target}",
+            where={"reason": str(error)},
+            hint="another dump_path",
+        ) from error
     return target
 
 

@@ -42,8 +42,11 @@ def find_air(path: str | Path) -> Path:
     files = sorted(found.glob("*.air"))
     if len(files) != 1:
         listed = ", ".join(f.name for f in files) or "none"
-        raise ExportError(f"there is not one .air file in the folder {found}", where={"files": listed},
-                          hint="the path of the file itself")  # fmt: skip
+        raise ExportError(
+            f"there is not one .air file in the folder {found}",
+            where={"files": listed},
+            hint="the path of the file itself",
+        )
     return files[0]
 
 
@@ -59,8 +62,11 @@ def read_export(path: str | Path, *, weights: bool = True) -> StoredModel:
     except ExportError:
         raise
     except AirgraphError as error:
-        raise ExportError(f"{file} is not a model that can be read: {error.what}", where=error.where,
-                          hint=error.hint or "export it again") from error  # fmt: skip
+        raise ExportError(
+            f"{file} is not a model that can be read: {error.what}",
+            where=error.where,
+            hint=error.hint or "export it again",
+        ) from error
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         # JSON of another shape than ours is written in, sizes no tensor can have, a file that went away meanwhile.
         raise ExportError(f"{file} is not a model that can be read: {error!r}", hint="export it again") from error
@@ -233,8 +239,9 @@ def moved(stored: StoredModel, device: str | None, note: Callable[[str], None]) 
     arguments = [
         replace(a, device=target[a.device]) if isinstance(a, TensorIn) else a for a in stored.boundary.arguments
     ]
-    results = [replace(r, device=target[r.device]) if isinstance(r, Fresh | OfOutput) else r
-               for r in stored.boundary.results]  # fmt: skip
+    results = [
+        replace(r, device=target[r.device]) if isinstance(r, Fresh | OfOutput) else r for r in stored.boundary.results
+    ]
     for node in stored.graph.of("AtenCall"):
         set_devices(node, target)
     held = zip(stored.weights.items(), arguments)
@@ -247,8 +254,9 @@ def usable(device: str, asked: bool, note: Callable[[str], None]) -> str:
         return str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if asked:
-            raise ExportError(f"the device {device!r} is not there", where={"reason": str(error).splitlines()[0]},
-                              hint='device="cpu"') from error  # fmt: skip
+            raise ExportError(
+                f"the device {device!r} is not there", where={"reason": str(error).splitlines()[0]}, hint='device="cpu"'
+            ) from error
         note(f"exported on {device}, which is not there: what was on it is on the CPU")
         return "cpu"
 

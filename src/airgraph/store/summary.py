@@ -42,8 +42,9 @@ def write_summary(gm: torch.fx.GraphModule, registry: Registry, journal: Journal
     try:
         write(target, BOM + table([HEADER, *rows(gm, registry, journal)]))
     except OSError as error:
-        raise DumpError(f"the summary could not be written to {target}", where={"reason": str(error)},
-                        hint="another dump_path") from error  # fmt: skip
+        raise DumpError(
+            f"the summary could not be written to {target}", where={"reason": str(error)}, hint="another dump_path"
+        ) from error
     return target
 
 

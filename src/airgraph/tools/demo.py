@@ -66,9 +66,11 @@ def run_demo() -> int:
     print("Summary")
     for outcome in outcomes:
         before, after = outcome.nodes
-        print(f"  {outcome.title}\n      {outcome.classification}; {before} nodes, {after} after the passes; "
-              f"compiled in {outcome.seconds:.2f} s; rounding {outcome.error:.1f} x eager's: "
-              f"{'right' if outcome.ok else 'WRONG'}")  # fmt: skip
+        print(
+            f"  {outcome.title}\n      {outcome.classification}; {before} nodes, {after} after the passes; "
+            f"compiled in {outcome.seconds:.2f} s; rounding {outcome.error:.1f} x eager's: "
+            f"{'right' if outcome.ok else 'WRONG'}"
+        )
     good = all(outcome.ok for outcome in outcomes)
     print("\nAll three give what PyTorch gives." if good else "\nA result differs from PyTorch's.")
     print('Your own model: torch.compile(model, backend="airgraph"). To keep such dumps: options={"dump": "py"}.')

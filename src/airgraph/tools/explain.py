@@ -118,8 +118,15 @@ class Report:
 
 
 # -- the ways in -----------------------------------------------------------------------------------------------------
-def explain(model: Callable[..., Any], /, *args: Any, config: Config | None = None, dynamic: bool | None = None,
-            more: Sequence[tuple[Any, ...]] = (), **kwargs: Any) -> Report:  # fmt: skip
+def explain(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    config: Config | None = None,
+    dynamic: bool | None = None,
+    more: Sequence[tuple[Any, ...]] = (),
+    **kwargs: Any,
+) -> Report:
     """Compile `model` with airgraph, call it with `args` and `kwargs`, and tell what happened.
 
         report = airgraph.explain(model, torch.ones(4, 8))

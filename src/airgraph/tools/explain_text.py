@@ -40,9 +40,11 @@ def headline(report: Report) -> str:
         return f"airgraph: {NOTHING}"
     here = sum(graph.converted for graph in report.graphs)
     there = sum(graph.fallbacks for graph in report.graphs)
-    return (f"airgraph: {number(len(report.graphs), 'graph')}, {number(len(report.breaks), 'graph break')}, "
-            f"{number(len(report.recompiles), 'recompile')}; {number(here, 'op')} by converters, {there} by PyTorch; "
-            f"compiled in {sum(report.seconds.values()):.2f} s")  # fmt: skip
+    return (
+        f"airgraph: {number(len(report.graphs), 'graph')}, {number(len(report.breaks), 'graph break')}, "
+        f"{number(len(report.recompiles), 'recompile')}; {number(here, 'op')} by converters, {there} by PyTorch; "
+        f"compiled in {sum(report.seconds.values()):.2f} s"
+    )
 
 
 def number(count: int, word: str) -> str:

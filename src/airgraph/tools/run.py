@@ -58,8 +58,9 @@ def check_module(name: str) -> None:
     spec = find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         if find_spec(f"{name}.__main__") is None:
-            raise CompatError(f"the package {name} has no __main__, so it cannot be run",
-                              hint=f"airgraph run -m {name}.MODULE [ARGS]")  # fmt: skip
+            raise CompatError(
+                f"the package {name} has no __main__, so it cannot be run", hint=f"airgraph run -m {name}.MODULE [ARGS]"
+            )
     elif spec is None:
         hint = f"airgraph run {name} [ARGS]" if name.endswith(".py") else "airgraph run -m MODULE [ARGS]"
         raise CompatError(f"there is no module {name}", hint=hint)

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.engine.native import engine, gemm, jit
-from airgraph.engine.native.loops import compile_part
+from airgraph.engine.native import engine
+from airgraph.engine.native.kernels import gemm
+from airgraph.engine.native.kernels.loops import compile_part
+from airgraph.engine.native.llvm import jit
 from airgraph.errors import BindError
 from airgraph.plan.steps import LoopStep
 from airgraph.runtime.native_program import NativeProgram
@@ -281,8 +283,9 @@ def test_ahead_of_time_with_changing_sizes_and_structure():
 
     model = Pair()
     rows = torch.export.Dim("rows")
-    run = airgraph.compile(model, (torch.randn(5, 16),), {"scale": torch.tensor(2.0)},
-                           dynamic_shapes={"x": {0: rows}, "scale": None})  # fmt: skip
+    run = airgraph.compile(
+        model, (torch.randn(5, 16),), {"scale": torch.tensor(2.0)}, dynamic_shapes={"x": {0: rows}, "scale": None}
+    )
     for n in (5, 2, 33):
         x = torch.randn(n, 16)
         with torch.no_grad():

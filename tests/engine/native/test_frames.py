@@ -13,8 +13,8 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.memory import BLOCK
 from airgraph.engine.native.runtime import Frame, Step
+from airgraph.plan.memory import BLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +59,22 @@ CASES = {
     "pooled": lambda: (Pooled(), torch.randn(3, 4, 40, 40)),
     "mixed": lambda: (Mixed(), torch.randn(4, 8), torch.randn(200, 256)),
     "encoder": lambda: (encoder(), torch.randn(2, 24, 32)),
-    "mlp": lambda: (nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4), nn.Softmax(-1)), torch.randn(40, 64)),
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4), nn.Softmax(-1)),
+        torch.randn(40, 64),
+    ),
     "convolutions": lambda: (
-        nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-                      nn.Conv2d(16, 8, 3), nn.AvgPool2d(2, 1, 1, count_include_pad=False)).eval(), torch.randn(2, 3, 21, 19)),
-}  # fmt: skip
+        nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+            nn.Conv2d(16, 8, 3),
+            nn.AvgPool2d(2, 1, 1, count_include_pad=False),
+        ).eval(),
+        torch.randn(2, 3, 21, 19),
+    ),
+}
 
 
 @pytest.fixture(params=CASES)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.memory import BLOCK, Unit, arrange
 from airgraph.engine.native.runtime import Frame
+from airgraph.plan.memory import BLOCK, Unit, arrange
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 

@@ -31,11 +31,25 @@ gradients, differentiable, eager_runs, no_farther = (
 Sample = Any
 
 # How far a number may be off, beside its size. Halves: eager rounds after every op, a kernel only what it stores.
-ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.complex64: 2e-5,
-            torch.complex32: 2e-3}  # fmt: skip
+ROUNDING = {
+    torch.float64: 1e-10,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 2e-2,
+    torch.complex64: 2e-5,
+    torch.complex32: 2e-3,
+}
 MOST = 12  # samples of one op, spread evenly over the list
-DAILY = ("aten.add.Tensor", "aten.relu.default", "aten._softmax.default", "aten.clamp.default", "aten.sum.dim_IntList",
-         "aten.native_layer_norm.default", "aten.cat.default", "aten.index.Tensor")  # fmt: skip
+DAILY = (
+    "aten.add.Tensor",
+    "aten.relu.default",
+    "aten._softmax.default",
+    "aten.clamp.default",
+    "aten.sum.dim_IntList",
+    "aten.native_layer_norm.default",
+    "aten.cat.default",
+    "aten.index.Tensor",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +58,9 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------
-def differs(mine: Any, eager: Any, exact: Callable[[], Any] = lambda: None, strides: bool = True,
-            least: float = 0.0) -> str | None:  # fmt: skip
+def differs(
+    mine: Any, eager: Any, exact: Callable[[], Any] = lambda: None, strides: bool = True, least: float = 0.0
+) -> str | None:
     """What is wrong with a result, if something is. Numbers may be off by rounding, beside the largest of them or `least`."""
     got, want = tree_leaves(mine), tree_leaves(eager)
     if len(got) != len(want):

@@ -239,8 +239,5 @@ def reduce_scatter(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], group
 
 
 # By name: a PyTorch without torch.distributed does not have the ops.
-OTHERS: Mapping[str, Callable[..., Any]] = {
-    "c10d::alltoall_": all_to_all,
-    "c10d::reduce_scatter_": reduce_scatter,
-}
+OTHERS: Mapping[str, Callable[..., Any]] = {"c10d::alltoall_": all_to_all, "c10d::reduce_scatter_": reduce_scatter}
 KERNELS = (_run, _in_program)

@@ -129,8 +129,18 @@ define {{ i64, i64 }} @exchangeStream(ptr %self, i64 %word, i64 %number) {{
   ret {{ i64, i64 }} %stream
 }}
 """
-OURS = ("type", "deviceCount", "getDevice", "setDevice", "uncheckedSetDevice", "exchangeDevice", "getStream",
-        "getDefaultStream", "getNewStream", "exchangeStream")  # fmt: skip
+OURS = (
+    "type",
+    "deviceCount",
+    "getDevice",
+    "setDevice",
+    "uncheckedSetDevice",
+    "exchangeDevice",
+    "getStream",
+    "getDefaultStream",
+    "getNewStream",
+    "exchangeStream",
+)
 
 
 class Guard:
@@ -215,7 +225,7 @@ def _ask(guard: int, table: int, place: int) -> int:
 
 def _build(count: int) -> Any:
     try:
-        from airgraph.engine.native.jit import Unit, build, jit
+        from airgraph.engine.native.llvm.jit import Unit, build, jit
     except ImportError as error:
         raise _refusal(f"it needs llvmlite ({error})") from error
     process = ctypes.CDLL(None)

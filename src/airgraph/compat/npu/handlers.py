@@ -259,10 +259,7 @@ def _overloads(*names: str) -> list[str]:
 @register_npu_graph_handler(_overloads("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"))
 class _InferAttention(NpuGraphOpHandler):
     UPDATE_SPECS = {
-        "npu_fused_infer_attention_score": [
-            ("arg", 5, "actual_seq_lengths"),
-            ("arg", 6, "actual_seq_lengths_kv"),
-        ],
+        "npu_fused_infer_attention_score": [("arg", 5, "actual_seq_lengths"), ("arg", 6, "actual_seq_lengths_kv")],
         "npu_fused_infer_attention_score_v2": [("arg", 7, "actual_seq_qlen"), ("arg", 8, "actual_seq_kvlen")],
     }
 

@@ -13,12 +13,7 @@ import torch
 
 from airgraph.compat.npu import amp, graphs, random, state, streams  # noqa: F401 - torch.npu.graphs and so on
 from airgraph.compat.npu import usage as memory
-from airgraph.compat.npu.amp import (
-    get_autocast_dtype,
-    is_autocast_enabled,
-    set_autocast_dtype,
-    set_autocast_enabled,
-)
+from airgraph.compat.npu.amp import get_autocast_dtype, is_autocast_enabled, set_autocast_dtype, set_autocast_enabled
 from airgraph.compat.npu.graphed import make_graphed_callables
 from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
@@ -34,14 +29,7 @@ from airgraph.compat.npu.random import (
     set_rng_state,
     set_rng_state_all,
 )
-from airgraph.compat.npu.settings import (
-    config,
-    conv,
-    is_jit_compile_false,
-    matmul,
-    set_compile_mode,
-    set_option,
-)
+from airgraph.compat.npu.settings import config, conv, is_jit_compile_false, matmul, set_compile_mode, set_option
 from airgraph.compat.npu.streams import (
     Event,
     ExternalEvent,

@@ -29,12 +29,42 @@ from airgraph.errors import CompatError
 
 # Functions that take `device=`; those that a version of PyTorch does not have are passed over.
 FACTORIES = (
-    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
-    "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window", "kaiser_window", "linspace",
-    "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
-    "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+    "arange",
+    "as_tensor",
+    "asarray",
+    "bartlett_window",
+    "blackman_window",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+    "zeros_like",
     "set_default_device",
-)  # fmt: skip
+)
 TENSOR_METHODS = ("to", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "pin_memory", "is_pinned")
 MODULE_METHODS = ("to", "to_empty")
 # Modules of torch.cuda stay, and names in them are moved one by one.
@@ -90,11 +120,7 @@ def _move_names() -> None:
     _put_named(torch.cuda, "get_device_capability", lambda device=None: (0, 0))
     _put(torch.cuda, "CUDAGraph", module.NPUGraph)
     _put(torch.cuda, "default_generators", module.default_generators)
-    parts: list[tuple[Any, Any]] = [
-        (torch.cuda.amp, amp),
-        (torch.cuda.random, random),
-        (torch.cuda.memory, usage),
-    ]
+    parts: list[tuple[Any, Any]] = [(torch.cuda.amp, amp), (torch.cuda.random, random), (torch.cuda.memory, usage)]
     for owner, ours in parts:
         for name in owner.__all__:
             if hasattr(ours, name):

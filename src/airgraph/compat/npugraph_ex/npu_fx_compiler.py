@@ -14,17 +14,24 @@ from airgraph.config import Config
 from airgraph.errors import ConfigError
 
 
-def get_npu_backend(*, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Any] | None = None
-                    ) -> Callable[..., Any]:  # fmt: skip
+def get_npu_backend(
+    *, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Any] | None = None
+) -> Callable[..., Any]:
     """A backend for torch.compile, which may be given options of its own: `torch.compile(backend=…, options={…})`."""
     config = checked(compiler_config)
     to_config(config, custom_decompositions)  # a wrong setting is reported here, not inside torch.compile
     return functools.partial(npu_backend, compiler_config=config, decompositions=custom_decompositions)
 
 
-def npu_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, compiler_config: CompilerConfig | None = None,
-                decompositions: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None,
-                mode: str | None = None) -> Any:  # fmt: skip
+def npu_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    compiler_config: CompilerConfig | None = None,
+    decompositions: Mapping[Any, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Any:
     """Options win over the configuration, which stays as it is."""
     config = CompilerConfig.of({**settings(compiler_config), **(options or {})})
     if mode not in (None, "reduce-overhead"):  # the only thing this backend does, by the name torch.compile has for it
@@ -37,8 +44,9 @@ def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[...,
     return pipeline.get_compiler(to_config(checked(compiler_config), None))
 
 
-def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None,
-               options: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+def compile_fx(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
     """One FX graph of ATen ops compiled: what a backend of one's own calls for each graph of AOTAutograd.
 
         aot_module_simplified(gm, inputs, fw_compiler=lambda g, i: compile_fx(g, i, {"clone_output": True}))
@@ -54,8 +62,10 @@ def known_inputs(gm: torch.fx.GraphModule) -> list[Any]:
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     unknown = [node.name for node in placeholders if "val" not in node.meta]
     if unknown:
-        raise ConfigError(f"compile_fx needs example_inputs: the graph does not say what {', '.join(unknown)} will be",
-                          hint="compile_fx(gm, example_inputs)")  # fmt: skip
+        raise ConfigError(
+            f"compile_fx needs example_inputs: the graph does not say what {', '.join(unknown)} will be",
+            hint="compile_fx(gm, example_inputs)",
+        )
     return [node.meta["val"] for node in placeholders]
 
 

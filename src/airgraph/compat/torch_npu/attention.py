@@ -117,9 +117,22 @@ def second(
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     not_emulated(f"{OP}_v2", **{name: value for name, value in others.items() if name not in _SAME})
-    return first(query, key, value, pse_shift, atten_mask, actual_seq_qlen, actual_seq_kvlen, num_heads=num_query_heads,
-                 num_key_value_heads=num_key_value_heads, scale=softmax_scale, softmax_lse_flag=return_softmax_lse,
-                 query_rope=query_rope, key_rope=key_rope, **others)  # fmt: skip
+    return first(
+        query,
+        key,
+        value,
+        pse_shift,
+        atten_mask,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        num_heads=num_query_heads,
+        num_key_value_heads=num_key_value_heads,
+        scale=softmax_scale,
+        softmax_lse_flag=return_softmax_lse,
+        query_rope=query_rope,
+        key_rope=key_rope,
+        **others,
+    )
 
 
 def check(
@@ -195,12 +208,7 @@ def attention(
 
 
 def hidden_places(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    query_lengths: Lengths | None,
-    lengths: Lengths | None,
-    sparse_mode: int,
+    q: Tensor, k: Tensor, mask: Tensor | None, query_lengths: Lengths | None, lengths: Lengths | None, sparse_mode: int
 ) -> Tensor | None:
     """True where a key takes no part."""
     parts: list[Tensor] = []

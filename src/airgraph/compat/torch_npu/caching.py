@@ -75,7 +75,10 @@ def check(
     need_types(op, FLOATS, kv=kv, gamma=gamma, k_cache=k_cache, ckv_cache=ckv_cache)
     need_types(op, (torch.int64,), index=index)
     need(kv.dim() == 4 and kv.shape[1] == 1, op, f"kv {list(kv.shape)} has to be [batch, 1, tokens, size]")
-    need(kv.shape[-1] == gamma.shape[0] + cos.shape[-1], op,
-         f"kv has {kv.shape[-1]} numbers a token, gamma {gamma.shape[0]} and cos {cos.shape[-1]}")  # fmt: skip
+    need(
+        kv.shape[-1] == gamma.shape[0] + cos.shape[-1],
+        op,
+        f"kv has {kv.shape[-1]} numbers a token, gamma {gamma.shape[0]} and cos {cos.shape[-1]}",
+    )
     shape = [kv.shape[0], kv.shape[2]] if mode == "Norm" else [kv.shape[0] * kv.shape[2]]
     need([*index.shape] == shape, op, f"index {list(index.shape)} has to be {shape} in cache mode {mode}")

@@ -127,8 +127,9 @@ class Norm:
         nodes = [*self.node.graph.nodes]
         return all(nodes.index(n) < nodes.index(self.node) for n in others if isinstance(n, Node))
 
-    def replace(self, op: Any, args: tuple[Any, ...], named: dict[str, Any], results: dict[int, Node],
-                view: Node | None) -> None:  # fmt: skip
+    def replace(
+        self, op: Any, args: tuple[Any, ...], named: dict[str, Any], results: dict[int, Node], view: Node | None
+    ) -> None:
         """`results`: which output of the fused op takes whose place; those behind a view get one, over as many axes."""
         graph = self.node.graph
         with graph.inserting_before(self.node):

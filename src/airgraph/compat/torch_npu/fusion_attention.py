@@ -92,8 +92,9 @@ def npu_fusion_attention(
     settings = Settings(scale, sparse_mode, pre_tockens, next_tockens, keep_prob)
     drops = Drops.drawn(query) if keep_prob < 1 else None
     outputs, greatest, sums = [], [], []
-    for rows in batches(query, key, value, pse, atten_mask, head_num, input_layout, settings,
-                        (actual_seq_qlen, actual_seq_kvlen)):  # fmt: skip
+    for rows in batches(
+        query, key, value, pse, atten_mask, head_num, input_layout, settings, (actual_seq_qlen, actual_seq_kvlen)
+    ):
         out, top, total = forward(rows, settings, None if drops is None else drops.next(rows, keep_prob))
         outputs.append(out)
         greatest.append(top)
@@ -247,8 +248,11 @@ class Drops:
     def again(cls, query: Tensor, kept: Tensor | None, seed: int) -> Drops:
         if kept is not None and kept.numel() > 0:
             return cls(query.device, 0, kept)
-        need(seed != 0, "npu_fusion_attention_grad", "keep_prob below 1 needs softmax_in or seed of the forward op: they "
-             "say what was dropped")  # fmt: skip
+        need(
+            seed != 0,
+            "npu_fusion_attention_grad",
+            "keep_prob below 1 needs softmax_in or seed of the forward op: they say what was dropped",
+        )
         return cls(query.device, seed)
 
     def next(self, rows: Rows, keep_prob: float) -> Tensor:
@@ -286,10 +290,16 @@ def batches(
 ) -> Iterator[Rows]:
     """All sequences at once, or one after another where their lengths differ."""
     key_heads = heads_of_keys(query, key, heads, layout)
-    for q, k, v in zip(batches_of(query, heads, layout, lengths[0]), batches_of(key, key_heads, layout, lengths[1]),
-                       batches_of(value, key_heads, layout, lengths[1])):  # fmt: skip
-        need(q.shape[1] % k.shape[1] == 0, "npu_fusion_attention",
-             f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys")  # fmt: skip
+    for q, k, v in zip(
+        batches_of(query, heads, layout, lengths[0]),
+        batches_of(key, key_heads, layout, lengths[1]),
+        batches_of(value, key_heads, layout, lengths[1]),
+    ):
+        need(
+            q.shape[1] % k.shape[1] == 0,
+            "npu_fusion_attention",
+            f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys",
+        )
         k, v = (t.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         check_pse(pse, q, k)
         seen = mask[..., : q.shape[2], : k.shape[2]] if layout == "TND" and mask is not None else mask
@@ -300,8 +310,12 @@ def check_pse(pse: Tensor | None, q: Tensor, k: Tensor) -> None:
     """One number for each pair of a query and a key; the compressed form has fewer rows than there are queries."""
     shape = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]]
     fits = pse is None or (pse.dim() == 4 and all(n in (1, size) for n, size in zip(pse.shape, shape)))
-    need(fits, "npu_fusion_attention", f"pse {list(pse.shape) if pse is not None else ''} does not fit {shape}: one number "
-         "for each query and key; its compressed form is not emulated")  # fmt: skip
+    need(
+        fits,
+        "npu_fusion_attention",
+        f"pse {list(pse.shape) if pse is not None else ''} does not fit {shape}: one number "
+        "for each query and key; its compressed form is not emulated",
+    )
 
 
 def heads_of_keys(query: Tensor, key: Tensor, heads: int, layout: str) -> int:
@@ -381,8 +395,10 @@ def gathered(
 ) -> tuple[Tensor, Tensor, Tensor]:
     key_heads = heads_of_keys(like[0], like[1], heads, layout)
     dq = joined([part[0] for part in parts], layout, like[0].shape[0]).to(like[0].dtype)
-    dk, dv = (joined([shared(part[i], key_heads) for part in parts], layout, like[i].shape[0]).to(like[i].dtype)
-              for i in (1, 2))  # fmt: skip
+    dk, dv = (
+        joined([shared(part[i], key_heads) for part in parts], layout, like[i].shape[0]).to(like[i].dtype)
+        for i in (1, 2)
+    )
     return dq, dk, dv
 
 
@@ -419,9 +435,21 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
 
 def gradient(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     query, key, value, pse, mask, top, total, out, kept = ctx.saved_tensors
-    dq, dk, dv, dpse = npu_fusion_attention_grad(query, key, value, dy, ctx.heads, ctx.layout, pse=pse, atten_mask=mask,
-                                                 softmax_max=top, softmax_sum=total, softmax_in=kept, attention_in=out,
-                                                 **ctx.named)  # fmt: skip
+    dq, dk, dv, dpse = npu_fusion_attention_grad(
+        query,
+        key,
+        value,
+        dy,
+        ctx.heads,
+        ctx.layout,
+        pse=pse,
+        atten_mask=mask,
+        softmax_max=top,
+        softmax_sum=total,
+        softmax_in=kept,
+        attention_in=out,
+        **ctx.named,
+    )
     return dq, dk, dv, None, None, None if pse is None else dpse, *[None] * 14
 
 

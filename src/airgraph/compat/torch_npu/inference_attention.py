@@ -56,10 +56,20 @@ def npu_prompt_flash_attention(
     if mask is not None and sparse_mode == 0:
         rows, columns = (torch.arange(n, device=mask.device) for n in mask.shape[-2:])
         mask = mask | band(rows[:, None], columns, Settings(scale_value, 0, pre_tokens, next_tokens))
-    result, _ = attention.first(query, key, value, None, mask, actual_seq_lengths, actual_seq_lengths_kv,
-                                num_heads=num_heads, scale=scale_value, input_layout=input_layout,
-                                num_key_value_heads=num_key_value_heads,
-                                sparse_mode=0 if sparse_mode == 1 else sparse_mode)  # fmt: skip
+    result, _ = attention.first(
+        query,
+        key,
+        value,
+        None,
+        mask,
+        actual_seq_lengths,
+        actual_seq_lengths_kv,
+        num_heads=num_heads,
+        scale=scale_value,
+        input_layout=input_layout,
+        num_key_value_heads=num_key_value_heads,
+        sparse_mode=0 if sparse_mode == 1 else sparse_mode,
+    )
     return result
 
 
@@ -96,9 +106,19 @@ def npu_incre_flash_attention(
         heads = num_key_value_heads or num_heads
         key, value = (one_piece(cache, block_table, heads, input_layout) for cache in (key, value))
     mask = None if atten_mask is None else atten_mask.bool().reshape(atten_mask.shape[0], 1, 1, atten_mask.shape[-1])
-    result, _ = attention.first(query, key, value, None, mask, None, actual_seq_lengths, num_heads=num_heads,
-                                scale=scale_value, input_layout=input_layout,
-                                num_key_value_heads=num_key_value_heads)  # fmt: skip
+    result, _ = attention.first(
+        query,
+        key,
+        value,
+        None,
+        mask,
+        None,
+        actual_seq_lengths,
+        num_heads=num_heads,
+        scale=scale_value,
+        input_layout=input_layout,
+        num_key_value_heads=num_key_value_heads,
+    )
     return result
 
 

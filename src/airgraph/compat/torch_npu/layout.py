@@ -70,8 +70,11 @@ def check_scatter(op: str, x: Tensor, indices: Tensor, updates: Tensor) -> None:
     depth = indices.shape[-1]
     need(depth <= x.dim(), op, f"indices {list(indices.shape)} are deeper than self {list(x.shape)}")
     need(x.dtype == updates.dtype, op, f"updates are {updates.dtype}, and self {x.dtype}")
-    need(updates.shape == indices.shape[:-1] + x.shape[depth:], op,
-         f"updates {list(updates.shape)} do not fit indices {list(indices.shape)} into self {list(x.shape)}")  # fmt: skip
+    need(
+        updates.shape == indices.shape[:-1] + x.shape[depth:],
+        op,
+        f"updates {list(updates.shape)} do not fit indices {list(indices.shape)} into self {list(x.shape)}",
+    )
 
 
 @reference("scatter_update(Tensor data, Tensor indices, Tensor updates, int axis) -> Tensor", opened=True)

@@ -51,8 +51,11 @@ def normed_axes(gamma: Tensor) -> list[int]:
 def check(op: str, x: Tensor, gamma: Tensor) -> None:
     need_types(op, FLOATS, self=x, gamma=gamma)
     need(0 < gamma.dim() <= x.dim(), op, f"gamma has {gamma.dim()} axes, and self {x.dim()}")
-    need(x.shape[x.dim() - gamma.dim() :] == gamma.shape, op,
-         f"gamma {list(gamma.shape)} does not fit the last axes of self {list(x.shape)}")  # fmt: skip
+    need(
+        x.shape[x.dim() - gamma.dim() :] == gamma.shape,
+        op,
+        f"gamma {list(gamma.shape)} does not fit the last axes of self {list(x.shape)}",
+    )
 
 
 # Gradients. `rstd` is there for the backward op, and has none.

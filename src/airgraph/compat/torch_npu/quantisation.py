@@ -84,8 +84,11 @@ def along(op: str, values: Tensor, x: Tensor, axis: int) -> Tensor:
     if values.dim() == x.dim() and values.dim() > 1:
         return values
     count = values.numel()
-    need(values.dim() <= 1 and (count == 1 or count == x.shape[axis]), op,
-         f"{list(values.shape)} numbers do not fit axis {axis} of {list(x.shape)}")  # fmt: skip
+    need(
+        values.dim() <= 1 and (count == 1 or count == x.shape[axis]),
+        op,
+        f"{list(values.shape)} numbers do not fit axis {axis} of {list(x.shape)}",
+    )
     shape = [1] * x.dim()
     shape[axis] = count
     return values.reshape(shape)
@@ -259,9 +262,15 @@ def grouped_matmul(
     return [one_after_another(x[0], experts, rows[0], ends_of(group_list, group_list_type, x[0])).to(target)]
 
 
-def check_quantised(op: str, x: Sequence[Tensor], weight: Sequence[Tensor], scale: Sequence[Tensor] | None,
-                    by_row: Sequence[Tensor] | None, antiquant: Sequence[Tensor] | None,
-                    output_dtype: torch.dtype | None) -> None:  # fmt: skip
+def check_quantised(
+    op: str,
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    scale: Sequence[Tensor] | None,
+    by_row: Sequence[Tensor] | None,
+    antiquant: Sequence[Tensor] | None,
+    output_dtype: torch.dtype | None,
+) -> None:
     """int8 by int8 has scales, floats by int8 the others, and floats by floats none."""
     for t in (*x, *weight):
         need_types(op, (*FLOATS, torch.int8), x_or_weight=t)

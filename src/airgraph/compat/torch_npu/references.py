@@ -34,8 +34,9 @@ def reference(schema: str, *, opened: bool = False, random: bool = False) -> Cal
     """
     name, bracket, _ = schema.partition("(")
     if not bracket or "->" not in schema:
-        raise CompatError(f"{schema!r} is not the schema of an op",
-                          hint='reference("npu_xxx(Tensor x, float scale=1.0) -> Tensor")')  # fmt: skip
+        raise CompatError(
+            f"{schema!r} is not the schema of an op", hint='reference("npu_xxx(Tensor x, float scale=1.0) -> Tensor")'
+        )
     if name in REFERENCES:
         raise CompatError(f"torch_npu.{name} has a reference already", hint="give yours another name")
     key = "CompositeImplicitAutograd" if opened else "CompositeExplicitAutograd"
@@ -80,5 +81,7 @@ def not_emulated(op: str, **arguments: object) -> None:
     """Arguments that exist, and whose effect is not there: none of them may be given."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        raise CompatError(f"{op}: {', '.join(given)} is not emulated",
-                          hint="leave it out, or add a reference of your own under another name")  # fmt: skip
+        raise CompatError(
+            f"{op}: {', '.join(given)} is not emulated",
+            hint="leave it out, or add a reference of your own under another name",
+        )

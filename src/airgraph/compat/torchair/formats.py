@@ -22,13 +22,16 @@ def use_internal_format_weight(model: torch.nn.Module) -> None:
         )
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED) and module.weight.device.type == "cpu":
-            raise RuntimeError(f"use_internal_format_weight needs weights on the npu, and that of {name or 'the model'} is "
-                               "on the cpu: model.npu() first")  # fmt: skip
+            raise RuntimeError(
+                f"use_internal_format_weight needs weights on the npu, and that of {name or 'the model'} is "
+                "on the cpu: model.npu() first"
+            )
     warnings.warn("use_internal_format_weight has no effect: there are no private formats here", stacklevel=2)
 
 
-def npu_format_cast_via_cpu(self: torch.Tensor, acl_format: int, customize_dtype: Any = None, input_dtype: Any = None
-                            ) -> torch.Tensor:  # fmt: skip
+def npu_format_cast_via_cpu(
+    self: torch.Tensor, acl_format: int, customize_dtype: Any = None, input_dtype: Any = None
+) -> torch.Tensor:
     """A copy, as `torch_npu.npu_format_cast` gives: here every tensor lies as PyTorch has it."""
     not_emulated("npu_format_cast_via_cpu", customize_dtype=customize_dtype, input_dtype=input_dtype)
     cast: torch.Tensor = layout.npu_format_cast(self, acl_format)

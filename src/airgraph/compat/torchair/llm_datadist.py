@@ -12,5 +12,7 @@ from airgraph.errors import CompatError
 
 def create_npu_tensors(shape: Sequence[int], dtype: torch.dtype, addresses: Sequence[int]) -> NoReturn:
     """Raises: an address means nothing without the device it is an address of."""
-    raise CompatError("torchair.llm_datadist.create_npu_tensors: addresses of an NPU's memory cannot be used here",
-                      hint="torch.empty(shape, dtype=dtype, device='npu') for each of them")  # fmt: skip
+    raise CompatError(
+        "torchair.llm_datadist.create_npu_tensors: addresses of an NPU's memory cannot be used here",
+        hint="torch.empty(shape, dtype=dtype, device='npu') for each of them",
+    )

@@ -18,21 +18,30 @@ from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
 from airgraph.errors import ConfigError
 
 
-def dynamo_export(*args: Any, model: torch.nn.Module, export_path: str = "export_file", export_name: str = "export",
-                  dynamic: bool = False, config: CompilerConfig | None = None, **kwargs: Any) -> None:  # fmt: skip
+def dynamo_export(
+    *args: Any,
+    model: torch.nn.Module,
+    export_path: str = "export_file",
+    export_name: str = "export",
+    dynamic: bool = False,
+    config: CompilerConfig | None = None,
+    **kwargs: Any,
+) -> None:
     """Writes `{export_path}/{export_name}.air` and `{export_path}/dynamo.pbtxt`; in a process of several
     `{export_name}{rank}.air` and `rank_{rank}/dynamo.pbtxt`. Other arguments are the example the model is read with.
 
     What cannot be exported is an error here. (TorchAir logs it and comes back as if it had worked.)
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model must be a torch.nn.Module, got {type(model).__name__}",
-                          hint="dynamo_export(x, model=model)")  # fmt: skip
+        raise ConfigError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}", hint="dynamo_export(x, model=model)"
+        )
     name = os.path.basename(export_name)
     logger.info("dynamo_export: export_path: %s, export_name: %s, dynamic: %s", export_path, name, dynamic)
     chosen = to_config(checked(config), None)
-    air = pipeline.export(model, args, kwargs, path=export_path, name=name, rank=process_rank(), dynamic=dynamic,
-                          config=chosen)  # fmt: skip
+    air = pipeline.export(
+        model, args, kwargs, path=export_path, name=name, rank=process_rank(), dynamic=dynamic, config=chosen
+    )
     logger.info("dynamo_export: wrote %s", air)
 
 

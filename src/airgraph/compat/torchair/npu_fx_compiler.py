@@ -16,8 +16,9 @@ from airgraph.config import Config
 from airgraph.errors import ConfigError
 
 
-def get_npu_backend(*, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Any] | None = None
-                    ) -> Callable[..., Any]:  # fmt: skip
+def get_npu_backend(
+    *, compiler_config: CompilerConfig | None = None, custom_decompositions: Mapping[Any, Any] | None = None
+) -> Callable[..., Any]:
     """A backend for torch.compile. (A partial, as in TorchAir: its `keywords["compiler_config"]` can be asked for.)"""
     config = checked(compiler_config)
     check_support(config)
@@ -25,9 +26,15 @@ def get_npu_backend(*, compiler_config: CompilerConfig | None = None, custom_dec
     return functools.partial(npu_backend, compiler_config=config, decompositions=custom_decompositions)
 
 
-def npu_backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, compiler_config: CompilerConfig,
-                decompositions: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None,
-                mode: str | None = None) -> Any:  # fmt: skip
+def npu_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    compiler_config: CompilerConfig,
+    decompositions: Mapping[Any, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Any:
     config = apply_options(compiler_config, options)
     if mode is not None:
         config.mode = mode

@@ -95,8 +95,9 @@ def log_softmax(self: Value, dim: int, half_to_float: bool) -> Value:
 
 
 @converts(aten._softmax_backward_data.default)
-def softmax_backward(grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *,
-                     meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def softmax_backward(
+    grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *, meta_outputs: TensorSpec
+) -> Value:
     """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
     if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
         raise NoConversion("the gradient of softmax in another type than its output")
@@ -104,8 +105,9 @@ def softmax_backward(grad_output: Value, output: Value, dim: int, input_dtype: t
 
 
 @converts(aten._log_softmax_backward_data.default)
-def log_softmax_backward(grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *,
-                         meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def log_softmax_backward(
+    grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *, meta_outputs: TensorSpec
+) -> Value:
     """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
     if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
         raise NoConversion("the gradient of log_softmax in another type than its output")

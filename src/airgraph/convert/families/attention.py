@@ -15,13 +15,25 @@ from airgraph.ir.types import DataType
 aten = torch.ops.aten
 Outputs = list[Value | None]
 
-direct(aten.embedding_dense_backward.default, "EmbeddingDenseGrad",
-       "grad=grad_output indices num_weights padding_idx scale_grad_by_freq")  # fmt: skip
+direct(
+    aten.embedding_dense_backward.default,
+    "EmbeddingDenseGrad",
+    "grad=grad_output indices num_weights padding_idx scale_grad_by_freq",
+)
 
 
 @converts(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def attention(query: Value, key: Value, value: Value, dropout_p: Any = 0.0, is_causal: bool = False, *,
-              attn_mask: Value | None = None, scale: Any = None, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: Any = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: Any = None,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0.,
     bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"""
     attrs = settings(dropout_p, is_causal, scale)
@@ -29,9 +41,20 @@ def attention(query: Value, key: Value, value: Value, dropout_p: Any = 0.0, is_c
 
 
 @converts(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def attention_backward(grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
-                       dropout_p: Any, is_causal: bool, *, attn_mask: Value | None = None, scale: Any = None,
-                       meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def attention_backward(
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    dropout_p: Any,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: Any = None,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value,
     Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None)
     -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"""

@@ -43,8 +43,19 @@ for target, row in ROWS.items():
 
 # -- convolutions ---------------------------------------------------------------------------------------------------
 @converts(aten.convolution.default)
-def convolution(input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-                transposed: bool, output_padding: Any, groups: Any, *, meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def convolution(
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
     numbers = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
@@ -74,8 +85,12 @@ def spatial(attrs: dict[str, Any], dims: int) -> dict[str, Any]:
     strides, pads, dilations = (spread(attrs[name], dims) for name in ("stride", "padding", "dilation"))
     if dims == 1:
         strides, pads, dilations = [1, *strides], [0, *pads], [1, *dilations]
-    return {"strides": [1, 1, *strides], "pads": [p for pad in pads for p in (pad, pad)],
-            "dilations": [1, 1, *dilations], "groups": attrs["groups"]}  # fmt: skip
+    return {
+        "strides": [1, 1, *strides],
+        "pads": [p for pad in pads for p in (pad, pad)],
+        "dilations": [1, 1, *dilations],
+        "groups": attrs["groups"],
+    }
 
 
 def raised(x: Value) -> Value:
@@ -88,15 +103,34 @@ def spread(numbers: list[int], dims: int) -> list[int]:
 
 
 @converts(aten.convolution_backward.default)
-def convolution_backward(grad_output: Value, input: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
-                         dilation: Any, transposed: bool, output_padding: Any, groups: Any, output_mask: list[bool], *,
-                         meta_outputs: list[TensorSpec]) -> list[Value | None]:  # fmt: skip
+def convolution_backward(
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    output_mask: list[bool],
+    *,
+    meta_outputs: list[TensorSpec],
+) -> list[Value | None]:
     """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask)
     -> (Tensor, Tensor, Tensor)"""
-    numbers = {"bias_sizes": bias_sizes, "stride": stride, "padding": padding, "dilation": dilation,
-               "transposed": transposed, "output_padding": output_padding, "groups": groups,
-               "output_mask": output_mask}  # fmt: skip
+    numbers = {
+        "bias_sizes": bias_sizes,
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "transposed": transposed,
+        "output_padding": output_padding,
+        "groups": groups,
+        "output_mask": output_mask,
+    }
     attrs = {name: constant(name, value) for name, value in numbers.items()}
     values = [grad_output, input, weight]
     wanted = [meta is not None for meta in meta_outputs]
@@ -122,8 +156,16 @@ def window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode
 
 
 @converts(aten.max_pool2d_with_indices.default)
-def max_pool2d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-               ceil_mode: bool = False, *, meta_outputs: list[TensorSpec]) -> list[Value]:  # fmt: skip
+def max_pool2d(
+    self: Value,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> list[Value]:
     """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
     bool ceil_mode=False) -> (Tensor, Tensor)"""
     attrs = window(kernel_size, stride, padding, dilation, ceil_mode)
@@ -132,8 +174,16 @@ def max_pool2d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0
 
 
 @converts(aten.max_pool3d_with_indices.default)
-def max_pool3d(self: Value, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-               ceil_mode: bool = False, *, meta_outputs: list[TensorSpec]) -> list[Value]:  # fmt: skip
+def max_pool3d(
+    self: Value,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> list[Value]:
     """max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1,
     bool ceil_mode=False) -> (Tensor, Tensor)"""
     attrs = window(kernel_size, stride, padding, dilation, ceil_mode)
@@ -157,9 +207,14 @@ def average(target: Any, op: str) -> Any:
         grad = given.get("grad_output")
         x, alone = given["self"], grad is None and given["self"].rank == spatial_rank + 1
         inputs = [ge.Unsqueeze(x, axes=[0]) if alone else x] if grad is None else [ge.Shape(x, dtype=9), grad]
-        attrs = {"ksize": given["kernel_size"], "strides": given["stride"], "pads": given["padding"],
-                 "ceil_mode": given["ceil_mode"], "exclusive": not given["count_include_pad"],
-                 "divisor_override": given["divisor_override"] or 0}  # fmt: skip
+        attrs = {
+            "ksize": given["kernel_size"],
+            "strides": given["stride"],
+            "pads": given["padding"],
+            "ceil_mode": given["ceil_mode"],
+            "exclusive": not given["count_include_pad"],
+            "divisor_override": given["divisor_override"] or 0,
+        }
         y = emitted(op, inputs, attrs, meta_outputs)
         return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
 

@@ -27,8 +27,17 @@ def alias(self: Value) -> Value:
 
 
 @converts(aten._to_copy.default)
-def to_copy(self: Value, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-            non_blocking: bool = False, memory_format: Any = None, meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def to_copy(
+    self: Value,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+    meta_outputs: TensorSpec,
+) -> Value:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, …) -> Tensor"""
     if meta_outputs.place != self.type.place or layout not in (None, torch.strided) or pin_memory:
         raise NoConversion("a copy to another device or layout")

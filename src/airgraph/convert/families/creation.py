@@ -15,8 +15,16 @@ aten = torch.ops.aten
 
 
 @converts(aten.full.default)
-def full(size: Any, fill_value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-         meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    meta_outputs: TensorSpec,
+) -> Value:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
     real(fill_value)
     if meta_outputs.dtype.is_complex or pin_memory:
@@ -65,8 +73,12 @@ def like(op: str) -> Any:
     return convert
 
 
-for target, number, first in ((aten.zeros.default, 0, "size"), (aten.ones.default, 1, "size"),
-                              (aten.new_zeros.default, 0, "tensor"), (aten.new_ones.default, 1, "tensor")):  # fmt: skip
+for target, number, first in (
+    (aten.zeros.default, 0, "size"),
+    (aten.ones.default, 1, "size"),
+    (aten.new_zeros.default, 0, "tensor"),
+    (aten.new_ones.default, 1, "tensor"),
+):
     REGISTRY.register(target, filled(number, first=first))
 REGISTRY.register(aten.zeros_like.default, like("ZerosLike"))
 REGISTRY.register(aten.ones_like.default, like("OnesLike"))

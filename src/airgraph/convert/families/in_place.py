@@ -57,8 +57,18 @@ for target, plain in OUT.items():
 
 
 @converts(aten._native_batch_norm_legit.default)
-def batch_norm_(input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-                training: bool, momentum: Any, eps: Any, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm_(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_native_batch_norm_legit(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, Tensor(b!) running_var,
     bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor): its outputs, then the new running values"""
     types = [v.dtype for v in (input, weight, bias, running_mean, running_var) if v is not None]

@@ -25,8 +25,9 @@ def select(self: Value, dim: int, index: Any) -> Value:
 
 
 @converts(aten.embedding.default)
-def embedding(weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False,
-              sparse: bool = False) -> Value:  # fmt: skip
+def embedding(
+    weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Value:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, …) -> Tensor"""
     return ge.GatherV2(weight, indices, 0)
 

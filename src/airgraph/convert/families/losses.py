@@ -47,8 +47,17 @@ for target, row in ROWS.items():
 
 
 @converts(aten.nll_loss_backward.default)
-def nll_loss_backward(grad_output: Value, self: Value, target: Value, weight: Value | None, reduction: int,
-                      ignore_index: Any, total_weight: Value, *, meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def nll_loss_backward(
+    grad_output: Value,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
+    total_weight: Value,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
     """nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction,
     SymInt ignore_index, Tensor total_weight) -> Tensor"""
     attrs = {"reduction": REDUCTIONS(reduction), "ignore_index": constant("ignore_index", ignore_index)}

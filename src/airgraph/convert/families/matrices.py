@@ -44,8 +44,9 @@ def addmm(self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 
 
 
 @converts(aten.baddbmm.default)
-def baddbmm(self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1,
-            meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def baddbmm(
+    self: Value, batch1: Value, batch2: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec
+) -> Value:
     """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     real(self, batch1, batch2)
     if meta_outputs.dtype in HALVES:

@@ -21,15 +21,27 @@ aten = torch.ops.aten
 Outputs = list[Value | None]
 
 direct(aten.native_layer_norm.default, "LayerNormV4", "x=input normalized_shape gamma=weight beta=bias epsilon=eps")
-direct(aten.batch_norm_backward_reduce.default, "SyncBatchNormBackwardReduce",
-       "grad_output=grad_out x=input mean invstd weight input_g weight_g bias_g")  # fmt: skip
+direct(
+    aten.batch_norm_backward_reduce.default,
+    "SyncBatchNormBackwardReduce",
+    "grad_output=grad_out x=input mean invstd weight input_g weight_g bias_g",
+)
 
 
 # -- layers ---------------------------------------------------------------------------------------------------------
 @converts(aten.native_layer_norm_backward.default)
-def layer_norm_backward(grad_out: Value, input: Value, normalized_shape: Any, mean: Value, rstd: Value,
-                        weight: Value | None, bias: Value | None, output_mask: list[bool], *,
-                        meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def layer_norm_backward(
+    grad_out: Value,
+    input: Value,
+    normalized_shape: Any,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: list[bool],
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
     Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     gamma = filled(normalized_shape, 1.0, input) if weight is None else weight
@@ -43,8 +55,18 @@ def filled(dims: Any, number: float, like: Value) -> Value:
 
 # -- groups ---------------------------------------------------------------------------------------------------------
 @converts(aten.native_group_norm.default)
-def group_norm(input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any, group: Any,
-               eps: float, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def group_norm(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: Any,
+    eps: float,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps)
     -> (Tensor, Tensor, Tensor)"""
     same_sizes(input, N, C)
@@ -59,9 +81,20 @@ def group_norm(input: Value, weight: Value | None, bias: Value | None, N: Any, C
 
 
 @converts(aten.native_group_norm_backward.default)
-def group_norm_backward(grad_out: Value, input: Value, mean: Value, rstd: Value, weight: Value | None, N: Any, C: Any,
-                        HxW: Any, group: Any, output_mask: list[bool], *,
-                        meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def group_norm_backward(
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: Any,
+    output_mask: list[bool],
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N,
     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     same_sizes(input, N, C)
@@ -129,9 +162,17 @@ def batch_of(x: Value, most: int = 5) -> Batch:
 
 
 @converts(aten._native_batch_norm_legit_no_training.default)
-def batch_norm_inference(input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                         running_var: Value, momentum: Any, eps: Any, *,
-                         meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm_inference(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: Any,
+    eps: Any,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     batch = batch_of(input, 5 if newer() else 4)
@@ -147,8 +188,18 @@ def batch_norm_inference(input: Value, weight: Value | None, bias: Value | None,
 
 
 @converts(aten._native_batch_norm_legit_functional.default)
-def batch_norm(input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-               training: bool, momentum: Any, eps: Any, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
     Tensor running_var, bool training, float momentum, float eps)
     -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)"""
@@ -156,8 +207,16 @@ def batch_norm(input: Value, weight: Value | None, bias: Value | None, running_m
     return batch_norm_with(input, weight, bias, running, training, momentum, eps, meta_outputs)
 
 
-def batch_norm_with(input: Value, weight: Value | None, bias: Value | None, running: list[Value], training: bool,
-                    momentum: Any, eps: Any, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm_with(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running: list[Value],
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """The outputs, then the new running values, if FX asks for them."""
     spec, *saved = meta_outputs[:3]
     batch = batch_of(input)
@@ -168,8 +227,16 @@ def batch_norm_with(input: Value, weight: Value | None, bias: Value | None, runn
 
 
 @converts(aten._native_batch_norm_legit.no_stats)
-def batch_norm_without_stats(input: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Any,
-                             eps: Any, *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm_without_stats(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
     float eps) -> (Tensor, Tensor, Tensor)"""
     batch = batch_of(input)
@@ -187,9 +254,20 @@ def normalised(
 
 
 @converts(aten.native_batch_norm_backward.default)
-def batch_norm_backward(grad_out: Value, input: Value, weight: Value | None, running_mean: Value | None,
-                        running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool,
-                        eps: Any, output_mask: list[bool], *, meta_outputs: list[TensorSpec]) -> Outputs:  # fmt: skip
+def batch_norm_backward(
+    grad_out: Value,
+    input: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: Any,
+    output_mask: list[bool],
+    *,
+    meta_outputs: list[TensorSpec],
+) -> Outputs:
     """native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
     Tensor? save_mean, Tensor? save_invstd, bool train, float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"""
     batch = batch_of(input)
@@ -202,8 +280,16 @@ def batch_norm_backward(grad_out: Value, input: Value, weight: Value | None, run
 
 # -- the parts of a batch norm over several processes ---------------------------------------------------------------
 @converts(aten.batch_norm_elemt.default)
-def batch_norm_elements(input: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value, eps: Any, *,
-                        meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def batch_norm_elements(
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    invstd: Value,
+    eps: Any,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
     """batch_norm_elemt(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor invstd, float eps) -> Tensor
 
     invstd is all that counts, whatever ε it was made with: the variance it stands for is taken with an ε of 0."""
@@ -220,9 +306,18 @@ def batch_norm_elements(input: Value, weight: Value | None, bias: Value | None, 
 
 
 @converts(aten.batch_norm_backward_elemt.default)
-def batch_norm_backward_elements(grad_out: Value, input: Value, mean: Value, invstd: Value, weight: Value | None,
-                                 sum_dy: Value, sum_dy_xmu: Value, count: Value, *,
-                                 meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def batch_norm_backward_elements(
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    invstd: Value,
+    weight: Value | None,
+    sum_dy: Value,
+    sum_dy_xmu: Value,
+    count: Value,
+    *,
+    meta_outputs: TensorSpec,
+) -> Value:
     """batch_norm_backward_elemt(Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, Tensor sum_dy,
     Tensor sum_dy_xmu, Tensor count) -> Tensor"""
     batch = batch_of(input)

@@ -87,10 +87,7 @@ def running_extreme(op: str, axis: str) -> Any:
     return convert
 
 
-PLACES = {
-    aten.argmax.default: ("ArgMaxV2", "ArgMaxWithValue"),
-    aten.argmin.default: ("ArgMin", "ArgMinWithValue"),
-}
+PLACES = {aten.argmax.default: ("ArgMaxV2", "ArgMaxWithValue"), aten.argmin.default: ("ArgMin", "ArgMinWithValue")}
 EXTREMES = {aten.max.dim: "ArgMaxWithValue", aten.min.dim: "ArgMinWithValue"}
 RUNNING = {
     aten.cumsum.default: "Cumsum",
@@ -109,8 +106,15 @@ for target, names in RUNNING_EXTREMES.items():
 
 # -- search ---------------------------------------------------------------------------------------------------------
 @converts(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
-def searchsorted(sorted_sequence: Value, self: Any, *, out_int32: bool = False, right: bool = False,
-                 side: str | None = None, sorter: Value | None = None) -> Value:  # fmt: skip
+def searchsorted(
+    sorted_sequence: Value,
+    self: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
     """searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, …) -> Tensor"""
     dtype = common_type(sorted_sequence, self)
     sequence, values = promoted(sorted_sequence, self, dtype=dtype)

@@ -47,8 +47,9 @@ def arange(end: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
 
 
 @converts(prims.iota.default)
-def iota(length: Any, *, start: Any, step: Any, dtype: Any, device: Any, requires_grad: bool,
-         meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def iota(
+    length: Any, *, start: Any, step: Any, dtype: Any, device: Any, requires_grad: bool, meta_outputs: TensorSpec
+) -> Value:
     """iota(SymInt length, *, SymInt start, SymInt step, ScalarType dtype, Device device, bool requires_grad) -> Tensor"""
     end = ge.Add(ge.Mul(number(length), number(step)), number(start))
     return arange_step(start, end, step, meta_outputs=meta_outputs)

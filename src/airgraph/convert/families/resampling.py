@@ -61,8 +61,12 @@ PAD_GRADIENTS = {
     aten.replication_pad3d_backward.default: "edge",
 }
 for target, row in SAMPLERS.items():
-    direct(target, *row, interpolation_mode=word_of("bilinear", "nearest", "bicubic"),
-           padding_mode=word_of("zeros", "border", "reflection"))  # fmt: skip
+    direct(
+        target,
+        *row,
+        interpolation_mode=word_of("bilinear", "nearest", "bicubic"),
+        padding_mode=word_of("zeros", "border", "reflection"),
+    )
 for target, row in PATCHES.items():
     direct(target, *row)
 

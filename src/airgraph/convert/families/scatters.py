@@ -121,8 +121,9 @@ def scatter_add(self: Value, dim: int, index: Value, src: Value) -> Value:
 
 
 @converts(aten.scatter.value, aten.scatter.value_reduce)
-def scatter_value(self: Value, dim: int, index: Value, value: Any, *, reduce: str | None = None,
-                  meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def scatter_value(
+    self: Value, dim: int, index: Value, value: Any, *, reduce: str | None = None, meta_outputs: TensorSpec
+) -> Value:
     """scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     real(self, value)
     sizes = ge.Shape(index, dtype=int(DataType.DT_INT64))
@@ -191,8 +192,9 @@ def slice_scatter(self: Value, src: Value, dim: int = 0, start: Any = None, end:
 
 
 @converts(aten.slice_backward.default)
-def slice_backward(grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any, *,
-                   meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def slice_backward(
+    grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any, *, meta_outputs: TensorSpec
+) -> Value:
     """slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor"""
     real(grad_output)
     axis = dim % meta_outputs.rank

@@ -58,8 +58,9 @@ REGISTRY.register(aten.std_mean.correction, spread("ReduceStdV2", mean=True))
 
 # -- norms ----------------------------------------------------------------------------------------------------------
 @converts(aten.linalg_vector_norm.default)
-def vector_norm(self: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
-                meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def vector_norm(
+    self: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
+) -> Value:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
     (x,) = promoted(self, dtype=meta_outputs.dtype)
     if not isinstance(ord, int | float):
@@ -69,8 +70,9 @@ def vector_norm(self: Value, ord: Any = 2, dim: Any = None, keepdim: bool = Fals
 
 
 @converts(aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
-def norm_dim(self: Value, p: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None,
-             meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def norm_dim(
+    self: Value, p: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
+) -> Value:
     """norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"""
     return vector_norm(self, 2 if p is None else p, dim, keepdim, meta_outputs=meta_outputs)
 
@@ -83,8 +85,9 @@ def norm(self: Value, p: Any = 2, *, dtype: Any = None, meta_outputs: TensorSpec
 
 # -- sums -----------------------------------------------------------------------------------------------------------
 def summed(op: str) -> Any:
-    def convert(self: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
-                meta_outputs: TensorSpec) -> Value:  # fmt: skip
+    def convert(
+        self: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
+    ) -> Value:
         (x,) = promoted(self, dtype=meta_outputs.dtype)
         return getattr(ge, op)(x, axes_of(x, dim), keep_dims=keepdim)
 

@@ -147,8 +147,9 @@ def diagonal_scatter(self: Value, src: Value, offset: int = 0, dim1: int = 0, di
 
 
 @converts(aten.diagonal_backward.default)
-def diagonal_backward(grad_output: Value, input_sizes: Any, offset: int, dim1: int, dim2: int, *,
-                      meta_outputs: TensorSpec) -> Value:  # fmt: skip
+def diagonal_backward(
+    grad_output: Value, input_sizes: Any, offset: int, dim1: int, dim2: int, *, meta_outputs: TensorSpec
+) -> Value:
     """diagonal_backward(Tensor grad_output, SymInt[] input_sizes, int offset, int dim1, int dim2) -> Tensor"""
     real(grad_output)
     zeros = ge.Fill(input_sizes, to(0, meta_outputs.dtype), place=meta_outputs.place)

@@ -39,8 +39,13 @@ def arithmetic(op: str) -> Any:
     return convert
 
 
-for target, op in ((operator.add, "Add"), (operator.sub, "Sub"), (operator.mul, "Mul"), (operator.floordiv, "FloorDiv"),
-                   (operator.mod, "Mod")):  # fmt: skip
+for target, op in (
+    (operator.add, "Add"),
+    (operator.sub, "Sub"),
+    (operator.mul, "Mul"),
+    (operator.floordiv, "FloorDiv"),
+    (operator.mod, "Mod"),
+):
     REGISTRY.register(target, arithmetic(op))
 
 

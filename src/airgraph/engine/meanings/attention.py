@@ -16,8 +16,9 @@ aten = torch.ops.aten
 MODES = {"sum": 0, "mean": 1, "max": 2}
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale_value: float | None,
-              is_causal: bool) -> Any:  # fmt: skip
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale_value: float | None, is_causal: bool
+) -> Any:
     if query.device.type != "cpu":  # a pass made it of its parts, and nobody reads the second result
         out = F.scaled_dot_product_attention(query, key, value, aligned(mask), is_causal=is_causal, scale=scale_value)
         return or_empty([out, None], query)
@@ -26,8 +27,17 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     )
 
 
-def attention_gradient(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, out: Tensor, lse: Tensor,
-                       mask: Tensor | None, scale_value: float | None, is_causal: bool) -> Any:  # fmt: skip
+def attention_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    scale_value: float | None,
+    is_causal: bool,
+) -> Any:
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dy, query, key, value, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale_value
     )
@@ -40,8 +50,17 @@ def aligned(mask: Tensor | None) -> Tensor | None:
     return F.pad(mask, (0, -mask.shape[-1] % 16))[..., : mask.shape[-1]]
 
 
-def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: str, seed_type: int,
-                    scale_value: float | None, is_causal: bool, compute_lse: bool) -> Any:  # fmt: skip
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kernel: str,
+    seed_type: int,
+    scale_value: float | None,
+    is_causal: bool,
+    compute_lse: bool,
+) -> Any:
     masked = aligned(mask), compute_lse
     if kernel == "efficient":
         out, lse, *_ = aten._scaled_dot_product_efficient_attention(
@@ -60,10 +79,21 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return or_empty([*results[:2], *results[6:]], query)
 
 
-def fused_attention_gradient(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, out: Tensor, lse: Tensor,
-                             seed: Tensor, offset: Tensor, mask: Tensor | None, kernel: str,
-                             scale_value: float | None, is_causal: bool,
-                             output_mask: Sequence[bool]) -> Any:  # fmt: skip
+def fused_attention_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    mask: Tensor | None,
+    kernel: str,
+    scale_value: float | None,
+    is_causal: bool,
+    output_mask: Sequence[bool],
+) -> Any:
     given = dy, query, key, value
     lengths = query.shape[2], key.shape[2]
     if kernel == "efficient":
@@ -93,8 +123,15 @@ def embedding_gradient(
     return aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
 
 
-def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None, mode: str,
-                  forward_only: bool, **attrs: Any) -> Any:  # fmt: skip
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    mode: str,
+    forward_only: bool,
+    **attrs: Any,
+) -> Any:
     call = aten._embedding_bag_forward_only if forward_only else aten._embedding_bag
     return call(weight, indices, offsets, mode=MODES[mode], per_sample_weights=per_sample_weights, **attrs)
 

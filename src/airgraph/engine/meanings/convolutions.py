@@ -15,14 +15,32 @@ aten = torch.ops.aten
 Ints = Sequence[int]
 
 
-def convolution(x: Tensor, filter: Tensor, bias: Tensor | None, strides: Ints, pads: Ints, dilations: Ints,
-                groups: int, data_format: str) -> Tensor:  # fmt: skip
+def convolution(
+    x: Tensor,
+    filter: Tensor,
+    bias: Tensor | None,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    groups: int,
+    data_format: str,
+) -> Tensor:
     none = [0] * (len(pads) // 2)
     return aten.convolution(x, filter, bias, strides[2:], pads[::2], dilations[2:], False, none, groups)
 
 
-def transposed(size: Ints, x: Tensor, filter: Tensor, bias: Tensor | None, strides: Ints, pads: Ints, dilations: Ints,
-               groups: int, data_format: str, output_padding: Ints) -> Tensor:  # fmt: skip
+def transposed(
+    size: Ints,
+    x: Tensor,
+    filter: Tensor,
+    bias: Tensor | None,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    groups: int,
+    data_format: str,
+    output_padding: Ints,
+) -> Tensor:
     return aten.convolution(x, filter, bias, strides[2:], pads[::2], dilations[2:], True, output_padding[2:], groups)
 
 
@@ -34,8 +52,18 @@ def filter_gradient(x: Tensor, size: Ints, dy: Tensor, **attrs: Any) -> Tensor:
     return gradient(1, dy, x, dy.new_empty(size), **attrs)
 
 
-def gradient(which: int, dy: Tensor, x: Tensor, filter: Tensor, *, strides: Ints, pads: Ints, dilations: Ints,
-             groups: int, data_format: str) -> Tensor:  # fmt: skip
+def gradient(
+    which: int,
+    dy: Tensor,
+    x: Tensor,
+    filter: Tensor,
+    *,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    groups: int,
+    data_format: str,
+) -> Tensor:
     """Of the argument that is looked for only the size matters."""
     none, mask = [0] * (len(pads) // 2), [i == which for i in range(3)]
     return aten.convolution_backward(

@@ -32,8 +32,15 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, i
     return call(x, target, weight, REDUCTIONS[reduction], ignore_index)
 
 
-def nll_loss_gradient(x: Tensor, grad: Tensor, target: Tensor, weight: Tensor | None, total_weight: Tensor,
-                      reduction: str, ignore_index: int) -> Tensor:  # fmt: skip
+def nll_loss_gradient(
+    x: Tensor,
+    grad: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    total_weight: Tensor,
+    reduction: str,
+    ignore_index: int,
+) -> Tensor:
     call = aten.nll_loss2d_backward if x.ndim == 4 else aten.nll_loss_backward
     return call(grad, x, target, weight, REDUCTIONS[reduction], ignore_index, total_weight)
 

@@ -9,8 +9,16 @@ import torch
 from airgraph.engine.meanings.table import Meaning, Tensor, torch_type
 
 
-def matmul(x1: Tensor, x2: Tensor, bias: Tensor | None = None, offset_w: Tensor | None = None, *, transpose_x1: bool,
-           transpose_x2: bool, offset_x: int = 0) -> Tensor:  # fmt: skip
+def matmul(
+    x1: Tensor,
+    x2: Tensor,
+    bias: Tensor | None = None,
+    offset_w: Tensor | None = None,
+    *,
+    transpose_x1: bool,
+    transpose_x2: bool,
+    offset_x: int = 0,
+) -> Tensor:
     x1 = x1.mT if transpose_x1 else x1
     x2 = x2.mT if transpose_x2 else x2
     return torch.mm(x1, x2) if bias is None else torch.addmm(bias, x1, x2)

@@ -28,8 +28,16 @@ def statistics(x: Tensor, weight: Tensor | None, *numbers: Tensor | None) -> lis
     return [None if n is None else n.to(dtype) for n in numbers]
 
 
-def layer_norm_gradient(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, gamma: Tensor | None, beta: Tensor | None,
-                        shape: Sequence[int], output_mask: Sequence[bool]) -> list[Tensor]:  # fmt: skip
+def layer_norm_gradient(
+    dy: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    mean: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    shape: Sequence[int],
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
     mean, rstd = statistics(x, gamma, mean, rstd)  # type: ignore[assignment]
     return or_empty(aten.native_layer_norm_backward(dy, x, shape, mean, rstd, gamma, beta, output_mask), x)
 
@@ -49,8 +57,9 @@ def group_norm(x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_groups:
     return aten.native_group_norm(x, gamma, beta, *group_sizes(x), num_groups, eps)
 
 
-def group_norm_with_variance(x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_groups: int,
-                             eps: float) -> list[Tensor]:  # fmt: skip
+def group_norm_with_variance(
+    x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_groups: int, eps: float
+) -> list[Tensor]:
     """The kernel gives 1/√(variance + ε). In double the variance of that gives the same number again."""
     y, mean, rstd = group_norm(x, gamma, beta, num_groups, eps)
     half = x.dtype in (torch.float16, torch.bfloat16)
@@ -58,15 +67,30 @@ def group_norm_with_variance(x: Tensor, gamma: Tensor | None, beta: Tensor | Non
     return [y, mean, variance.to(torch.float32 if half else x.dtype)]
 
 
-def group_norm_gradient(dy: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, gamma: Tensor | None, num_groups: int,
-                        output_mask: Sequence[bool]) -> list[Tensor]:  # fmt: skip
+def group_norm_gradient(
+    dy: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    num_groups: int,
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
     mean, rstd = statistics(x, gamma, mean, rstd)  # type: ignore[assignment]
     grads = aten.native_group_norm_backward(dy, x, mean, rstd, gamma, *group_sizes(x), num_groups, output_mask)
     return or_empty(grads, x)
 
 
-def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-               running_var: Tensor | None, epsilon: float, momentum: float, is_training: bool) -> list[Tensor]:  # fmt: skip
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    epsilon: float,
+    momentum: float,
+    is_training: bool,
+) -> list[Tensor]:
     if running_mean is None or running_var is None:
         y, mean, rstd = aten._native_batch_norm_legit.no_stats(x, weight, bias, is_training, momentum, epsilon)
         return [y, x.new_empty(0), x.new_empty(0), mean, rstd]
@@ -76,12 +100,25 @@ def batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_me
     return [y, *running, mean, rstd]
 
 
-def batch_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None,
-                        running_var: Tensor | None, save_mean: Tensor | None, save_rstd: Tensor | None,
-                        is_training: bool, epsilon: float, output_mask: Sequence[bool]) -> list[Tensor]:  # fmt: skip
+def batch_norm_gradient(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
+    is_training: bool,
+    epsilon: float,
+    output_mask: Sequence[bool],
+) -> list[Tensor]:
     save_mean, save_rstd = statistics(x, weight, save_mean, save_rstd)
-    return or_empty(aten.native_batch_norm_backward(dy, x, weight, running_mean, running_var, save_mean, save_rstd,
-                                                    is_training, epsilon, output_mask), x)  # fmt: skip
+    return or_empty(
+        aten.native_batch_norm_backward(
+            dy, x, weight, running_mean, running_var, save_mean, save_rstd, is_training, epsilon, output_mask
+        ),
+        x,
+    )
 
 
 def batch_norm_elements_gradient(dy: Tensor, x: Tensor, *numbers: Tensor) -> Tensor:

@@ -22,18 +22,46 @@ def empty(shape: Sequence[int], dtype: int, device: torch.device, order: Sequenc
     return aten.empty_permuted.default(shape, order, dtype=torch_type(dtype), device=device)
 
 
-def uniform(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, minval: float,
-            maxval: float, device: torch.device, order: Sequence[int]) -> Tensor:  # fmt: skip
+def uniform(
+    shape: Sequence[int],
+    key: Unused,
+    counter: Unused,
+    alg: Unused,
+    *,
+    dtype: int,
+    minval: float,
+    maxval: float,
+    device: torch.device,
+    order: Sequence[int],
+) -> Tensor:
     return empty(shape, dtype, device, order).uniform_(minval, maxval)
 
 
-def normal(shape: Sequence[int], key: Unused, counter: Unused, alg: Unused, *, dtype: int, mean: float, std: float,
-           device: torch.device, order: Sequence[int]) -> Tensor:  # fmt: skip
+def normal(
+    shape: Sequence[int],
+    key: Unused,
+    counter: Unused,
+    alg: Unused,
+    *,
+    dtype: int,
+    mean: float,
+    std: float,
+    device: torch.device,
+    order: Sequence[int],
+) -> Tensor:
     return empty(shape, dtype, device, order).normal_(mean, std)
 
 
-def integers(shape: Sequence[int], seed: Unused, minval: int, maxval: int, *, dtype: int, device: torch.device,
-             order: Sequence[int]) -> Tensor:  # fmt: skip
+def integers(
+    shape: Sequence[int],
+    seed: Unused,
+    minval: int,
+    maxval: int,
+    *,
+    dtype: int,
+    device: torch.device,
+    order: Sequence[int],
+) -> Tensor:
     return empty(shape, dtype, device, order).random_(minval, maxval)
 
 
@@ -41,8 +69,9 @@ def permutation(n: int, seed: Unused, offset: Unused, *, layout: int, dtype: int
     return aten.randperm.default(n, dtype=torch_type(dtype), device=device)
 
 
-def bernoulli(shape: Sequence[int], prob: Unused, seed: Unused, offset: Unused, *, dtype: int, p: float,
-              device: torch.device) -> Tensor:  # fmt: skip
+def bernoulli(
+    shape: Sequence[int], prob: Unused, seed: Unused, offset: Unused, *, dtype: int, p: float, device: torch.device
+) -> Tensor:
     return empty(shape, dtype, device).bernoulli_(p if prob is None else prob.contiguous())
 
 
@@ -56,8 +85,9 @@ def multinomial(x: Tensor, seed: Unused, offset: Unused, *, numsamples: int, rep
     return torch.multinomial(x.contiguous(), numsamples, replacement)
 
 
-def dropout(x: Tensor, noise_shape: Unused, p: float, seed: Unused, offset: Unused, *,
-            order: Sequence[int]) -> tuple[Tensor, Tensor]:  # fmt: skip
+def dropout(
+    x: Tensor, noise_shape: Unused, p: float, seed: Unused, offset: Unused, *, order: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     order = list(order) or list(range(x.ndim))
     back = [order.index(axis) for axis in range(x.ndim)]
     return aten.native_dropout.default(x.permute(order).contiguous().permute(back), p, True)

@@ -68,8 +68,15 @@ def grid_sample(call: Any) -> Meaning:
 
 
 def grid_sample_gradient(call: Any) -> Meaning:
-    def meaning(grad: Tensor, x: Tensor, grid: Tensor, interpolation_mode: str, padding_mode: str, align_corners: bool,
-                output_mask: Sequence[bool]) -> list[Tensor]:  # fmt: skip
+    def meaning(
+        grad: Tensor,
+        x: Tensor,
+        grid: Tensor,
+        interpolation_mode: str,
+        padding_mode: str,
+        align_corners: bool,
+        output_mask: Sequence[bool],
+    ) -> list[Tensor]:
         modes = INTERPOLATIONS[interpolation_mode], BORDERS[padding_mode]
         return or_empty(call(grad, x, grid, *modes, align_corners, output_mask), x)
 

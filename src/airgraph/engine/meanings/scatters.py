@@ -33,8 +33,9 @@ def scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction
     return torch.scatter(data, axis, indices, updates)
 
 
-def slice_assign(var: Tensor, value: Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int],
-                 axes: Sequence[int]) -> Tensor:  # fmt: skip
+def slice_assign(
+    var: Tensor, value: Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int], axes: Sequence[int]
+) -> Tensor:
     result = var.clone()
     strided_slice(result, begin, end, axes, strides).copy_(value)
     return result

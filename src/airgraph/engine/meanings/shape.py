@@ -9,8 +9,9 @@ import torch
 from airgraph.engine.meanings.table import Meaning, Tensor, torch_type
 
 
-def strided_slice(x: Tensor, begin: Sequence[int], end: Sequence[int], axes: Sequence[int], strides: Sequence[int],
-                  **masks: int) -> Tensor:  # fmt: skip
+def strided_slice(
+    x: Tensor, begin: Sequence[int], end: Sequence[int], axes: Sequence[int], strides: Sequence[int], **masks: int
+) -> Tensor:
     index = [slice(None)] * x.ndim
     for axis, *bound in zip(axes, begin, end, strides):
         index[axis] = slice(*bound)

@@ -14,8 +14,16 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
-def view_copy(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, src: Tensor, src_size: Sequence[int],
-              src_stride: Sequence[int], src_offset: int) -> Tensor:  # fmt: skip
+def view_copy(
+    x: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    src: Tensor,
+    src_size: Sequence[int],
+    src_stride: Sequence[int],
+    src_offset: int,
+) -> Tensor:
     part = as_strided(src, src_size, src_stride, src_offset)
     return torch.as_strided_scatter(x.contiguous().clone(), part, size, stride, offset)
 

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.loops import Compiled, compile_part
-from airgraph.engine.native.shared_kernels import kernels
+from airgraph.engine.native.kernels.loops import Compiled, compile_part
+from airgraph.engine.native.kernels.shared_kernels import kernels
+from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
@@ -112,8 +112,23 @@ def gemm_step(step: GemmStep) -> NativeStep:
     form, lda, ldb = gemm_form(step)
     batch, m, n, k = step.sizes
     bias_at = step.bias.offset if step.bias else 0
-    sizes = [form, batch, m, n, k, lda, ldb, n, step.a.strides[0], step.b.strides[0], expand(m * n), None,
-             step.a.offset, step.b.offset, bias_at]  # fmt: skip
+    sizes = [
+        form,
+        batch,
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        n,
+        step.a.strides[0],
+        step.b.strides[0],
+        expand(m * n),
+        None,
+        step.a.offset,
+        step.b.offset,
+        bias_at,
+    ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step)
 
@@ -123,8 +138,22 @@ def attention_step(step: AttentionStep) -> NativeStep:
     q, k, v, mask = step.q, step.k, step.v, step.mask
     out = (expand(h * lq * dv), expand(lq * dv), dv)
     masked = mask.strides if mask else (0, 0, 0, 0)
-    dims = [b, h, hk, lq, lk, d, dv, int(step.causal), step.mask_kind, *q.strides[:3], *k.strides[:3], *v.strides[:3],
-            *out, *masked]  # fmt: skip
+    dims = [
+        b,
+        h,
+        hk,
+        lq,
+        lk,
+        d,
+        dv,
+        int(step.causal),
+        step.mask_kind,
+        *q.strides[:3],
+        *k.strides[:3],
+        *v.strides[:3],
+        *out,
+        *masked,
+    ]
     offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
         expand((1 if step.mask_kind == 2 else 4) * mask.offset) if mask else 0
     ]

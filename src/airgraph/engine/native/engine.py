@@ -21,14 +21,13 @@ import torch
 
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
-from airgraph.engine.native.calls import plan_calls
+from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.fold import fold
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Released, Shared, step_words
-from airgraph.engine.native.products import Product
+from airgraph.engine.native.kernels.products import Product
+from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.runtime import Entry
-from airgraph.engine.native.sizes import Sizes
-from airgraph.engine.native.tune import Tuner
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -39,6 +38,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
 from airgraph.plan.groups import make_plan
 from airgraph.plan.overwrite import overwrites
+from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
@@ -101,8 +101,15 @@ class NativeEngine:
     def has_kernel(self, op: str) -> bool:
         return self.reference.has_kernel(op)
 
-    def load(self, graph: Graph, device: torch.device, boundary: Boundary, *, frozen: bool = False,
-             tuner: Tuner | None = None) -> NativeExecutable:  # fmt: skip
+    def load(
+        self,
+        graph: Graph,
+        device: torch.device,
+        boundary: Boundary,
+        *,
+        frozen: bool = False,
+        tuner: Tuner | None = None,
+    ) -> NativeExecutable:
         """`frozen`: parameters never change. `tuner`: matrix products are timed."""
         reference = self.reference.load(graph, device)
         if fold(graph, reference):
@@ -111,8 +118,9 @@ class NativeEngine:
 
 
 class NativeExecutable:
-    def __init__(self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool,
-                 tuner: Tuner | None) -> None:  # fmt: skip
+    def __init__(
+        self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool, tuner: Tuner | None
+    ) -> None:
         self.graph, self.boundary, self.reference = graph, boundary, reference
         self.device = reference.device
         self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
@@ -137,8 +145,9 @@ class NativeExecutable:
             for step in self.plan.steps
             if isinstance(step, LoopStep)
         }
-        self.shared = Shared(self.plan, self.steps, self.layout, constants, kept, callback, self.tapes,
-                             self.releases(), tuner, over)  # fmt: skip
+        self.shared = Shared(
+            self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, self.releases(), tuner, over
+        )
         if tuner is not None:
             tuner.learn(self.products(int, symbolic=False))
         self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
@@ -279,9 +288,14 @@ class NativeExecutable:
         self, args: Sequence[Any], table: Sequence[Given], value: Callable[[Any], int]
     ) -> dict[int, torch.Tensor]:
         """Those among the arguments that keep their content, by slot."""
-        return {given.value: arg for spec, arg, given in zip(self.boundary.arguments, args, table)
-                if isinstance(arg, torch.nn.Parameter) and given.kind == Entry.TENSOR and given.value in self.shared.frozen
-                and fits(spec, arg, value)}  # fmt: skip
+        return {
+            given.value: arg
+            for spec, arg, given in zip(self.boundary.arguments, args, table)
+            if isinstance(arg, torch.nn.Parameter)
+            and given.kind == Entry.TENSOR
+            and given.value in self.shared.frozen
+            and fits(spec, arg, value)
+        }
 
     def argument_slot(self, name: str) -> int | None:
         """Where the memory of an argument is noted, if the plan has a place for it."""
@@ -315,8 +329,11 @@ class NativeExecutable:
             error, self.local.error = self.local.error, None
             raise error
         if code == runtime.BAD_INDEX:
-            raise BadIndexError("index out of range in self", where={"graph": self.graph.name},
-                                hint='engine="reference" names the op and the line')  # fmt: skip
+            raise BadIndexError(
+                "index out of range in self",
+                where={"graph": self.graph.name},
+                hint='engine="reference" names the op and the line',
+            )
 
     def finish(self) -> None:
         """What Python made during this call is no longer needed."""

@@ -29,8 +29,13 @@ def fold(graph: Graph, reference: ReferenceExecutable) -> int:
             results = reference.step(node)(env, {})
             env.update({id(v): r for v, r in zip(node.outputs, results)})
             depth[node] = 1 + sum(depth[v.node] for v in set(node.values()))
-    edge = [v for node in depth if depth[node] >= SHORTEST for v in node.outputs
-            if any(user not in depth for user in v.users)]  # fmt: skip
+    edge = [
+        v
+        for node in depth
+        if depth[node] >= SHORTEST
+        for v in node.outputs
+        if any(user not in depth for user in v.users)
+    ]
     for value in edge:
         replace(graph, value, env[id(value)])
     if edge:

@@ -18,21 +18,38 @@ from weakref import WeakValueDictionary
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.native import conv, gemm
-from airgraph.engine.native.calls import Calls, Writer
+from airgraph.engine.native.calls.words import Calls, Writer
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.memory import BLOCK, Unit, aligned, arrange
-from airgraph.engine.native.products import ALONE, TURNED, Product, Way, rule
+from airgraph.engine.native.kernels import conv, gemm
+from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, rule
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.runtime import Entry, Frame, Step
-from airgraph.engine.native.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tune import Tuner
+from airgraph.plan.memory import BLOCK, Unit, aligned, arrange
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
-DTYPE_NUMBER = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
-                torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
-                torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24, torch.uint16: 27,
-                torch.uint32: 28, torch.uint64: 29, torch.float8_e8m0fnu: 44}  # fmt: skip
+DTYPE_NUMBER = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
+    torch.float8_e8m0fnu: 44,
+}
 
 
 class Layout:
@@ -142,9 +159,15 @@ class BoundFrame:
     """A frame with all the memory it points to."""
 
     def __init__(
-        self, shared: Shared, value: Callable[[Any], int], args: Sequence[Given], *, still: Mapping[int, torch.Tensor],
-        number: int, threads: int,
-    ) -> None:  # fmt: skip
+        self,
+        shared: Shared,
+        value: Callable[[Any], int],
+        args: Sequence[Given],
+        *,
+        still: Mapping[int, torch.Tensor],
+        number: int,
+        threads: int,
+    ) -> None:
         """`still`: constants and arguments that keep their content, by slot."""
         self.shared = shared
         self.plan, self.native, self.layout, self.calls = shared.plan, shared.steps, shared.layout, shared.calls
@@ -175,17 +198,32 @@ class BoundFrame:
         self.step_table = words([n for row in self.rows for n in row])
         self.words = words([0] * Frame.WORDS)
         for index, content in {
-            Frame.ARGS: len(args), Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
-            Frame.OUTS: len(outs), Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
-            Frame.SLOTS: ctypes.addressof(self.slots), Frame.PLACED: len(placed),
-            Frame.PLACE_TABLE: self.table(placed), Frame.LENT: len(lent), Frame.LENT_TABLE: self.table(lent),
-            Frame.NEED: self.need, Frame.NUMBER: number, Frame.THREADS: threads, Frame.SCRATCH: self.scratch,
-            Frame.STEPS: len(self.rows), Frame.STEP_TABLE: ctypes.addressof(self.step_table),
-            Frame.ERRORS: len(errors), Frame.ERROR_TABLE: self.keep(words(errors)),
-            Frame.OBJECTS: id(self.objects), Frame.CALLBACK: shared.callback, Frame.TENSOR_TYPE: id(torch.Tensor),
-            Frame.PARAMETER_TYPE: id(torch.nn.Parameter), Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
-            Frame.MADE_TABLE: ctypes.addressof(self.handles), Frame.DISPATCH: self.calls.function("dispatch"),
-            Frame.LET_GO: self.calls.function("let_go")}.items():  # fmt: skip
+            Frame.ARGS: len(args),
+            Frame.ARG_TABLE: self.table([self.entry(a) for a in args]),
+            Frame.OUTS: len(outs),
+            Frame.OUT_TABLE: self.table([self.entry(o) for o in outs]),
+            Frame.SLOTS: ctypes.addressof(self.slots),
+            Frame.PLACED: len(placed),
+            Frame.PLACE_TABLE: self.table(placed),
+            Frame.LENT: len(lent),
+            Frame.LENT_TABLE: self.table(lent),
+            Frame.NEED: self.need,
+            Frame.NUMBER: number,
+            Frame.THREADS: threads,
+            Frame.SCRATCH: self.scratch,
+            Frame.STEPS: len(self.rows),
+            Frame.STEP_TABLE: ctypes.addressof(self.step_table),
+            Frame.ERRORS: len(errors),
+            Frame.ERROR_TABLE: self.keep(words(errors)),
+            Frame.OBJECTS: id(self.objects),
+            Frame.CALLBACK: shared.callback,
+            Frame.TENSOR_TYPE: id(torch.Tensor),
+            Frame.PARAMETER_TYPE: id(torch.nn.Parameter),
+            Frame.MADE: 2 * len(self.layout.made) if self.calls.tapes else 0,
+            Frame.MADE_TABLE: ctypes.addressof(self.handles),
+            Frame.DISPATCH: self.calls.function("dispatch"),
+            Frame.LET_GO: self.calls.function("let_go"),
+        }.items():
             self.words[index] = content
 
     def forget(self) -> None:
@@ -325,10 +363,11 @@ class BoundFrame:
         since = 0
         for i, step in enumerate(steps):
             conflict = any(
-                steps[j].origin is not step.origin and not (alone[i] and alone[j])
+                steps[j].origin is not step.origin
+                and not (alone[i] and alone[j])
                 and (reads[i] & writes[j] or writes[i] & (writes[j] | reads[j]))
                 for j in range(since, i)
-            )  # fmt: skip
+            )
             if step.kind == "call" or (i and steps[i - 1].kind == "call") or conflict:
                 if conflict:
                     rows[i - 1][Step.SYNC] = 1
@@ -347,8 +386,10 @@ class BoundFrame:
         of these in order. Another: at any time between two barriers, as threads come to it when they are done with others.
         """
         ends = {start: i for i, start in enumerate(regions)}
-        return [(i, i) if row[Step.ALONE] else (start, ends[start])
-                for i, (row, start) in enumerate(zip(self.rows, regions))]  # fmt: skip
+        return [
+            (i, i) if row[Step.ALONE] else (start, ends[start])
+            for i, (row, start) in enumerate(zip(self.rows, regions))
+        ]
 
     def shared_memory(self, spans: Sequence[Span]) -> list[Unit]:
         """The memory of intermediates and outputs, with those that are written over each other as one."""

@@ -21,8 +21,8 @@ from functools import cache
 
 import torch
 
-from airgraph.engine.native.jit import Code, Unit, build
-from airgraph.engine.native.text import Native
+from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.text import Native
 
 
 class Program:
@@ -62,12 +62,34 @@ class Release:
 # What `call` gives back in place of results.
 NO_FRAME, NO_BLOCK, FAILED, BAD_INDEX = 1, 2, 3, 4
 
-TORCH = ("aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_dim", "aoti_torch_get_sizes",
-         "aoti_torch_get_strides", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
-         "aoti_torch_delete_tensor_object", "aoti_torch_new_tensor_handle", "torch_parallel_for")  # fmt: skip
-PYTHON = ("PyList_Size", "PyList_GetItem", "PyList_New", "PyList_SetItem", "PyLong_FromLong", "PyLong_AsVoidPtr",
-          "PyLong_AsLongLong", "PyFloat_AsDouble", "PyEval_SaveThread", "PyEval_RestoreThread", "PyGILState_Ensure",
-          "PyGILState_Release", "Py_IncRef", "Py_DecRef")  # fmt: skip
+TORCH = (
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_new_tensor_handle",
+    "torch_parallel_for",
+)
+PYTHON = (
+    "PyList_Size",
+    "PyList_GetItem",
+    "PyList_New",
+    "PyList_SetItem",
+    "PyLong_FromLong",
+    "PyLong_AsVoidPtr",
+    "PyLong_AsLongLong",
+    "PyFloat_AsDouble",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "Py_IncRef",
+    "Py_DecRef",
+)
 WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
 DECLARES = """
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
@@ -242,9 +264,13 @@ def release() -> str:
 def wide() -> str:
     """Whether one of these steps is worth more than one thread."""
     f = Native("wide", "ptr %table, i64 %first, i64 %last", "i1")
-    (found,) = f.loop("%first", "%last", 1, lambda i, seen: [
-        f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, Step.WORDS), Step.ALONE), 0)}")
-    ], ("i1", "false"))  # fmt: skip
+    (found,) = f.loop(
+        "%first",
+        "%last",
+        1,
+        lambda i, seen: [f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, Step.WORDS), Step.ALONE), 0)}")],
+        ("i1", "false"),
+    )
     return f.text(f"i1 {found}")
 
 
@@ -262,9 +288,12 @@ def matches() -> str:
         kind = f.word(row, Entry.KIND)
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
         f.when(f.test("eq", kind, Entry.TENSOR), lambda: tensor(row, object))
-        f.when(f.test("eq", kind, Entry.WHOLE), lambda: f.give(
-            f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)),
-            "i1 false"))  # fmt: skip
+        f.when(
+            f.test("eq", kind, Entry.WHOLE),
+            lambda: f.give(
+                f.test("ne", f.op(f"call i64 @PyLong_AsLongLong(ptr {object})"), f.word(row, Entry.VALUE)), "i1 false"
+            ),
+        )
         f.when(f.test("eq", kind, Entry.FLOAT), lambda: real(row, object))
 
     def real(row: str, object: str) -> None:
@@ -382,8 +411,9 @@ def call() -> str:
     )
     results = handed_out(f, frame)
     made, let_go = f.word(frame, Frame.MADE), f.word(frame, Frame.LET_GO, "ptr")
-    f.when(f.test("ne", made, 0), lambda: f.invoke(
-        let_go, ("ptr", f.word(frame, Frame.MADE_TABLE, "ptr")), ("i64", made)))  # fmt: skip
+    f.when(
+        f.test("ne", made, 0), lambda: f.invoke(let_go, ("ptr", f.word(frame, Frame.MADE_TABLE, "ptr")), ("i64", made))
+    )
     give_back(f, frame, program, Frame.NEXT)
     give_back(f, block, pool, Block.NEXT)
     for condition, number in ((f.test("ne", status, 0), FAILED), (f.test("ne", bad, 0), BAD_INDEX)):
@@ -433,8 +463,10 @@ def outputs(f: Native, frame: str) -> None:
             dtype = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
             sizes, strides = (f.word(row, n, "ptr") for n in (Entry.SIZES, Entry.STRIDES))
             rank = f.word(row, Entry.DIM)
-            f.op(f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {strides}, i32 {dtype}, "
-                 "i32 0, i32 0, ptr %out)")  # fmt: skip
+            f.op(
+                f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {strides}, i32 {dtype}, "
+                "i32 0, i32 0, ptr %out)"
+            )
             handle = f.word("%out", 0, "ptr")
             slot = f.word(row, Entry.VALUE)
             f.set(slots, f.add(slot, 1), handle, "ptr")

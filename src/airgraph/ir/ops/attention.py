@@ -13,22 +13,56 @@ def seed(call: Call) -> list[TensorType]:
 
 
 # `scale_value` None stands for 1 / sqrt(size of a head).
-define("FlashAttentionScore", "query key value atten_mask?", each(sized("query"), wide("query")),
-       outputs="attention_out softmax_lse", scale_value=None, is_causal=False)  # fmt: skip
-define("FlashAttentionScoreGrad", "query key value dy attention_in softmax_lse atten_mask?",
-       each(like("query"), like("key"), like("value")), outputs="dq dk dv", scale_value=None,
-       is_causal=False)  # fmt: skip
+define(
+    "FlashAttentionScore",
+    "query key value atten_mask?",
+    each(sized("query"), wide("query")),
+    outputs="attention_out softmax_lse",
+    scale_value=None,
+    is_causal=False,
+)
+define(
+    "FlashAttentionScoreGrad",
+    "query key value dy attention_in softmax_lse atten_mask?",
+    each(like("query"), like("key"), like("value")),
+    outputs="dq dk dv",
+    scale_value=None,
+    is_causal=False,
+)
 # The same by a kernel of a GPU: "flash", "efficient" or "cudnn". Forward and backward go together, so the name is kept.
-define("FusedAttentionScore", "query key value atten_mask?",
-       each(sized("query"), wide("query"), seed, seed, sized("query")),
-       outputs="attention_out softmax_lse seed offset debug_mask", kernel=REQUIRED, seed_type=REQUIRED,
-       scale_value=None, is_causal=False, compute_lse=True)  # fmt: skip
-define("FusedAttentionScoreGrad", "query key value dy attention_in softmax_lse seed offset atten_mask?",
-       each(like("query"), like("key"), like("value"), first_given("atten_mask", "query")), outputs="dq dk dv dmask",
-       kernel=REQUIRED, scale_value=None, is_causal=False, output_mask=(True, True, True, False))  # fmt: skip
+define(
+    "FusedAttentionScore",
+    "query key value atten_mask?",
+    each(sized("query"), wide("query"), seed, seed, sized("query")),
+    outputs="attention_out softmax_lse seed offset debug_mask",
+    kernel=REQUIRED,
+    seed_type=REQUIRED,
+    scale_value=None,
+    is_causal=False,
+    compute_lse=True,
+)
+define(
+    "FusedAttentionScoreGrad",
+    "query key value dy attention_in softmax_lse seed offset atten_mask?",
+    each(like("query"), like("key"), like("value"), first_given("atten_mask", "query")),
+    outputs="dq dk dv dmask",
+    kernel=REQUIRED,
+    scale_value=None,
+    is_causal=False,
+    output_mask=(True, True, True, False),
+)
 # x · r1 + (the halves of x's last axis changed over, the first with the other sign) · r2
 define("RotaryMul", "x r1 r2", like())
 define("EmbeddingDenseGrad", "grad indices num_weights#", sized("grad"), padding_idx=-1, scale_grad_by_freq=False)
-define("EmbeddingBag", "weight indices offsets per_sample_weights?",
-       each(sized("weight"), *[sized("offsets")] * 3), outputs="y offset2bag bag_size max_indices", mode=REQUIRED,
-       scale_grad_by_freq=False, sparse=False, include_last_offset=False, padding_idx=-1, forward_only=False)  # fmt: skip
+define(
+    "EmbeddingBag",
+    "weight indices offsets per_sample_weights?",
+    each(sized("weight"), *[sized("offsets")] * 3),
+    outputs="y offset2bag bag_size max_indices",
+    mode=REQUIRED,
+    scale_grad_by_freq=False,
+    sparse=False,
+    include_last_offset=False,
+    padding_idx=-1,
+    forward_only=False,
+)

@@ -12,24 +12,76 @@ from airgraph.ir.ops.table import REQUIRED, define
 from airgraph.ir.types import DataType
 
 INT64 = DataType.DT_INT64
-PLAIN = {"stride": REQUIRED, "padding": REQUIRED, "dilation": REQUIRED, "transposed": False, "output_padding": (),
-         "groups": 1}  # fmt: skip
+PLAIN = {
+    "stride": REQUIRED,
+    "padding": REQUIRED,
+    "dilation": REQUIRED,
+    "transposed": False,
+    "output_padding": (),
+    "groups": 1,
+}
 WINDOW = {"ksize": REQUIRED, "strides": (), "pads": REQUIRED, "dilation": REQUIRED, "ceil_mode": False}
-AVERAGE = {"ksize": REQUIRED, "strides": (), "pads": REQUIRED, "ceil_mode": False, "exclusive": False,
-           "divisor_override": 0}  # fmt: skip
+AVERAGE = {
+    "ksize": REQUIRED,
+    "strides": (),
+    "pads": REQUIRED,
+    "ceil_mode": False,
+    "exclusive": False,
+    "divisor_override": 0,
+}
 
 for name, layout in (("Conv2D", "NCHW"), ("Conv3D", "NCDHW")):
-    define(name, "x filter bias?", sized(), strides=REQUIRED, pads=REQUIRED, dilations=REQUIRED, groups=1,
-           data_format=layout)  # fmt: skip
-    define(f"{name}Transpose", "input_size# x filter bias?", sized(), strides=REQUIRED, pads=REQUIRED,
-           dilations=REQUIRED, groups=1, data_format=layout, output_padding=REQUIRED)  # fmt: skip
-    define(f"{name}BackpropInput", "input_size# filter out_backprop", sized("out_backprop"), strides=REQUIRED,
-           pads=REQUIRED, dilations=REQUIRED, groups=1, data_format=layout)  # fmt: skip
-    define(f"{name}BackpropFilter", "x filter_size# out_backprop", sized("out_backprop"), strides=REQUIRED,
-           pads=REQUIRED, dilations=REQUIRED, groups=1, data_format=layout)  # fmt: skip
+    define(
+        name,
+        "x filter bias?",
+        sized(),
+        strides=REQUIRED,
+        pads=REQUIRED,
+        dilations=REQUIRED,
+        groups=1,
+        data_format=layout,
+    )
+    define(
+        f"{name}Transpose",
+        "input_size# x filter bias?",
+        sized(),
+        strides=REQUIRED,
+        pads=REQUIRED,
+        dilations=REQUIRED,
+        groups=1,
+        data_format=layout,
+        output_padding=REQUIRED,
+    )
+    define(
+        f"{name}BackpropInput",
+        "input_size# filter out_backprop",
+        sized("out_backprop"),
+        strides=REQUIRED,
+        pads=REQUIRED,
+        dilations=REQUIRED,
+        groups=1,
+        data_format=layout,
+    )
+    define(
+        f"{name}BackpropFilter",
+        "x filter_size# out_backprop",
+        sized("out_backprop"),
+        strides=REQUIRED,
+        pads=REQUIRED,
+        dilations=REQUIRED,
+        groups=1,
+        data_format=layout,
+    )
 define("Convolution", "x filter bias?", sized(), **PLAIN)
-define("ConvolutionBackward", "dy x filter", each(like("x"), like("filter"), sized("dy")), outputs="dx dfilter dbias",
-       bias_sizes=(), output_mask=(True, True, True), **PLAIN)  # fmt: skip
+define(
+    "ConvolutionBackward",
+    "dy x filter",
+    each(like("x"), like("filter"), sized("dy")),
+    outputs="dx dfilter dbias",
+    bias_sizes=(),
+    output_mask=(True, True, True),
+    **PLAIN,
+)
 
 for name in ("MaxPoolWithArgmaxV1", "MaxPool3DWithArgmaxV2"):
     define(name, "x", each(sized(), sized(dtype=INT64)), outputs="y argmax", **WINDOW)

@@ -30,8 +30,14 @@ define("Identity", "x", like(), known=kept)
 define("TensorMove", "x", like())
 define("Cast", "x", cast, known=cast_known, dst_type=REQUIRED)
 define("Assign", "ref value", broadcast("ref"), outputs="ref", effect="write")
-define("StringFormat", "x*", lambda call: [TensorType(DataType.DT_STRING, (), "CPU")], template="{}", placeholder="{}",
-       summarize=3)  # fmt: skip
+define(
+    "StringFormat",
+    "x*",
+    lambda call: [TensorType(DataType.DT_STRING, (), "CPU")],
+    template="{}",
+    placeholder="{}",
+    summarize=3,
+)
 define("PrintV2", "x", lambda call: [], outputs="", effect="print", output_stream="stderr", end="\n")
 
 # Any ATen overload, custom op or higher-order op, run by PyTorch itself. `args` and `kwargs` are plain data in which

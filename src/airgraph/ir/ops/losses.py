@@ -30,8 +30,13 @@ define("SoftMarginLoss", "input_x input_y", loss("input_x", "input_y"), reductio
 define("SoftMarginLossGrad", "predict label dout", broadcast("predict", "label", "dout"), reduction="mean")
 define("BinaryCrossEntropy", "x y weight?", loss("x", "y"), reduction="mean")
 define("BinaryCrossEntropyGrad", "x y grad_output weight?", like("x"), reduction="mean")
-define("SigmoidCrossEntropyWithLogitsV2", "predict target weight? pos_weight?",
-       loss("predict", "target", "weight", "pos_weight"), reduction="mean")  # fmt: skip
-define("NLLLoss", "x target weight?", each(sized(), sized()), outputs="y total_weight", reduction="mean",
-       ignore_index=-100)  # fmt: skip
+define(
+    "SigmoidCrossEntropyWithLogitsV2",
+    "predict target weight? pos_weight?",
+    loss("predict", "target", "weight", "pos_weight"),
+    reduction="mean",
+)
+define(
+    "NLLLoss", "x target weight?", each(sized(), sized()), outputs="y total_weight", reduction="mean", ignore_index=-100
+)
 define("NLLLossGrad", "x y_grad target weight? total_weight", like("x"), reduction="mean", ignore_index=-100)

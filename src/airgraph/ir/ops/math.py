@@ -16,8 +16,14 @@ def mean_as(call: Call) -> list[TensorType]:
 define(
     "MatMul", "x1 x2 bias?", matmul("x1", "x2", "transpose_x1", "transpose_x2"), transpose_x1=False, transpose_x2=False
 )
-define("MatMulV2", "x1 x2 bias? offset_w?", matmul("x1", "x2", "transpose_x1", "transpose_x2"), transpose_x1=False,
-       transpose_x2=False, offset_x=0)  # fmt: skip
+define(
+    "MatMulV2",
+    "x1 x2 bias? offset_w?",
+    matmul("x1", "x2", "transpose_x1", "transpose_x2"),
+    transpose_x1=False,
+    transpose_x2=False,
+    offset_x=0,
+)
 define("BatchMatMul", "x1 x2", matmul("x1", "x2", "adj_x1", "adj_x2"), adj_x1=False, adj_x2=False)
 
 for name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):

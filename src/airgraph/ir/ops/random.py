@@ -42,19 +42,45 @@ def dropped(call: Call) -> list[TensorType]:
     return [*call.result(call.dtype("x"), shape), *call.result(BOOL, shape)]
 
 
-define("StatelessRandomUniformV2", "shape# key? counter? alg?", drawn, effect="random", dtype=FLOAT, minval=0.0,
-       maxval=1.0, place="NPU", order=())  # fmt: skip
-define("StatelessRandomNormalV2", "shape# key? counter? alg?", drawn, effect="random", dtype=FLOAT, mean=0.0, std=1.0,
-       place="NPU", order=())  # fmt: skip
-define("StatelessRandomUniformInt", "shape# seed? minval# maxval#", drawn, effect="random", dtype=INT64, place="NPU",
-       order=())  # fmt: skip
+define(
+    "StatelessRandomUniformV2",
+    "shape# key? counter? alg?",
+    drawn,
+    effect="random",
+    dtype=FLOAT,
+    minval=0.0,
+    maxval=1.0,
+    place="NPU",
+    order=(),
+)
+define(
+    "StatelessRandomNormalV2",
+    "shape# key? counter? alg?",
+    drawn,
+    effect="random",
+    dtype=FLOAT,
+    mean=0.0,
+    std=1.0,
+    place="NPU",
+    order=(),
+)
+define(
+    "StatelessRandomUniformInt",
+    "shape# seed? minval# maxval#",
+    drawn,
+    effect="random",
+    dtype=INT64,
+    place="NPU",
+    order=(),
+)
 define("StatelessRandperm", "n# seed? offset?", permutation, effect="random", layout=0, dtype=INT64, place="NPU")
 # `prob` is a tensor of probabilities; without one it is the number `p`.
 define("StatelessBernoulli", "shape# prob? seed? offset?", drawn, effect="random", dtype=FLOAT, p=0.5, place="NPU")
 # `loc` and `scale` stand in for a missing `mean` or `std`.
 define("Normal", "mean? std?", normal, effect="random", loc=0.0, scale=1.0)
-define("MultinomialWithReplacement", "x seed? offset?", samples, effect="random", numsamples=REQUIRED,
-       replacement=False)  # fmt: skip
+define(
+    "MultinomialWithReplacement", "x seed? offset?", samples, effect="random", numsamples=REQUIRED, replacement=False
+)
 define("DropOutV3", "x noise_shape? p# seed? offset?", dropped, outputs="y mask", effect="random", order=())
 # What stays is multiplied by `scale`: 1 / keep_prob, as PyTorch rounded it.
 define("DropOutDoMask", "x mask keep_prob#", lambda call: call.result(call.dtype("x"), call.shape("x")), scale=REQUIRED)

@@ -25,9 +25,16 @@ for name in LINEAR.split():
 
 for name in ("GridSampler2D", "GridSampler3D"):
     define(name, "x grid", sized(), interpolation_mode="bilinear", padding_mode="zeros", align_corners=False)
-    define(f"{name}Grad", "grad x grid", each(like("x"), like("grid")), outputs="dx dgrid",
-           interpolation_mode="bilinear", padding_mode="zeros", align_corners=False,
-           output_mask=(True, True))  # fmt: skip
+    define(
+        f"{name}Grad",
+        "grad x grid",
+        each(like("x"), like("grid")),
+        outputs="dx dgrid",
+        interpolation_mode="bilinear",
+        padding_mode="zeros",
+        align_corners=False,
+        output_mask=(True, True),
+    )
 
 define("PadV3", "x paddings# constant_values?", sized(), mode="constant")
 define("MirrorPad", "x paddings#", sized(), mode="REFLECT")

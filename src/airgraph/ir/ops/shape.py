@@ -89,8 +89,9 @@ def broadcast_to(call: Call) -> Shape | None:
         return None
     pad = (1,) * (len(new) - len(old)) + old
     result = tuple(o if n == -1 else dim(n) for n, o in zip(new, pad))
-    if len(pad) != len(new) or any(o not in (1, n) and isinstance(o, int) and isinstance(n, int)
-                                   for o, n in zip(pad, result)):  # fmt: skip
+    if len(pad) != len(new) or any(
+        o not in (1, n) and isinstance(o, int) and isinstance(n, int) for o, n in zip(pad, result)
+    ):
         raise VerifyError(f"{list(old)} does not broadcast to {list(new)}")
     return result
 

@@ -28,8 +28,14 @@ def norm(call: Call) -> list[TensorType]:
 define("ReduceVar", "x", variance, outputs="var mean", dim=(), correction=1, keepdim=False, is_mean_out=True)
 define("ReduceStdV2", "x", variance, outputs="std mean", dim=(), correction=1, keepdim=False, is_mean_out=True)
 # The mean comes with it, as large as x.
-define("ReduceStdWithMean", "x mean", lambda call: call.result(call.dtype("x"), over(call, "dim")), dim=(), correction=1,
-       keepdim=False)  # fmt: skip
+define(
+    "ReduceStdWithMean",
+    "x mean",
+    lambda call: call.result(call.dtype("x"), over(call, "dim")),
+    dim=(),
+    correction=1,
+    keepdim=False,
+)
 define("LpNormV2", "x", norm, p=2.0, axes=(), keepdim=False, epsilon=1e-12)
 # log(sum(exp(x))) as it stands: the converter takes the maximum out first.
 define("ReduceLogSumExp", "x axes#", reduction(), keep_dims=False)

@@ -30,12 +30,23 @@ def embedded(call: Call) -> MaybeShape:
 
 # AsStrided counts in a contiguous x, as all values of a graph are.
 define("AsStrided", "x size# stride# storage_offset#", windows)
-define("ViewCopy", "dst dst_size# dst_stride# dst_storage_offset# src src_size# src_stride# src_storage_offset#",
-       like("dst"))  # fmt: skip
-define("MatrixDiagPartV2", "input k# padding_value", lambda call: call.result(call.dtype("input"), diagonal(call)),
-       outputs="diagonal")  # fmt: skip
-define("MatrixDiagV2", "diagonal k# num_rows# num_cols# padding_value",
-       lambda call: call.result(call.dtype("diagonal"), embedded(call)), outputs="output")  # fmt: skip
+define(
+    "ViewCopy",
+    "dst dst_size# dst_stride# dst_storage_offset# src src_size# src_stride# src_storage_offset#",
+    like("dst"),
+)
+define(
+    "MatrixDiagPartV2",
+    "input k# padding_value",
+    lambda call: call.result(call.dtype("input"), diagonal(call)),
+    outputs="diagonal",
+)
+define(
+    "MatrixDiagV2",
+    "diagonal k# num_rows# num_cols# padding_value",
+    lambda call: call.result(call.dtype("diagonal"), embedded(call)),
+    outputs="output",
+)
 define("MatrixSetDiagV2", "input diagonal k#", like("input"), outputs="output")
 define("Trace", "x", lambda call: call.result(call.dtype("x"), ()))
 define("Roll", "x", like(), shifts=REQUIRED, dims=())

@@ -10,10 +10,17 @@ from airgraph.ir.ops import OPS
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.tensors import Tensor
 
-FLOAT, HALF, BF16, DOUBLE, BOOL, INT64 = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT_DOUBLE,
-                                          DataType.DT_BOOL, DataType.DT_INT64)  # fmt: skip
-TYPES = frozenset({FLOAT, HALF, BF16, DOUBLE, BOOL, INT64, DataType.DT_INT32, DataType.DT_INT16, DataType.DT_INT8,
-                   DataType.DT_UINT8})  # fmt: skip
+FLOAT, HALF, BF16, DOUBLE, BOOL, INT64 = (
+    DataType.DT_FLOAT,
+    DataType.DT_FLOAT16,
+    DataType.DT_BF16,
+    DataType.DT_DOUBLE,
+    DataType.DT_BOOL,
+    DataType.DT_INT64,
+)
+TYPES = frozenset(
+    {FLOAT, HALF, BF16, DOUBLE, BOOL, INT64, DataType.DT_INT32, DataType.DT_INT16, DataType.DT_INT8, DataType.DT_UINT8}
+)
 NUMBERS = TYPES - {BOOL}
 FLOATS = frozenset({FLOAT, HALF, BF16, DOUBLE})
 INTS = NUMBERS - FLOATS

@@ -13,22 +13,61 @@ from airgraph.plan.tensors import Tensor, cast, concat, const, part, point
 
 # GE op → (function of numbers, element types it works for)
 UNARY: dict[str, tuple[str, frozenset[DataType]]] = {
-    "Abs": ("abs", NUMBERS), "Neg": ("neg", NUMBERS), "Relu": ("relu", NUMBERS), "LogicalNot": ("not", TYPES),
-    "Invert": ("invert", INTS | {BOOL}), "Sign": ("sign", NUMBERS), "IsNan": ("is_nan", FLOATS),
-    "IsInf": ("is_inf", FLOATS), "Floor": ("floor", FLOATS), "Ceil": ("ceil", FLOATS), "Trunc": ("trunc", FLOATS),
-    "Sqrt": ("sqrt", FLOATS), "Rsqrt": ("rsqrt", FLOATS), "Reciprocal": ("reciprocal", FLOATS),
-    **{ge: (name, FLOATS) for ge, name in {
-        "Exp": "exp", "Expm1": "expm1", "Log1p": "log1p", "Tanh": "tanh", "Sigmoid": "sigmoid", "Sin": "sin", "Cos": "cos",
-        "Tan": "tan", "Erf": "erf", "Erfc": "erfc", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
-        "Atan": "atan", "Exp2": "exp2", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh"}.items()},
-}  # fmt: skip
+    "Abs": ("abs", NUMBERS),
+    "Neg": ("neg", NUMBERS),
+    "Relu": ("relu", NUMBERS),
+    "LogicalNot": ("not", TYPES),
+    "Invert": ("invert", INTS | {BOOL}),
+    "Sign": ("sign", NUMBERS),
+    "IsNan": ("is_nan", FLOATS),
+    "IsInf": ("is_inf", FLOATS),
+    "Floor": ("floor", FLOATS),
+    "Ceil": ("ceil", FLOATS),
+    "Trunc": ("trunc", FLOATS),
+    "Sqrt": ("sqrt", FLOATS),
+    "Rsqrt": ("rsqrt", FLOATS),
+    "Reciprocal": ("reciprocal", FLOATS),
+    **{
+        ge: (name, FLOATS)
+        for ge, name in {
+            "Exp": "exp",
+            "Expm1": "expm1",
+            "Log1p": "log1p",
+            "Tanh": "tanh",
+            "Sigmoid": "sigmoid",
+            "Sin": "sin",
+            "Cos": "cos",
+            "Tan": "tan",
+            "Erf": "erf",
+            "Erfc": "erfc",
+            "Sinh": "sinh",
+            "Cosh": "cosh",
+            "Asin": "asin",
+            "Acos": "acos",
+            "Atan": "atan",
+            "Exp2": "exp2",
+            "Asinh": "asinh",
+            "Acosh": "acosh",
+            "Atanh": "atanh",
+        }.items()
+    },
+}
 BINARY: dict[str, tuple[str, frozenset[DataType]]] = {
-    "Add": ("add", NUMBERS), "Sub": ("sub", NUMBERS), "Mul": ("mul", NUMBERS), "RealDiv": ("div", FLOATS),
+    "Add": ("add", NUMBERS),
+    "Sub": ("sub", NUMBERS),
+    "Mul": ("mul", NUMBERS),
+    "RealDiv": ("div", FLOATS),
     "Div": ("div", FLOATS),
-    "Maximum": ("max", NUMBERS), "Minimum": ("min", NUMBERS), "BitwiseAnd": ("and", INTS | {BOOL}),
-    "BitwiseOr": ("or", INTS | {BOOL}), "BitwiseXor": ("xor", INTS | {BOOL}), "Atan2": ("atan2", FLOATS),
-    "FloorDiv": ("floor_div", INTS), "FloorMod": ("remainder", INTS), "Mod": ("remainder", INTS),
-}  # fmt: skip
+    "Maximum": ("max", NUMBERS),
+    "Minimum": ("min", NUMBERS),
+    "BitwiseAnd": ("and", INTS | {BOOL}),
+    "BitwiseOr": ("or", INTS | {BOOL}),
+    "BitwiseXor": ("xor", INTS | {BOOL}),
+    "Atan2": ("atan2", FLOATS),
+    "FloorDiv": ("floor_div", INTS),
+    "FloorMod": ("remainder", INTS),
+    "Mod": ("remainder", INTS),
+}
 TRUTHS = {"Mul": "and", "Minimum": "and", "Maximum": "or"}  # the same of truth values
 COMPARE = {"Equal": "eq", "NotEqual": "ne", "Less": "lt", "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge"}
 LOGICAL = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalXor": "xor"}

@@ -51,8 +51,9 @@ def layer_norm_gradient(use: Use) -> list[Tensor | None]:
     normal = f("mul", f("sub", x, mean_), rstd)
     g = f("mul", dy, widened(use["gamma"])) if gamma else dy
     n = size_of(x, axes, x.dtype)
-    inner = f("sub", f("sub", g, f("div", total(g, axes), n)),
-              f("mul", normal, f("div", total(f("mul", g, normal), axes), n)))  # fmt: skip
+    inner = f(
+        "sub", f("sub", g, f("div", total(g, axes), n)), f("mul", normal, f("div", total(f("mul", g, normal), axes), n))
+    )
     empty = const(0.0, x.dtype, (0,))
     return [
         f("mul", inner, rstd) if wanted[0] else empty,
@@ -137,16 +138,25 @@ def batch_norm(use: Use) -> list[Tensor | None]:
     y = f("add", y, across(use["bias"], x)) if use.has("bias") else y
     flat = [reshape(t, (c,)) for t in (average, var, rstd)]
     unbiased = f("mul", flat[1], n / (n - 1))
-    running = [f("add", f("mul", use[name], 1 - momentum), f("mul", new, momentum))
-               for name, new in (("running_mean", flat[0]), ("running_var", unbiased))]  # fmt: skip
+    running = [
+        f("add", f("mul", use[name], 1 - momentum), f("mul", new, momentum))
+        for name, new in (("running_mean", flat[0]), ("running_var", unbiased))
+    ]
     return [reshape(y, use.shape), *running, flat[0], flat[2]]
 
 
 @lowers("BatchNormGradV3")
 def batch_norm_gradient(use: Use) -> list[Tensor]:
     dy, x = without_ones(widened(use["dy"])), without_ones(widened(use["x"]))
-    if not use.attr("is_training") or not use.has("save_mean") or not use.has("save_rstd") or x.dtype not in FLOATS \
-            or dy.dtype != x.dtype or len(x.shape) < 2 or any(same(s, 0) for s in x.shape):  # fmt: skip
+    if (
+        not use.attr("is_training")
+        or not use.has("save_mean")
+        or not use.has("save_rstd")
+        or x.dtype not in FLOATS
+        or dy.dtype != x.dtype
+        or len(x.shape) < 2
+        or any(same(s, 0) for s in x.shape)
+    ):
         raise NoFormula("other than in training, or of mixed types")
     f = functions_in(x.dtype)
     axes = [i for i in range(len(x.shape)) if i != 1]

@@ -46,8 +46,10 @@ class Windows:
         Where a window sticks out there is padding. A few kinds of windows at the borders become loops of their own; with
         many kinds x is padded first.
         """
-        kinds = [len({edge for k in range(size) for edge in self.inside(i, k)} - {0, self.shape[axis]}) + 1
-                 for i, (axis, size) in enumerate(zip(self.axes, self.size))]  # fmt: skip
+        kinds = [
+            len({edge for k in range(size) for edge in self.inside(i, k)} - {0, self.shape[axis]}) + 1
+            for i, (axis, size) in enumerate(zip(self.axes, self.size))
+        ]
         if math.prod(kinds) > KINDS or sum(n > 1 for n in kinds) > 2:
             return self.readings_of_padded(fill)
         return [self.reading(at, fill) for at in itertools.product(*map(range, self.size))]
@@ -64,8 +66,10 @@ class Windows:
         if any(low >= high for low, high in edges):
             return const(fill, self.x.dtype, self.shape)
         front = len(self.shape) - len(self.axes)
-        starts = [low * step + k * apart - pad for (low, _), k, step, apart, pad
-                  in zip(edges, at, self.step, self.apart, self.pad)]  # fmt: skip
+        starts = [
+            low * step + k * apart - pad
+            for (low, _), k, step, apart, pad in zip(edges, at, self.step, self.apart, self.pad)
+        ]
         shape = (*self.shape[:front], *(high - low for low, high in edges))
         x = cut(self.x, shape, [0] * front + starts, [1] * front + self.step)
         for axis, (low, high) in zip(self.axes, edges):

@@ -19,7 +19,6 @@ from airgraph.compat.torchair.configs.tree import Leaf, OptionTree
 
 NO_SUCH_KERNELS = NoEffect("has no effect here: no kernel waits until many cores are free at once")
 
-# fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option("force_eager", False, boolean, To("force_eager")),
     Option("force_recapture", False, boolean, To("force_recapture")),
@@ -50,7 +49,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("deadlock_check", False, boolean, NO_SUCH_KERNELS),
     Option("mode", "npugraph_ex", choice("npugraph_ex"), To("mode")),
 )
-# fmt: on
 
 
 class PlainLeaf(Leaf):

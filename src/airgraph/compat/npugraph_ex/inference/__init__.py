@@ -10,9 +10,16 @@ from airgraph.compat.cached import refuse_compile, refuse_reading
 __all__ = ["cache_compile", "readable_cache"]
 
 
-def cache_compile(func: Callable[..., Any], *, dynamic: bool = True, cache_dir: str | None = None,
-                  global_rank: int | None = None, tp_rank: int | None = None, pp_rank: int | None = None,
-                  **kwargs: Any) -> NoReturn:  # fmt: skip
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    **kwargs: Any,
+) -> NoReturn:
     """A method compiled once and kept on disk. Not yet: it raises, and says so."""
     refuse_compile("npugraph_ex", func)
 

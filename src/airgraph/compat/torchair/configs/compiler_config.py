@@ -59,11 +59,7 @@ def _always_local() -> dict[str, str]:
     import torch  # only here, so that a configuration can be made and checked without loading torch
 
     deterministic = "1" if torch.are_deterministic_algorithms_enabled() else "0"
-    return {
-        "ge.deterministic": deterministic,
-        "ge.deterministicLevel": deterministic,
-        "ge.exec.atomicCleanPolicy": "1",
-    }
+    return {"ge.deterministic": deterministic, "ge.deterministicLevel": deterministic, "ge.exec.atomicCleanPolicy": "1"}
 
 
 def check_support(config: CompilerConfig) -> None:

@@ -112,13 +112,15 @@ LAYERS = pattern(r'^[0-9a-zA-Z_" "/\\.]*$', "Mul_1 Add_2")
 CORES = pattern(r"^([0-9]+(\|[0-9]*)?|\|[0-9]+)$", "24|48")
 SWITCHES = pattern(r"^[^:;\s]+:(on|off)(;[^:;\s]+:(on|off))*;?$", "PassA:on;PassB:off")
 
-# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("mode", "max-autotune", choice("max-autotune", "reduce-overhead", "npugraph_ex"),
-           To("mode", {"npugraph_ex": "reduce-overhead"})),
+    Option(
+        "mode",
+        "max-autotune",
+        choice("max-autotune", "reduce-overhead", "npugraph_ex"),
+        To("mode", {"npugraph_ex": "reduce-overhead"}),
+    ),
     Option("post_grad_custom_pre_pass", None, checks.function, To("pre_pass")),
     Option("post_grad_custom_post_pass", None, checks.function, To("post_pass")),
-
     Option("debug.graph_dump.type", None, choice("txt", "pbtxt", "py"), To("dump")),
     Option("debug.graph_dump.path", None, checks.path, To("dump_path")),
     Option("debug.data_dump.type", None, choice("npy"), To("data_dump")),
@@ -128,19 +130,34 @@ OPTIONS: tuple[Option, ...] = (
     Option("debug.fx_summary.skip_compile", True, boolean, COMPILED, only=GE),
     Option("debug.run_eagerly", False, boolean, To("run_eagerly"), captured=To("force_eager")),
     Option("debug.deadlock_check", False, boolean, LATER, _local("deadlock_check"), only=GE),
-    Option("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, To("inplace_pass", INVERTED), only=ACL),
-    Option("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", False, boolean, To("input_inplace_pass", INVERTED),
-           only=ACL),
-    Option("debug.aclgraph.disable_mempool_reuse_in_same_fx", False, boolean, To("reuse_graph_pool_in_same_fx", INVERTED),
-           only=ACL),
-    Option("debug.aclgraph.enable_output_clone", False, boolean, To("output_policy", {True: "clone", False: "lease"}),
-           only=ACL),
+    Option(
+        "debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, To("inplace_pass", INVERTED), only=ACL
+    ),
+    Option(
+        "debug.aclgraph.disable_reinplace_input_mutated_ops_pass",
+        False,
+        boolean,
+        To("input_inplace_pass", INVERTED),
+        only=ACL,
+    ),
+    Option(
+        "debug.aclgraph.disable_mempool_reuse_in_same_fx",
+        False,
+        boolean,
+        To("reuse_graph_pool_in_same_fx", INVERTED),
+        only=ACL,
+    ),
+    Option(
+        "debug.aclgraph.enable_output_clone",
+        False,
+        boolean,
+        To("output_policy", {True: "clone", False: "lease"}),
+        only=ACL,
+    ),
     Option("debug.aclgraph.static_capture_size_limit", 64, integer(1), To("capture_limit"), only=ACL),
     Option("debug.aclgraph.clone_input", True, boolean, To("clone_input"), only=ACL),
     Option("debug.aclgraph.remove_cat_ops", True, boolean, CATS, only=ACL),
-
     Option("aclgraph_config.use_custom_pool", None, checks.pool_handle, To("use_graph_pool"), only=ACL),
-
     Option("export.export_mode", False, boolean, LATER, only=GE),
     Option("export.export_path_dir", "./", checks.text, LATER, only=GE),
     Option("export.export_name", None, checks.text, LATER, only=GE),
@@ -149,62 +166,96 @@ OPTIONS: tuple[Option, ...] = (
     Option("export.experimental.enable_record_nn_module_stack", False, boolean, LATER, only=GE),
     Option("export.experimental.auto_atc_config_generated", False, boolean, NPU, only=GE),
     Option("export.experimental.enable_lite_export", False, boolean, NPU, only=GE),
-
-    Option("dump_config.enable_dump", False, boolean, LATER, _global("ge.exec.enableDump"),
-           captured=To("data_dump", {True: "npy", False: None})),
-    Option("dump_config.dump_path", "./", checks.folder, LATER, _dump("ge.exec.dumpPath"),
-           captured=To("data_dump_path")),
+    Option(
+        "dump_config.enable_dump",
+        False,
+        boolean,
+        LATER,
+        _global("ge.exec.enableDump"),
+        captured=To("data_dump", {True: "npy", False: None}),
+    ),
+    Option(
+        "dump_config.dump_path", "./", checks.folder, LATER, _dump("ge.exec.dumpPath"), captured=To("data_dump_path")
+    ),
     Option("dump_config.dump_mode", "all", choice("input", "output", "all"), LATER, _dump("ge.exec.dumpMode"), GE),
     Option("dump_config.quant_dumpable", False, boolean, NPU, _dump("ge.quant_dumpable"), GE),
     Option("dump_config.dump_step", "", STEPS, LATER, _dump("ge.exec.dumpStep"), GE),
     Option("dump_config.dump_layer", "", LAYERS, LATER, _dump("ge.exec.dumpLayer"), GE),
     Option("dump_config.dump_data", "tensor", choice("tensor", "stats"), LATER, _dump("ge.exec.dumpData"), GE),
     Option("dump_config.dump_config_path", None, checks.json_file, LATER, only=GE),
-    Option("dump_config.data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage"), only=ACL),
-
-    Option("fusion_config.fusion_switch_file", None, checks.file, Switches("file"), _global("ge.fusionSwitchFile"),
-           GE),
-
+    Option(
+        "dump_config.data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage"), only=ACL
+    ),
+    Option("fusion_config.fusion_switch_file", None, checks.file, Switches("file"), _global("ge.fusionSwitchFile"), GE),
     Option("experimental_config.cc_parallel_enable", False, boolean, NPU, _global("ge.exec.enableEngineParallel"), GE),
     Option("experimental_config.keep_inference_input_mutations", True, boolean, To("keep_input_mutations")),
     Option("experimental_config.memory_efficiency", False, boolean, LATER, _local("ge.featureBaseRefreshable"), GE),
     Option("experimental_config.frozen_parameter", False, boolean, To("frozen_parameter")),
-    Option("experimental_config.static_model_ops_lower_limit", None, integer(-1), NPU,
-           _local("ge.exec.static_model_ops_lower_limit"), GE),
+    Option(
+        "experimental_config.static_model_ops_lower_limit",
+        None,
+        integer(-1),
+        NPU,
+        _local("ge.exec.static_model_ops_lower_limit"),
+        GE,
+    ),
     Option("experimental_config.jit_compile", "auto", choice("auto"), NPU, _local("ge.jit_compile", {"auto": "2"}), GE),
     Option("experimental_config.npu_fx_pass", False, boolean, LATER, only=GE),
     Option("experimental_config.aot_config_enable_joint_graph", False, boolean, LATER, only=GE),
     Option("experimental_config.aot_config_output_loss_index", 0, integer(-checks.INT_MAX), LATER, only=GE),
-    Option("experimental_config.topology_sorting_strategy", "DFS", choice(*SORTING), LATER,
-           _local("ge.topoSortingMode", SORTING), GE),
+    Option(
+        "experimental_config.topology_sorting_strategy",
+        "DFS",
+        choice(*SORTING),
+        LATER,
+        _local("ge.topoSortingMode", SORTING),
+        GE,
+    ),
     Option("experimental_config.enable_ref_data", False, boolean, NPU, only=GE),
     Option("experimental_config.enable_view_optimize", True, boolean, LATER, only=GE),
     Option("experimental_config.remove_noop_ops", True, boolean, To("remove_noop_ops")),
-    Option("experimental_config.tiling_schedule_optimize", False, boolean, NPU,
-           _local("ge.tiling_schedule_optimize"), GE),
+    Option(
+        "experimental_config.tiling_schedule_optimize", False, boolean, NPU, _local("ge.tiling_schedule_optimize"), GE
+    ),
     Option("experimental_config.pattern_fusion_pass", True, boolean, To("pattern_fusion_pass")),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir", None, checks.text, NPU, only=ACL),
-    Option("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", None, checks.int_list, NPU,
-           only=ACL),
+    Option(
+        "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", None, checks.int_list, NPU, only=ACL
+    ),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index", 0, integer(0), NPU, only=ACL),
     Option("experimental_config.aclgraph._super_kernel_optimize", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._super_kernel_optimize_options", None, of_type(dict), NPU, only=ACL),
     Option("experimental_config.aclgraph._super_kernel_debug_options", None, of_type(dict), NPU, only=ACL),
-
     Option("inference_config.dynamic_gears_merge_policy", "zip", choice("zip", "product"), ByBackend(), only=GE),
-
     Option("ge_config.enable_single_stream", False, boolean, NPU, _global("ge.enableSingleStream", TRUE_FALSE), GE),
     Option("ge_config.oo_level", "O3", choice("O1", "O3"), Off("fusion", when="O1"), _global("ge.oo.level"), GE),
-    Option("ge_config.oo_constant_folding", None, boolean, Off("constant_folding", when=False),
-           _global("ge.oo.constantFolding", TRUE_FALSE), GE),
-    Option("ge_config.oo_dead_code_elimination", None, boolean, Off("dead_code", when=False),
-           _global("ge.oo.deadCodeElimination", TRUE_FALSE), GE),
-    Option("ge_config.export_compile_stat", "2", choice("0", "1", "2"),
-           To("fusion_result", {"0": False, "1": True, "2": None}), _global("ge.exportCompileStat"), GE),
+    Option(
+        "ge_config.oo_constant_folding",
+        None,
+        boolean,
+        Off("constant_folding", when=False),
+        _global("ge.oo.constantFolding", TRUE_FALSE),
+        GE,
+    ),
+    Option(
+        "ge_config.oo_dead_code_elimination",
+        None,
+        boolean,
+        Off("dead_code", when=False),
+        _global("ge.oo.deadCodeElimination", TRUE_FALSE),
+        GE,
+    ),
+    Option(
+        "ge_config.export_compile_stat",
+        "2",
+        choice("0", "1", "2"),
+        To("fusion_result", {"0": False, "1": True, "2": None}),
+        _global("ge.exportCompileStat"),
+        GE,
+    ),
     Option("ge_config.aicore_num", None, CORES, NPU, _global("ge.aicoreNum"), GE),
     Option("ge_config.optimization_switch", None, SWITCHES, Switches("text"), _global("ge.optimizationSwitch"), GE),
-
     Option("aoe_config.aoe_mode", None, choice("2"), NPU, _tuning("ge.jobType"), GE),
     Option("aoe_config.work_path", "./", checks.folder, NPU, _tuning("ge.tuningPath"), GE),
     Option("aoe_config.aoe_config_file", None, checks.file, NPU, _tuning("ge.aoe_config_file"), GE),
@@ -236,4 +287,3 @@ COMPILE_OPTIONS: Mapping[str, str] = {
     "data_dump_stage": "dump_config.data_dump_stage",
     "data_dump_dir": "dump_config.dump_path",
 }
-# fmt: on

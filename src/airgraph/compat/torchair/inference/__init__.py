@@ -11,9 +11,17 @@ from airgraph.compat.torchair.inference.gears import set_dim_gears
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
 
-def cache_compile(func: Callable[..., Any], *, config: Any = None, dynamic: bool = True, cache_dir: str | None = None,
-                  global_rank: int | None = None, tp_rank: int | None = None, pp_rank: int | None = None,
-                  **kwargs: Any) -> NoReturn:  # fmt: skip
+def cache_compile(
+    func: Callable[..., Any],
+    *,
+    config: Any = None,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    **kwargs: Any,
+) -> NoReturn:
     """A method compiled once and kept on disk. Not yet: it raises, and says so."""
     refuse_compile("torchair", func)
 

@@ -123,7 +123,11 @@ def guard_of(places: Sequence[Place], policy: str) -> Callable[[Callable[..., An
 def wrong(places: Sequence[Place], sizes: tuple[int, ...], allowed: Sequence[tuple[int, ...]]) -> AssertionError:
     for place, size in zip(places, sizes):
         if size not in place.gears.gears:
-            return AssertionError(f"The index {place.gears.dim} of the current tensor shape is not within the range "
-                                  f"{list(place.gears.gears)}, it is {size}")  # fmt: skip
-    return AssertionError(f"The sizes {list(sizes)} of the dims with gears do not go together, those that do are "
-                          f"{[list(a) for a in allowed]}")  # fmt: skip
+            return AssertionError(
+                f"The index {place.gears.dim} of the current tensor shape is not within the range "
+                f"{list(place.gears.gears)}, it is {size}"
+            )
+    return AssertionError(
+        f"The sizes {list(sizes)} of the dims with gears do not go together, those that do are "
+        f"{[list(a) for a in allowed]}"
+    )

@@ -53,8 +53,13 @@ _SAME = (
     "sparse_mode",
     "inner_precise",
 )
-_RENAMED = {"actual_seq_qlen": "actual_seq_lengths", "actual_seq_kvlen": "actual_seq_lengths_kv",
-            "num_query_heads": "num_heads", "softmax_scale": "scale", "return_softmax_lse": "softmax_lse_flag"}  # fmt: skip
+_RENAMED = {
+    "actual_seq_qlen": "actual_seq_lengths",
+    "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "num_query_heads": "num_heads",
+    "softmax_scale": "scale",
+    "return_softmax_lse": "softmax_lse_flag",
+}
 
 
 def compute(op: str, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
@@ -106,5 +111,7 @@ def npu_fused_infer_attention_score_v2(*args: Any, **kwargs: Any) -> tuple[Tenso
 
 def check_mode(name: str) -> None:
     if not torch.compiler.is_compiling():
-        raise NotImplementedError(f"torchair.ops.{name} does not support in this mode, only support in max-autotune mode: "
-                                  f"call it inside torch.compile, or torch_npu.{name} outside")  # fmt: skip
+        raise NotImplementedError(
+            f"torchair.ops.{name} does not support in this mode, only support in max-autotune mode: "
+            f"call it inside torch.compile, or torch_npu.{name} outside"
+        )

@@ -52,8 +52,10 @@ def wait_now(tag: str, created_inside: bool = False) -> None:
 
 def event_of(tag: str, deed: str) -> TaggedEvent:
     if tag not in _events:
-        raise AssertionError(f"tagged event is None while tag is {tag}, tagged event {deed} failed, please make sure you "
-                             f"have created tag {tag} with npu_create_tagged_event API.")  # fmt: skip
+        raise AssertionError(
+            f"tagged event is None while tag is {tag}, tagged event {deed} failed, please make sure you "
+            f"have created tag {tag} with npu_create_tagged_event API."
+        )
     return _events[tag]
 
 

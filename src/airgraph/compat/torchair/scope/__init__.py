@@ -16,14 +16,7 @@ import torch
 from airgraph.compat.scopes import Scope, limit_core_num
 from airgraph.convert.scopes import DUMP
 
-__all__ = [
-    "data_dump",
-    "limit_core_num",
-    "npu_stream_switch",
-    "npu_wait_tensor",
-    "op_never_timeout",
-    "super_kernel",
-]
+__all__ = ["data_dump", "limit_core_num", "npu_stream_switch", "npu_wait_tensor", "op_never_timeout", "super_kernel"]
 
 
 def npu_stream_switch(stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True) -> Scope:

@@ -1,0 +1,1 @@
+"""Questions about a graph that are not rewrites."""

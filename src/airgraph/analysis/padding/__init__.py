@@ -1,0 +1,1 @@
+"""Whether a graph may be padded along a dimension."""

@@ -1,0 +1,1 @@
+"""Calls into PyTorch from native code, through its stable C ABI."""

@@ -1,0 +1,456 @@
+"""The interpreter of tapes, as LLVM text: through the C ABI that libtorch keeps stable, without Python and its lock.
+
+    torch_call_dispatcher("aten::topk", "", [x, 2, -1, 1, 1])  →  [values, indices]
+
+The ABI takes the arguments of an op as 64-bit words. What does not fit in a word (tensors, lists, strings, optional values)
+is an object that the call consumes, so all are made anew for every call.
+
+Calls run below autograd and autocast. A result stays alive until the graph's call is over. Where a call fails or its result
+is not what was planned, Python does the step again: it has the right exception, and what is merely different it converts.
+Tapes are arrays of 64-bit words; the classes below name them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.runtime import ask, torch_symbol
+
+
+class Arg:
+    """An operand. A KIND and what it needs: a number | an operand | operands | characters | memory | memory | a handle."""
+
+    WORD, MAYBE, ITEMS, TEXT, VIEW, LAID, FIXED, REGISTER = range(8)
+    KIND, VALUE, COUNT = range(3)
+    SLOT, OFFSET, DIM, SIZES, STRIDES, DTYPE, WANTED, MADE = range(1, 9)
+
+
+class Call:
+    NAME, OVERLOAD, ARGS, ARG_TABLE, STACK, RETURNS, RETURN_TABLE, BY_AUTOGRAD, WORDS = range(9)
+
+
+class Return:
+    """KIND: not a tensor (left alone), a tensor, a list of COUNT tensors. REGISTER: the address of the first."""
+
+    KIND, REGISTER, COUNT, WORDS = range(4)
+    NUMBER, TENSOR, LIST = range(3)
+
+
+class Result:
+    """From a register to a tensor of the plan. MADE: the address of two handles, as PyTorch made it and contiguous.
+
+    DENSE: it is read contiguous. TYPED: it becomes what DTYPE says. ITEM: bytes of an element.
+    """
+
+    REGISTER, MADE, DENSE, SLOT, DTYPE, DIM, SIZES, STRIDES, TYPED, ITEM, WORDS = range(11)
+
+
+class TapeWords:
+    """LENT: memory that calls are given, as (where its address is, an offset in bytes)."""
+
+    CALLS, CALL_TABLE, REGISTERS, REGISTER_TABLE, RESULTS, RESULT_TABLE, LENT, LENT_TABLE, WORDS = range(9)
+
+
+# -- the interpreter ----------------------------------------------------------------------------------------------------
+TORCH = {
+    "torch_call_dispatcher": "i32 (ptr, ptr, ptr, i64)",
+    "torch_new_list_reserve_size": "i32 (i64, ptr)",
+    "torch_list_push_back": "i32 (ptr, i64)",
+    "torch_list_size": "i32 (ptr, ptr)",
+    "torch_list_get_item": "i32 (ptr, i64, ptr)",
+    "torch_delete_list": "i32 (ptr)",
+    "torch_new_string_handle": "i32 (ptr, i64, ptr)",
+    "aoti_torch_create_tensor_from_blob": "i32 (ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr)",
+    "aoti_torch_new_tensor_handle": "i32 (ptr, ptr)",
+    "aoti_torch_delete_tensor_object": "i32 (ptr)",
+    "aoti_torch_empty_strided": "i32 (i64, ptr, ptr, i32, i32, i32, ptr)",
+    "aoti_torch_copy_": "i32 (ptr, ptr, i32)",
+    "aoti_torch_is_defined": "i32 (ptr, ptr)",
+    "aoti_torch_is_contiguous": "i32 (ptr, ptr)",
+    "aoti_torch_get_dtype": "i32 (ptr, ptr)",
+    "aoti_torch_get_dim": "i32 (ptr, ptr)",
+    "aoti_torch_get_sizes": "i32 (ptr, ptr)",
+    "aoti_torch_get_strides": "i32 (ptr, ptr)",
+    "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
+    "aoti_torch_get_storage_offset": "i32 (ptr, ptr)",
+    "aoti_torch_grad_mode_is_enabled": "zeroext i1 ()",
+    "aoti_torch_grad_mode_set_enabled": "void (i1 zeroext)",
+}
+# Not of the C ABI, which has nothing for it: what torch._C._dispatch_tls_set_dispatch_key_excluded and the like call.
+LAYERS = {
+    "is_excluded": "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
+    "is_included": "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+    "exclude": "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb",
+    "include": "_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb",
+}
+ABOVE = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")  # layers of the dispatcher that calls go below
+NEW_OPTIONAL, NEW = "torch_new_stable_ivalue", "_Znwm"  # from 2.13 on; before that, what it does inside
+
+
+def value() -> str:
+    """An operand as the word that the ABI takes; 1 in `failed` if there is none."""
+    f = Native("value", "ptr %node, ptr %failed", "i64")
+    f.do("%out = alloca i64")
+    kind = f.word("%node", Arg.KIND)
+
+    def give(this: int, make: Callable[[], str]) -> None:
+        inside, on = f.name("is"), f.name("on")
+        f.do(f"br i1 {f.test('eq', kind, this)}, label %{inside}, label %{on}")
+        f.label(inside)
+        f.do(f"ret i64 {make()}")
+        f.label(on)
+
+    give(Arg.WORD, lambda: f.word("%node", Arg.VALUE))
+    give(Arg.VIEW, lambda: over_memory(f))
+    give(Arg.FIXED, lambda: another(f, f.word("%node", Arg.VALUE, "ptr")))
+    give(Arg.REGISTER, lambda: another(f, f.word(f.word("%node", Arg.VALUE, "ptr"), 0, "ptr")))
+    give(Arg.MAYBE, lambda: optional(f))
+    give(Arg.ITEMS, lambda: items(f))
+    give(Arg.TEXT, lambda: characters(f))
+    return f.text(f"i64 {laid(f)}")
+
+
+def made(f: Native, call: str) -> str:
+    """What a function of the ABI leaves behind its last pointer."""
+    code = f.op(f"call i32 {call}")
+    f.when(f.test("ne", code, 0, "i32"), lambda: f.set("%failed", 0, "1"))
+    return f.word("%out", 0)
+
+
+def another(f: Native, handle: str) -> str:
+    return made(f, f"@aoti_torch_new_tensor_handle(ptr {handle}, ptr %out)")
+
+
+def over_memory(f: Native) -> str:
+    data = f.at(f.word(f.word("%node", Arg.SLOT, "ptr"), 0, "ptr"), f.word("%node", Arg.OFFSET), "i8")
+    sizes, strides = f.word("%node", Arg.SIZES, "ptr"), f.word("%node", Arg.STRIDES, "ptr")
+    return made(
+        f,
+        f"@aoti_torch_create_tensor_from_blob(ptr {data}, i64 {f.word('%node', Arg.DIM)}, ptr {sizes}, "
+        f"ptr {strides}, i64 0, i32 {narrow(f, '%node', Arg.DTYPE)}, i32 0, i32 0, ptr %out)",
+    )
+
+
+def optional(f: Native) -> str:
+    inner = f.op(f"call i64 @value(ptr {f.word('%node', Arg.VALUE, 'ptr')}, ptr %failed)")
+    cell = f.op("call ptr @new_optional()")
+    f.set(cell, 0, inner)
+    return f.op(f"ptrtoint ptr {cell} to i64")
+
+
+def items(f: Native) -> str:
+    table, count = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+    handle = made(f, f"@torch_new_list_reserve_size(i64 {count}, ptr %out)")
+    target = f.op(f"inttoptr i64 {handle} to ptr")
+
+    def push(i: str) -> None:
+        item = f.op(f"call i64 @value(ptr {f.word(table, i, 'ptr')}, ptr %failed)")
+        f.op(f"call i32 @torch_list_push_back(ptr {target}, i64 {item})")
+
+    f.loop("0", count, 1, push)
+    return handle
+
+
+def characters(f: Native) -> str:
+    text, length = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+    return made(f, f"@torch_new_string_handle(ptr {text}, i64 {length}, ptr %out)")
+
+
+def laid(f: Native) -> str:
+    """What PyTorch made before, if it has these strides; else a copy that has, of that or of memory."""
+    wanted, sizes = f.word("%node", Arg.WANTED, "ptr"), f.word("%node", Arg.SIZES, "ptr")
+    rank = f.word("%node", Arg.DIM)
+    cell = f.word("%node", Arg.MADE, "ptr")
+    there = f.test("ne", cell, "null", "ptr")
+    before = f.either(there, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
+    is_made = f.test("ne", before, "null", "ptr")
+
+    def strides_match() -> str:
+        ask(f, "aoti_torch_get_strides", before)
+        strides = f.word("%out", 0, "ptr")
+
+        def one(d: str, so_far: str) -> list[str]:
+            equal = f.test("eq", f.word(strides, d), f.word(wanted, d))
+            any_stride = f.test("sle", f.word(sizes, d), 1)
+            return [f.op(f"and i1 {so_far}, {f.op(f'or i1 {equal}, {any_stride}')}")]
+
+        return f.loop("0", rank, 1, one, ("i1", "true"))[0]
+
+    fits = f.either(is_made, "i1", strides_match, "false")
+    inside, on = f.name("is"), f.name("on")
+    f.do(f"br i1 {fits}, label %{inside}, label %{on}")
+    f.label(inside)
+    f.do(f"ret i64 {another(f, before)}")
+    f.label(on)
+    none = f.op(f"xor i1 {is_made}, true")
+    blob = f.either(none, "ptr", lambda: f.op(f"inttoptr i64 {over_memory(f)} to ptr"), "null")
+    source = f.choose(is_made, "ptr", before, blob)
+    copy = made(
+        f,
+        f"@aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {wanted}, "
+        f"i32 {narrow(f, '%node', Arg.DTYPE)}, i32 0, i32 0, ptr %out)",
+    )
+    target = f.op(f"inttoptr i64 {copy} to ptr")
+    f.op(f"call i32 @aoti_torch_copy_(ptr {target}, ptr {source}, i32 0)")
+    f.when(none, lambda: delete(f, blob))
+    return copy
+
+
+def narrow(f: Native, base: str, index: int) -> str:
+    return f.op(f"trunc i64 {f.word(base, index)} to i32")
+
+
+def delete(f: Native, handle: str) -> None:
+    f.op(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
+
+
+def let_go() -> str:
+    """Deletes the handles in `count` words."""
+    f = Native("let_go", "ptr %words, i64 %count", exported=True)
+
+    def one(i: str) -> None:
+        handle = f.word("%words", i, "ptr")
+
+        def free() -> None:
+            delete(f, handle)
+            f.set("%words", i, "null", "ptr")
+
+        f.when(f.test("ne", handle, "null", "ptr"), free)
+
+    f.loop("0", "%count", 1, one)
+    return f.text()
+
+
+def calls() -> str:
+    """The calls of a tape, one after the other; 1 if one fails."""
+    f = Native("calls", "ptr %tape", "i64")
+    f.do("%out = alloca i64")
+    f.do("%failed = alloca i64")
+    f.set("%failed", 0, "0")
+    table = f.word("%tape", TapeWords.CALL_TABLE, "ptr")
+
+    def one(i: str) -> None:
+        row = f.row(table, i, Call.WORDS)
+        name, overload, stack = (f.word(row, n, "ptr") for n in (Call.NAME, Call.OVERLOAD, Call.STACK))
+        args = f.word(row, Call.ARG_TABLE, "ptr")
+        f.loop(
+            "0",
+            f.word(row, Call.ARGS),
+            1,
+            lambda j: f.set(stack, j, f.op(f"call i64 @value(ptr {f.word(args, j, 'ptr')}, ptr %failed)")),
+        )
+        f.give(f.test("ne", f.word("%failed", 0), 0), "i64 1")
+        by_autograd = f.test("ne", f.word(row, Call.BY_AUTOGRAD), 0)
+        layer = key("AutogradFunctionality")
+        included = f.either(
+            by_autograd, "i1", lambda: f.op(f"call zeroext i1 @is_included(i16 zeroext {layer})"), "false"
+        )
+        f.when(by_autograd, lambda: enter(f, layer, "false", "true"))
+        code = f.op(f"call i32 @torch_call_dispatcher(ptr {name}, ptr {overload}, ptr {stack}, i64 {torch_version()})")
+        f.when(by_autograd, lambda: enter(f, layer, "true", included))
+        f.give(f.test("ne", code, 0, "i32"), "i64 1")
+        returns = f.word(row, Call.RETURN_TABLE, "ptr")
+        (bad,) = f.loop(
+            "0", f.word(row, Call.RETURNS), 1, lambda j, seen: [returned(f, returns, stack, j, seen)], ("i64", "0")
+        )
+        f.give(f.test("ne", bad, 0), "i64 1")
+
+    f.loop("0", f.word("%tape", TapeWords.CALLS), 1, one)
+    return f.text("i64 0")
+
+
+def enter(f: Native, layer: int, excluded: str, included: str) -> None:
+    """Included, because tensors made in inference mode do not ask for it themselves."""
+    f.do(f"call void @exclude(i16 zeroext {layer}, i1 zeroext {excluded})")
+    f.do(f"call void @include(i16 zeroext {layer}, i1 zeroext {included})")
+
+
+def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
+    row = f.row(returns, j, Return.WORDS)
+    kind, register = f.word(row, Return.KIND), f.word(row, Return.REGISTER, "ptr")
+    f.when(f.test("eq", kind, Return.TENSOR), lambda: f.set(register, 0, f.word(stack, j)))
+
+    def unpacked() -> list[str]:
+        """A list of another length than planned is left, with what is in it: the step fails then."""
+        handle, count = f.word(stack, j, "ptr"), f.word(row, Return.COUNT)
+        ask(f, "torch_list_size", handle)
+        other = f.test("ne", f.word("%out", 0), count)
+        amount = f.choose(other, "i64", "0", count)
+
+        def item(k: str) -> None:
+            f.op(f"call i32 @torch_list_get_item(ptr {handle}, i64 {k}, ptr %out)")
+            f.set(register, k, f.word("%out", 0))
+
+        f.loop("0", amount, 1, item)
+        f.op(f"call i32 @torch_delete_list(ptr {handle})")
+        return [f.op(f"or i64 {seen}, {f.op(f'zext i1 {other} to i64')}")]
+
+    return f.when(f.test("eq", kind, Return.LIST), unpacked, ("i64", seen))[0]
+
+
+def results() -> str:
+    """From registers to the plan's tensors; 1 if one of them is not what was planned."""
+    f = Native("results", "ptr %tape", "i64")
+    f.do("%out = alloca i64")
+    f.do("%empty = alloca [2 x i64]")
+    f.set("%empty", 0, "0")
+    f.set("%empty", 1, "1")
+    table = f.word("%tape", TapeWords.RESULT_TABLE, "ptr")
+
+    def one(i: str) -> None:
+        row = f.row(table, i, Result.WORDS)
+        register, pair = f.word(row, Result.REGISTER, "ptr"), f.word(row, Result.MADE, "ptr")
+        handle, dtype = f.word(register, 0, "ptr"), narrow(f, row, Result.DTYPE)
+        defined = truth(f, "aoti_torch_is_defined", handle)
+        f.when(f.op(f"xor i1 {defined}, true"), lambda: nothing(pair, dtype))
+        f.when(defined, lambda: something(row, register, pair, handle, dtype))
+
+    def nothing(pair: str, dtype: str) -> None:
+        """None, in Python: a tensor without elements stands for it."""
+        f.op(
+            f"call i32 @aoti_torch_empty_strided(i64 1, ptr %empty, ptr {f.at('%empty', 1, 'i64')}, i32 {dtype}, "
+            "i32 0, i32 0, ptr %out)"
+        )
+        f.set(pair, 0, f.word("%out", 0))
+
+    def something(row: str, register: str, pair: str, handle: str, dtype: str) -> None:
+        rank, sizes = f.word(row, Result.DIM), f.word(row, Result.SIZES, "ptr")
+        ask(f, "aoti_torch_get_dim", handle)
+        f.give(f.test("ne", f.word("%out", 0), rank), "i64 1")
+        ask(f, "aoti_torch_get_sizes", handle)
+        given = f.word("%out", 0, "ptr")
+        f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(given, d), f.word(sizes, d)), "i64 1"))
+        ask(f, "aoti_torch_get_dtype", handle)
+        other = f.test("ne", f.op("load i32, ptr %out"), dtype, "i32")
+        f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, Result.TYPED), 0)}"), "i64 1")
+        borrowed = f.op(f"or i1 {other}, {shares(f, row, handle)}")
+        kept = f.either(borrowed, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
+        f.set(register, 0, f.choose(borrowed, "ptr", handle, "null"), "ptr")
+        f.set(pair, 0, kept, "ptr")
+        gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept)}, true")
+        dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
+        copied = f.either(dense, "ptr", lambda: copy(row, kept, rank, sizes, dtype), "null")
+        f.set(pair, 1, copied, "ptr")
+        ask(f, "aoti_torch_get_data_ptr", f.choose(dense, "ptr", copied, kept))
+        f.set(f.word(row, Result.SLOT, "ptr"), 0, f.word("%out", 0))
+
+    def copy(row: str, handle: str, rank: str, sizes: str, dtype: str) -> str:
+        """Contiguous, of the planned type."""
+        f.op(
+            f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {f.word(row, Result.STRIDES, 'ptr')}, "
+            f"i32 {dtype}, i32 0, i32 0, ptr %out)"
+        )
+        made = f.word("%out", 0, "ptr")
+        f.op(f"call i32 @aoti_torch_copy_(ptr {made}, ptr {handle}, i32 0)")
+        return made
+
+    f.loop("0", f.word("%tape", TapeWords.RESULTS), 1, one)
+    return f.text("i64 0")
+
+
+def shares(f: Native, row: str, handle: str) -> str:
+    """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
+    ask(f, "aoti_torch_get_storage_offset", handle)
+    offset = f.mul(f.word("%out", 0), f.word(row, Result.ITEM))
+    ask(f, "aoti_torch_get_data_ptr", handle)
+    start, table = f.sub(f.word("%out", 0), offset), f.word("%tape", TapeWords.LENT_TABLE, "ptr")
+
+    def one(i: str, found: str) -> list[str]:
+        lent = f.row(table, i, 2)
+        memory = f.add(f.word(f.word(lent, 0, "ptr"), 0), f.word(lent, 1))
+        return [f.op(f"or i1 {found}, {f.test('eq', memory, start)}")]
+
+    return f.loop("0", f.word("%tape", TapeWords.LENT), 1, one, ("i1", "false"))[0]
+
+
+def truth(f: Native, question: str, handle: str) -> str:
+    f.set("%out", 0, "0")
+    ask(f, question, handle)
+    return f.op(f"trunc i8 {f.op('load i8, ptr %out')} to i1")
+
+
+def dispatch() -> str:
+    """A step. Below the layers `ABOVE` and without gradients, all as before afterwards; 1 if Python has to do it again."""
+    f = Native("dispatch", "ptr %tape", "i64", exported=True)
+    keys = [key(name) for name in ABOVE]
+    before = [f.op(f"call zeroext i1 @is_excluded(i16 zeroext {layer})") for layer in keys]
+    gradients = f.op("call zeroext i1 @aoti_torch_grad_mode_is_enabled()")
+    f.do("call void @aoti_torch_grad_mode_set_enabled(i1 zeroext false)")
+    for layer in keys:
+        f.do(f"call void @exclude(i16 zeroext {layer}, i1 zeroext true)")
+    failed = f.op("call i64 @calls(ptr %tape)")
+    fine = f.test("eq", failed, 0)
+    status = f.either(fine, "i64", lambda: f.op("call i64 @results(ptr %tape)"), "1")
+    for layer, old in zip(keys, before):
+        f.do(f"call void @exclude(i16 zeroext {layer}, i1 zeroext {old})")
+    f.do(f"call void @aoti_torch_grad_mode_set_enabled(i1 zeroext {gradients})")
+    registers, count = f.word("%tape", TapeWords.REGISTER_TABLE, "ptr"), f.word("%tape", TapeWords.REGISTERS)
+    f.invoke("@let_go", ("ptr", registers), ("i64", count))
+    f.when(f.test("ne", status, 0), lambda: undo(f))
+    return f.text(f"i64 {status}")
+
+
+def undo(f: Native) -> None:
+    table = f.word("%tape", TapeWords.RESULT_TABLE, "ptr")
+    f.loop(
+        "0",
+        f.word("%tape", TapeWords.RESULTS),
+        1,
+        lambda i: f.invoke("@let_go", ("ptr", f.word(f.row(table, i, Result.WORDS), Result.MADE, "ptr")), ("i64", "2")),
+    )
+
+
+def new_optional(known: bool) -> str:
+    """A word on the heap, which the call takes over."""
+    f = Native("new_optional", "", "ptr")
+    if not known:
+        return f.text(f"ptr {f.op('call ptr @new(i64 8)')}")
+    f.do("%out = alloca i64")
+    f.op(f"call i32 @{NEW_OPTIONAL}(ptr %out)")
+    return f.text(f"ptr {f.word('%out', 0, 'ptr')}")
+
+
+def key(layer: str) -> int:
+    return int(getattr(torch._C.DispatchKey, layer))
+
+
+def has(name: str) -> bool:
+    try:
+        return bool(torch_symbol(name))
+    except OSError:
+        return False
+
+
+@cache
+def torch_version() -> int:
+    """As the ABI writes it: the calls here are made for the PyTorch that runs."""
+    function = ctypes.CFUNCTYPE(ctypes.c_uint64)(torch_symbol("aoti_torch_abi_version"))
+    return int(function())
+
+
+def source(known: bool) -> str:
+    declares = [f"declare {kind.replace('(', f'@{name}(', 1)}" for name, kind in TORCH.items()]
+    declares += [f"declare zeroext i1 @is_{what}d(i16 zeroext)" for what in ("exclude", "include")]
+    declares += [f"declare void @{what}(i16 zeroext, i1 zeroext)" for what in ("exclude", "include")]
+    declares += ["declare i64 @llvm.smin.i64(i64, i64)", "declare i64 @llvm.smax.i64(i64, i64)"]
+    declares.append(f"declare i32 @{NEW_OPTIONAL}(ptr)" if known else "declare ptr @new(i64)")
+    return "\n".join([*declares, "", new_optional(known), value(), let_go(), calls(), results(), dispatch()])
+
+
+@cache
+def code() -> Code | str:
+    """The interpreter, or why there is none: a PyTorch without one of these functions."""
+    known = has(NEW_OPTIONAL)
+    try:
+        imports = {name: torch_symbol(name) for name in TORCH}
+        imports |= {name: torch_symbol(symbol) for name, symbol in LAYERS.items()}
+        imports |= {NEW_OPTIONAL: torch_symbol(NEW_OPTIONAL)} if known else {"new": torch_symbol(NEW)}
+    except OSError as error:
+        return str(error)
+    return build([Unit(source(known), ("dispatch", "let_go"), imports)])

@@ -1,0 +1,207 @@
+"""The calls of PyTorch in a plan: which go by a tape, and the words of a tape for one set of sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native.calls import dispatch
+from airgraph.engine.native.calls.dispatch import Arg, Return
+from airgraph.engine.native.calls.record import record
+from airgraph.engine.native.calls.tape import (
+    DTYPES,
+    Fixed,
+    Items,
+    Laid,
+    Maybe,
+    Noted,
+    Operand,
+    Real,
+    Refusal,
+    Register,
+    Returned,
+    Tape,
+    Text,
+    View,
+    Word,
+)
+from airgraph.engine.native.llvm.jit import Code
+from airgraph.engine.reference import ReferenceExecutable
+from airgraph.plan.index import strides_of
+from airgraph.plan.steps import CallStep, Plan, step_reads
+from airgraph.plan.tensors import Tensor
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.frames import BoundFrame
+
+TENSOR = 16  # bytes of a PyObject before what is behind a handle
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What PyTorch does in a plan: by tapes where it can be, else by Python."""
+
+    tapes: dict[CallStep, Tape]
+    refused: dict[CallStep, str]  # with the reason
+    dense: frozenset[int]  # ids of tensors that are read as contiguous memory
+    code: Code | None
+
+    def function(self, name: str) -> int:
+        return self.code[name] if self.code is not None else 0
+
+    def notes(self) -> list[str]:
+        """For the journal: how many go which way, and why not all go the short one."""
+        if not self.tapes and not self.refused:
+            return []
+        count = len(self.tapes) + len(self.refused)
+        notes = [f"{len(self.tapes)} of {count} calls of PyTorch go straight to its dispatcher"]
+        return notes + [f"{s.node.op} {s.node.name} is called by Python: {why}" for s, why in self.refused.items()]
+
+
+def plan_calls(plan: Plan, reference: ReferenceExecutable) -> Calls:
+    tapes: dict[CallStep, Tape] = {}
+    refused: dict[CallStep, str] = {}
+    steps = [step for step in plan.steps if isinstance(step, CallStep)]
+    machine = dispatch.code() if steps else None
+    for step in steps:
+        try:
+            if isinstance(machine, str):
+                raise Refusal(machine)
+            tapes[step] = record(step, plan, reference)
+            step.by = tapes[step].text()
+        except Refusal as reason:
+            refused[step] = str(reason)
+            step.by = f"Python: {reason}"
+    return Calls(tapes, refused, read_dense(plan, tapes), machine if isinstance(machine, Code) and tapes else None)
+
+
+def read_dense(plan: Plan, tapes: dict[CallStep, Tape]) -> frozenset[int]:
+    """All that is read, except by calls that take it as PyTorch made it."""
+    found: set[int] = set()
+    for step in plan.steps:
+        if isinstance(step, CallStep) and step in tapes:
+            found |= {o.base.id for o in tapes[step].operands() if isinstance(o, View)}
+            found |= {o.view.base.id for o in tapes[step].operands() if isinstance(o, Laid) and not o.view.whole}
+        else:
+            found |= {t.id for t in step_reads(step)}
+    return frozenset(found)
+
+
+# -- a tape for one set of sizes ----------------------------------------------------------------------------------------
+class Writer:
+    """Tapes as words, kept by the frame they are for."""
+
+    def __init__(self, frame: BoundFrame, dense: frozenset[int]) -> None:
+        self.frame, self.dense = frame, dense
+        self.registers: Any = None
+
+    def words(self, *values: int) -> int:
+        return self.frame.keep((ctypes.c_int64 * max(len(values), 1))(*values))
+
+    def table(self, rows: Sequence[Sequence[int]]) -> int:
+        return self.words(*(n for row in rows for n in row))
+
+    def numbers(self, dims: Sequence[Any]) -> int:
+        return self.words(*map(self.frame.value, dims))
+
+    def text(self, text: str) -> int:
+        return self.frame.keep(ctypes.create_string_buffer(text.encode()))
+
+    def tape(self, tape: Tape, writes: Sequence[Tensor]) -> int:
+        self.registers = self.words(*[0] * tape.registers)
+        calls = [self.call(c) for c in tape.calls]
+        results = [self.result(register, t, tape.typed) for register, t in zip(tape.results, writes)]
+        lent = [self.lent(o) for o in tape.operands() if isinstance(o, View | Fixed)]
+        tables = (self.table(t) for t in (calls, results, lent))
+        return self.words(
+            len(calls),
+            next(tables),
+            tape.registers,
+            self.registers,
+            len(results),
+            next(tables),
+            len(lent),
+            next(tables),
+        )
+
+    def lent(self, operand: View | Fixed) -> list[int]:
+        if isinstance(operand, Fixed):
+            return [self.words(operand.tensor.untyped_storage().data_ptr()), 0]
+        return self.view(operand)[:2]
+
+    def call(self, call: Noted) -> list[int]:
+        overload = call.op._overloadname
+        args = [self.operand(o) for o in call.operands]
+        returns = [self.returned(r) for r in call.returns]
+        stack = self.words(*[0] * max(len(args), len(returns)))
+        return [
+            self.text(call.op._schema.name),
+            self.text("" if overload == "default" else overload),
+            len(args),
+            self.words(*args),
+            stack,
+            len(returns),
+            self.table(returns),
+            int(call.by_autograd),
+        ]
+
+    def returned(self, place: Returned | None) -> list[int]:
+        if place is None:
+            return [Return.NUMBER, 0, 0]
+        return [Return.LIST if place.is_list else Return.TENSOR, self.register(place.register), place.count]
+
+    def register(self, number: int) -> int:
+        return int(self.registers + 8 * number)
+
+    def result(self, register: int, t: Tensor, typed: bool) -> list[int]:
+        return [
+            self.register(register),
+            self.frame.made(t),
+            int(t.id in self.dense),
+            self.frame.slot_address(t),
+            DTYPES[TORCH_TYPES[t.dtype]],
+            len(t.shape),
+            self.numbers(t.shape),
+            self.numbers(strides_of(t.shape)),
+            int(typed),
+            TORCH_TYPES[t.dtype].itemsize,
+        ]
+
+    def operand(self, operand: Operand) -> int:
+        match operand:
+            case Word(value):
+                return self.words(Arg.WORD, self.frame.value(value))
+            case Real(value):
+                return self.words(Arg.WORD, struct.unpack("<q", struct.pack("<d", value))[0])
+            case Text(value):
+                return self.words(Arg.TEXT, self.text(value), len(value.encode()))
+            case Maybe(inner):
+                return self.words(Arg.MAYBE, self.operand(inner))
+            case Items(inner):
+                return self.words(Arg.ITEMS, self.words(*map(self.operand, inner)), len(inner))
+            case View():
+                return self.words(Arg.VIEW, *self.view(operand))
+            case Laid(view, strides):
+                made = self.frame.made(view.base) if view.whole else 0
+                return self.words(Arg.LAID, *self.view(view), self.numbers(strides), made)
+            case Fixed(tensor):
+                self.frame.kept.append(tensor)
+                return self.words(Arg.FIXED, id(tensor) + TENSOR)
+            case Register(number, _):
+                return self.words(Arg.REGISTER, self.register(number))
+        raise AssertionError(operand)
+
+    def view(self, v: View) -> list[int]:
+        offset = self.frame.value(v.offset) * v.dtype.itemsize
+        return [
+            self.frame.slot_address(v.base),
+            offset,
+            len(v.shape),
+            self.numbers(v.shape),
+            self.numbers(v.strides),
+            DTYPES[v.dtype],
+        ]

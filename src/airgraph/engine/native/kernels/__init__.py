@@ -1,0 +1,1 @@
+"""Kernels of the native engine: loops, matrix products, convolutions, attention."""

@@ -1,0 +1,495 @@
+"""Matrix multiplication in float32, written as LLVM text with sizes known at run time: compiled once for a process.
+
+    ag_gemm_nt   C[m,n] = Σk A[m,k]·B[n,k]      y = x Wᵀ with the weight of nn.Linear as it is stored
+    ag_gemm_nn   C[m,n] = Σk A[m,k]·B[k,n]      x W; dX = dY W; attention's P V
+    ag_gemm_tn   C[m,n] = Σk A[k,m]·B[k,n]      dW = dYᵀ X
+
+One inner kernel serves all three. It multiplies *rows* R[r][k], read where they lie, with a *panel* P[k][lanes], packed:
+
+    tile[r][lane] += R[r][k] · P[k][lane]        8 rows × 8 lanes = 16 accumulators of 4 lanes on Arm
+
+Four steps of k take 8 vectors of R and 8 of P for 64 multiply-adds (`fmla` by element): 16 loads beside 32 cycles of
+arithmetic, 81 instructions where the core could issue 128. What is packed is the operand that is small or used often:
+
+    nt   rows = B (the weight, read once, never copied), panel = Aᵀ; the tile is turned by 4×4 shuffles when it is stored
+    nn   rows = A, panel = B
+    tn   rows = Aᵀ (turned, 8 rows at a time into level 1), panel = B
+
+A block is KC = 512 deep (8 rows and a panel: 32 KiB of a 64 KiB level 1) and 256 lanes wide (512 KiB of a 1 MiB level 2).
+Up to three rows of A are no matrix: nt takes dot products along k, nn adds up scaled rows of B; both read B once, in order.
+
+Tiles that stick out are computed in full (rows repeat the last one, lanes hold rubbish) into scratch memory, and the part
+that exists is merged into C.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector
+
+EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
+SIGNATURE = (
+    "ptr %a, i64 %lda, ptr %b, i64 %ldb, ptr %c, i64 %ldc, "
+    "i64 %m0, i64 %m1, i64 %n0, i64 %n1, i64 %k, ptr %bias, i64 %beta, ptr %scratch"
+)
+MICRO = "ptr %rows, i64 %ldr, i64 %last, ptr %panel, i64 %k, ptr %c, i64 %ldc, ptr %bias, i64 %flags"
+KC, WIDE = 512, 256  # the depth and the lanes of a packed block
+SIDE = 16  # the row length of a tile in scratch memory
+TILE_BYTES, ROWS_BYTES = 4 * SIDE * SIDE, 4 * KC * 16
+SCRATCH_BYTES = TILE_BYTES + ROWS_BYTES + 4 * (KC + 2) * WIDE
+ADD, RELU = 1, 2  # flags: C is added to; negative results become zero
+V2, V4 = vector(2), vector(4)
+LINE = 16  # floats in a line of the cache
+AHEAD = 512  # floats between what is read and what is asked for
+FORMS = ("nt", "nn", "tn")
+Piece = tuple[int, int, str, str]  # (row of C, column of C, type, value): consecutive columns in a vector
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Tile sizes by registers: 32 of 4 lanes on Arm, 16 of 8 lanes on x86-64 with AVX2."""
+
+    lanes: int
+    rows: tuple[int, int]  # of a tile, and of a small one
+    vectors: int  # in a row of a tile
+    deep: int  # rows of B added up at once
+    by_element: bool  # a multiply-add can take one lane of a vector for all
+
+    @property
+    def kind(self) -> str:
+        return vector(self.lanes)
+
+    @property
+    def panel(self) -> int:
+        return self.lanes * self.vectors
+
+
+ARM = Machine(lanes=4, rows=(8, 4), vectors=2, deep=4, by_element=True)
+X86 = Machine(lanes=8, rows=(6, 4), vectors=2, deep=4, by_element=False)
+
+
+def this_machine() -> Machine:
+    return X86 if platform.machine().lower() in ("x86_64", "amd64") else ARM
+
+
+def scratch_bytes(form: str, m: int, n: int, k: int, machine: Machine | None = None) -> int:
+    """What a thread needs for any share of this product; SCRATCH_BYTES is the most there is."""
+    host = machine or this_machine()
+    if m <= 3 and form != "tn":
+        return TILE_BYTES
+    deep = 4 * ceil(ceil(k, max(ceil(k, KC), 1)), 4)
+    panels = ceil(min(m if form == "nt" else n, WIDE), host.panel)
+    return TILE_BYTES + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
+
+
+def ceil(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+@cache
+def source(machine: Machine | None = None) -> str:
+    """The module's text."""
+    host = machine or this_machine()
+    parts = [declarations(host.lanes), turn(), merge(by_row=False), copy(host), gather(host)]
+    parts += kernels(host, "nt", turned=True, bias_by_row=False) + kernels(host, "nn", turned=False, bias_by_row=False)
+    parts += [dots(host, m) for m in (1, 2, 3)] + [sweeps(host, m) for m in (1, 2, 3)]
+    parts += [product(host, form) for form in FORMS]
+    return "".join(parts)
+
+
+# -- the inner kernel -------------------------------------------------------------------------------------------------
+def kernels(host: Machine, stem: str, turned: bool, bias_by_row: bool) -> list[str]:
+    return [micro(host, stem, r, p, turned, bias_by_row) for r in host.rows for p in (host.vectors, 1)]
+
+
+def kernel_name(stem: str, rows: int, vectors: int) -> str:
+    return f"{stem}_{rows}x{vectors}"
+
+
+def micro(host: Machine, stem: str, rows: int, vectors: int, turned: bool, bias_by_row: bool) -> str:
+    """tile = rows · panel, then + bias, + C, relu, as asked; row i is row min(i, last), which exists."""
+    f = Function(kernel_name(stem, rows, vectors), MICRO)
+    row = [f.at("%rows", f.mul(f.min(str(i), "%last"), "%ldr")) for i in range(rows)]
+
+    def step(i: str, acc: Sequence[str], elements: Callable[[str, int], str], deep: int) -> list[str]:
+        tile = list(acc)
+        held = [f.load(V4, f.at(p, i)) for p in row] if deep > 1 and host.by_element else []
+        for j in range(deep):
+            line = f.at("%panel", f.mul(f.add(i, j), host.panel))
+            lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
+            for r in range(rows):
+                one = f.shuffle(V4, held[r], "poison", [j] * 4) if held else elements(row[r], j)
+                for v in range(vectors):
+                    tile[r * vectors + v] = f.fma(host.kind, lanes[v], one, tile[r * vectors + v])
+        return tile
+
+    def loop(start: str, stop: str, deep: int, acc: Sequence[str]) -> list[str]:
+        def body(i: str, *values: str) -> list[str]:
+            return step(i, values, lambda p, j: f.splat(host.kind, f.load("float", f.at(p, f.add(i, j)))), deep)
+
+        return f.loop(start, stop, deep, body, *[(host.kind, a) for a in acc])
+
+    whole = f.down("%k", 4)
+    tile = loop(whole, "%k", 1, loop("0", whole, 4, ["zeroinitializer"] * (rows * vectors)))
+    lines = [tile[r * vectors : (r + 1) * vectors] for r in range(rows)]
+    finish(f, turned_pieces(f, host, lines) if turned else straight_pieces(host, lines), bias_by_row)
+    return f.text()
+
+
+def straight_pieces(host: Machine, lines: Sequence[Sequence[str]]) -> list[Piece]:
+    return [(r, v * host.lanes, host.kind, value) for r, line in enumerate(lines) for v, value in enumerate(line)]
+
+
+def turned_pieces(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> list[Piece]:
+    """The tile with its rows as columns, in blocks of 4 lanes × 4 (or 2) rows."""
+    pieces = []
+    for v in range(len(lines[0])):
+        for part in range(0, host.lanes, 4):
+            column = [quarter(f, host, line[v], part) for line in lines]
+            for r in range(0, len(lines), 4):
+                turned = turn_four(f, column[r : r + 4]) if r + 4 <= len(lines) else turn_two(f, column[r : r + 2])
+                kind = vector(min(4, len(lines) - r))
+                pieces += [(v * host.lanes + part + i, r, kind, value) for i, value in enumerate(turned)]
+    return pieces
+
+
+def quarter(f: Function, host: Machine, value: str, part: int) -> str:
+    return value if host.lanes == 4 else f.shuffle(host.kind, value, "poison", range(part, part + 4))
+
+
+def turn_four(f: Function, rows: Sequence[str]) -> list[str]:
+    a, b, c, d = rows
+    low = [f.shuffle(V4, p, q, (0, 4, 2, 6)) for p, q in ((a, b), (c, d))]
+    high = [f.shuffle(V4, p, q, (1, 5, 3, 7)) for p, q in ((a, b), (c, d))]
+    firsts = [f.shuffle(V4, p, q, (0, 1, 4, 5)) for p, q in (low, high)]
+    return firsts + [f.shuffle(V4, p, q, (2, 3, 6, 7)) for p, q in (low, high)]
+
+
+def turn_two(f: Function, rows: Sequence[str]) -> list[str]:
+    return [f.shuffle(V4, rows[0], rows[1], (lane, lane + 4)) for lane in range(4)]
+
+
+def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
+    """+ bias, + C, relu: each a branch around all pieces; then the stores."""
+    kinds = [kind for _, _, kind, _ in pieces]
+    address = [f.at(f.at("%c", f.mul("%ldc", i)), j) for i, j, _, _ in pieces]
+
+    def typed(values: Sequence[str]) -> list[Typed]:
+        return list(zip(kinds, values))
+
+    def bias_of(i: int, j: int, kind: str) -> str:
+        if bias_by_row:
+            return f.splat(kind, f.load("float", f.at("%bias", i)))
+        return f.load(kind, f.at("%bias", j))
+
+    def biased() -> list[str]:
+        return [f.fadd(kind, value, bias_of(i, j, kind)) for i, j, kind, value in pieces]
+
+    def added() -> list[str]:
+        return [f.fadd(t, v, f.load(t, p)) for (t, v), p in zip(typed(values), address)]
+
+    def rectified() -> list[str]:
+        return [f.relu(t, v) for t, v in typed(values)]
+
+    values = [value for _, _, _, value in pieces]
+    values = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *typed(values))
+    values = f.when(f.bit("%flags", ADD), added, *typed(values))
+    if bias_by_row:
+        values = f.when(f.bit("%flags", RELU), rectified, *typed(values))
+    for (kind, value), place in zip(typed(values), address):
+        f.store(kind, value, place)
+
+
+def merge(by_row: bool) -> str:
+    """C[i,j] = tile[i,j] + bias + C[i,j] for the part of a tile that exists."""
+    f = Function("merge", "ptr %tile, ptr %c, i64 %ldc, i64 %rows, i64 %columns, ptr %bias, i64 %flags")
+
+    def cell(i: str, j: str) -> None:
+        place = f.at(f.at("%c", f.mul(i, "%ldc")), j)
+        value = f.load("float", f.at("%tile", f.add(f.mul(i, SIDE), j)))
+        value = f.fadd("float", value, f.either(biased, "float", lambda: bias(i if by_row else j), "0.0"))
+        value = f.either(adds, "float", lambda: f.fadd("float", value, f.load("float", place)), value)
+        if by_row:
+            value = f.either(f.bit("%flags", RELU), "float", lambda: f.relu("float", value), value)
+        f.store("float", value, place)
+
+    def bias(index: str) -> str:
+        return f.load("float", f.at("%bias", index))
+
+    biased, adds = f.test("ne", "%bias", "null", "ptr"), f.bit("%flags", ADD)
+    f.loop("0", "%rows", 1, lambda i: f.loop("0", "%columns", 1, lambda j: cell(i, j)))
+    return f.text()
+
+
+# -- packing ----------------------------------------------------------------------------------------------------------
+def turn() -> str:
+    """to[j·ldt + i] = from[i·ldf + j] for i < rows, j < columns, by 4×4 blocks."""
+    f = Function("turn", "ptr %from, i64 %ldf, ptr %to, i64 %ldt, i64 %rows, i64 %columns")
+
+    def block(i: str, j: str) -> None:
+        source = f.at(f.at("%from", f.mul(i, "%ldf")), j)
+        rows = [f.load(V4, f.at(source, f.mul("%ldf", r))) for r in range(4)]
+        place = f.at(f.at("%to", f.mul(j, "%ldt")), i)
+        for c, column in enumerate(turn_four(f, rows)):
+            f.store(V4, column, f.at(place, f.mul("%ldt", c)))
+
+    def cell(i: str, j: str) -> None:
+        value = f.load("float", f.at(f.at("%from", f.mul(i, "%ldf")), j))
+        f.store("float", value, f.at(f.at("%to", f.mul(j, "%ldt")), i))
+
+    rows, columns = f.down("%rows", 4), f.down("%columns", 4)
+    f.loop("0", rows, 4, lambda i: f.loop("0", columns, 4, lambda j: block(i, j)))
+    f.loop("0", rows, 1, lambda i: f.loop(columns, "%columns", 1, lambda j: cell(i, j)))
+    f.loop(rows, "%rows", 1, lambda i: f.loop("0", "%columns", 1, lambda j: cell(i, j)))
+    return f.text()
+
+
+def copy(host: Machine) -> str:
+    """to[j / panel][i][j % panel] = from[i·ldf + j] for i < rows, j < columns; panels lie `apart` floats apart.
+
+    Row by row, as B lies in memory: panel by panel would touch a page for each 32 bytes.
+    """
+    f = Function("copy", "ptr %from, i64 %ldf, ptr %to, i64 %apart, i64 %rows, i64 %columns")
+    whole = f.down("%columns", host.panel)
+
+    def line(i: str) -> None:
+        source, to = f.at("%from", f.mul(i, "%ldf")), f.at("%to", f.mul(i, host.panel))
+
+        ahead = f.mul("%ldf", 2)
+
+        def part(j: str, place: str) -> list[str]:
+            f.prefetch(source, f.add(ahead, j))
+            for v in range(0, host.panel, host.lanes):
+                f.store(host.kind, f.load(host.kind, f.at(f.at(source, j), v)), f.at(place, v))
+            return [f.at(place, "%apart")]
+
+        def cell(j: str) -> None:
+            f.store("float", f.load("float", f.at(source, j)), f.at(rest, f.sub(j, whole)))
+
+        (rest,) = f.loop("0", whole, host.panel, part, ("ptr", to))
+        f.loop(whole, "%columns", 1, cell)
+
+    f.loop("0", "%rows", 1, line)
+    return f.text()
+
+
+def gather(host: Machine) -> str:
+    """Rows one after the other, where their own distance is a multiple of 16 KiB: eight of them share places in level 1."""
+    f = Function("gather", "ptr %from, i64 %ldf, ptr %to, i64 %rows, i64 %columns")
+
+    def line(i: str) -> None:
+        source, to = f.at("%from", f.mul(i, "%ldf")), f.at("%to", f.mul(i, "%columns"))
+
+        def part(j: str, kind: str) -> None:
+            f.store(kind, f.load(kind, f.at(source, j)), f.at(to, j))
+
+        whole = f.down("%columns", host.lanes)
+        f.loop("0", whole, host.lanes, lambda j: part(j, host.kind))
+        f.loop(whole, "%columns", 1, lambda j: part(j, "float"))
+
+    f.loop("0", "%rows", 1, line)
+    return f.text()
+
+
+# -- few rows ---------------------------------------------------------------------------------------------------------
+def dots(host: Machine, m: int) -> str:
+    """nt with m ≤ 3 rows: dot products with two rows of B at a time, 64 bytes of each to a step.
+
+    This is as fast as B arrives: 27 GB/s from level 3 with a prefetch 2 KiB ahead, 18 GB/s with eight rows and none.
+    """
+    f = Function(f"dots_{m}", SIGNATURE)
+    kind, line = host.kind, LINE // host.lanes
+    mine = [f.at("%a", f.mul(f.add("%m0", i), "%lda")) for i in range(m)]
+
+    def pair(n: str, j: str, last: str) -> None:
+        theirs = [f.at("%b", f.mul(f.add(n, at), "%ldb")) for at in (j, f.min(f.add(j, 1), last))]
+
+        def step(k: str, acc: Sequence[str], load: Callable[[str], str], vectors: int) -> list[str]:
+            out = list(acc)
+            for p in theirs if vectors > 1 else ():
+                f.prefetch(p, f.add(k, AHEAD))
+            for u in range(vectors):
+                ys = [load(f.at(p, f.add(k, u * host.lanes))) for p in theirs]
+                for i, p in enumerate(mine):
+                    x = load(f.at(p, f.add(k, u * host.lanes)))
+                    for r, y in enumerate(ys):
+                        at = i * 4 + r * 2 + u % 2
+                        out[at] = f.fma(kind, y, x, out[at])
+            return out
+
+        def loop(start: str, stop: str, by: int, vectors: int, acc: Sequence[str], one: bool = False) -> list[str]:
+            load = (lambda p: f.first(kind, f.load("float", p))) if one else (lambda p: f.load(kind, p))
+            return f.loop(start, stop, by, lambda k, *v: step(k, v, load, vectors), *[(kind, a) for a in acc])
+
+        lines, whole = f.down("%k", LINE), f.down("%k", host.lanes)
+        acc = loop("0", lines, LINE, line, ["zeroinitializer"] * (4 * m))
+        acc = loop(whole, "%k", 1, 1, loop(lines, whole, host.lanes, 1, acc), one=True)
+        for i in range(m):
+            first, second = (f.fadd(kind, acc[i * 4 + r], acc[i * 4 + r + 1]) for r in (0, 2))
+            f.store(V2, sum_two(f, host, first, second), f.at("%scratch", f.add(j, i * SIDE)))
+
+    def block(n: str) -> None:
+        columns = f.min(f.sub("%n1", n), SIDE)
+        last = f.sub(columns, 1)
+        f.loop("0", columns, 2, lambda j: pair(n, j, last))
+        place = f.at(f.at("%c", f.mul("%m0", "%ldc")), n)
+        bias = f.beside("%bias", n)
+        f.call("@merge", f"ptr %scratch, ptr {place}, i64 %ldc, i64 {m}, i64 {columns}, ptr {bias}, i64 %beta")
+
+    f.loop("%n0", "%n1", SIDE, block)
+    return f.text()
+
+
+def sum_two(f: Function, host: Machine, a: str, b: str) -> str:
+    """The sums over the lanes of two vectors, as a vector of two."""
+    if host.lanes == 8:
+        a, b = (f.fadd(V4, quarter(f, host, v, 0), quarter(f, host, v, 4)) for v in (a, b))
+    both = f.fadd(V4, f.shuffle(V4, a, b, (0, 1, 4, 5)), f.shuffle(V4, a, b, (2, 3, 6, 7)))
+    return f.fadd(V2, f.shuffle(V4, both, both, (0, 2)), f.shuffle(V4, both, both, (1, 3)))
+
+
+def sweeps(host: Machine, m: int) -> str:
+    """nn with m ≤ 3 rows: C[i,:] += Σj A[i,j]·B[j,:], several rows of B in one pass over C."""
+    f = Function(f"sweeps_{m}", SIGNATURE)
+    lines = [f.at("%c", f.mul(f.add("%m0", i), "%ldc")) for i in range(m)]
+    mine = [f.at("%a", f.mul(f.add("%m0", i), "%lda")) for i in range(m)]
+    whole = f.add("%n0", f.down(f.sub("%n1", "%n0"), LINE))
+
+    def start(n: str) -> None:
+        bias = f.either(f.test("ne", "%bias", "null", "ptr"), "float", lambda: f.load("float", f.at("%bias", n)), "0.0")
+        for line in lines:
+            place = f.at(line, n)
+            old = f.either(f.bit("%beta", ADD), "float", partial(f.load, "float", place), "0.0")
+            f.store("float", f.fadd("float", bias, old), place)
+
+    def sweep(k: str, deep: int) -> None:
+        theirs = [f.at("%b", f.mul(f.add(k, j), "%ldb")) for j in range(deep)]
+        scale = [[f.load("float", f.at(p, f.add(k, j))) for j in range(deep)] for p in mine]
+
+        def body(n: str, kind: str) -> None:
+            out = [f.load(kind, f.at(line, n)) for line in lines]
+            for j, p in enumerate(theirs):
+                y = f.load(kind, f.at(p, n))
+                for i in range(m):
+                    one = scale[i][j] if kind == "float" else f.splat(kind, scale[i][j])
+                    out[i] = f.fma(kind, y, one, out[i])
+            for line, value in zip(lines, out):
+                f.store(kind, value, f.at(line, n))
+
+        def long(n: str) -> None:
+            for p in theirs:
+                f.prefetch(p, f.add(n, 4 * LINE))
+            body(n, vector(LINE))
+
+        f.loop("%n0", whole, LINE, long)
+        f.loop(whole, "%n1", 1, lambda n: body(n, "float"))
+
+    f.loop("%n0", "%n1", 1, start)
+    bulk = f.down("%k", host.deep)
+    f.loop("0", bulk, host.deep, lambda k: sweep(k, host.deep))
+    f.loop(bulk, "%k", 1, lambda k: sweep(k, 1))
+    return f.text()
+
+
+# -- the whole product ------------------------------------------------------------------------------------------------
+def product(host: Machine, kind: str) -> str:
+    """Blocks of k, of lanes, of rows, and over the panels of the block; rows and lanes as above."""
+    f = Function(f"ag_gemm_{kind}", SIGNATURE, exported=True)
+    high = f.sub("%m1", "%m0")
+    f.leave(f.test("sle", high, 0), lambda: None)
+    for m, stem in [(m, {"nt": "dots", "nn": "sweeps"}.get(kind)) for m in (1, 2, 3)]:
+        if stem:
+            f.leave(f.test("eq", high, m), partial(f.call, f"@{stem}_{m}", SIGNATURE))
+    rows, lanes = (("%n0", "%n1"), ("%m0", "%m1")) if kind == "nt" else (("%m0", "%m1"), ("%n0", "%n1"))
+    held, panels = f.at("%scratch", TILE_BYTES, "i8"), f.at("%scratch", TILE_BYTES + ROWS_BYTES, "i8")
+    parts = f.max(f.ceil("%k", KC), 1)
+    deep = f.down(f.add(f.ceil("%k", parts), 3), 4)
+
+    def block(part: str) -> None:
+        k0 = f.mul(part, deep)
+        k = f.min(f.sub("%k", k0), deep)
+        apart = f.add(f.mul(k, host.panel), LINE)  # never a power of two, for which caches have few places
+        first = f.test("eq", part, 0)
+        bias, flags = f.choose(first, "ptr", "%bias", "null"), f.choose(first, "i64", "%beta", "1")
+
+        def strip(p0: str) -> None:
+            p1 = f.min(f.add(p0, WIDE), lanes[1])
+            if kind == "nt":
+                f.loop(p0, p1, host.panel, lambda p: pack(p, p0, p1))
+            else:
+                corner = f.at(f.at("%b", f.mul(k0, "%ldb")), p0)
+                wide = f.sub(p1, p0)
+                f.call("@copy", f"ptr {corner}, i64 %ldb, ptr {panels}, i64 {apart}, i64 {k}, i64 {wide}")
+            f.loop(rows[0], rows[1], host.rows[0], lambda r: band(r, p0, p1))
+
+        def panel_of(p: str, p0: str) -> str:
+            return f.at(panels, f.mul(f.div(f.sub(p, p0), host.panel), apart))
+
+        def pack(p: str, p0: str, p1: str) -> None:
+            count = f.min(f.sub(p1, p), host.panel)
+            corner = f.at(f.at("%a", f.mul(p, "%lda")), k0)
+            to = panel_of(p, p0)
+            f.call("@turn", f"ptr {corner}, i64 %lda, ptr {to}, i64 {host.panel}, i64 {count}, i64 {k}")
+
+        def band(r: str, p0: str, p1: str) -> None:
+            count = f.min(f.sub(rows[1], r), host.rows[0])
+            if kind == "tn":
+                corner = f.at(f.at("%a", f.mul(k0, "%lda")), r)
+                f.call("@turn", f"ptr {corner}, i64 %lda, ptr {held}, i64 {k}, i64 {k}, i64 {count}")
+                here, stride = held, k
+            else:
+                matrix, stride = ("%b", "%ldb") if kind == "nt" else ("%a", "%lda")
+                here = f.at(f.at(matrix, f.mul(r, stride)), k0)
+                crowded = f.op(f"and i1 {f.test('eq', f.rem(stride, 4096), 0)}, {f.test('sge', f.sub(p1, p0), 64)}")
+                lying = f"ptr {here}, i64 {stride}, ptr {held}, i64 {count}, i64 {k}"
+                f.when(crowded, lambda: f.call("@gather", lying))
+                here, stride = f.choose(crowded, "ptr", held, here), f.choose(crowded, "i64", k, stride)
+            f.loop(p0, p1, host.panel, lambda p: tile(here, stride, r, count, p, panel_of(p, p0), f.sub(p1, p)))
+
+        def tile(here: str, stride: str, r: str, count: str, p: str, panel: str, left: str) -> None:
+            i, j = (p, r) if kind == "nt" else (r, p)
+            place = f.at(f.at("%c", f.mul(i, "%ldc")), j)
+            stem = "nt" if kind == "nt" else "nn"
+            run_tile(f, host, stem, (here, stride, count), (panel, k, left), (place, "%ldc"), f.beside(bias, j), flags)
+
+        f.loop(lanes[0], lanes[1], WIDE, strip)
+
+    f.loop("0", parts, 1, block)
+    return f.text()
+
+
+def run_tile(
+    f: Function,
+    host: Machine,
+    stem: str,
+    some_rows: tuple[str, str, str],  # where, how far apart, how many
+    some_lanes: tuple[str, str, str],  # the panel, its depth, how many lanes are left
+    to: tuple[str, str],  # where in C, and its row length
+    bias: str,
+    flags: str,
+) -> None:
+    """The kernel of the fitting size; by way of scratch memory where the tile sticks out."""
+    (rows, ldr, count), (panel, k, left), (place, ldc) = some_rows, some_lanes, to
+    low, thin = f.test("sle", count, host.rows[1]), f.test("sle", left, host.lanes)
+
+    def pick(r: int) -> str:
+        wide, narrow = (f"@{kernel_name(stem, r, v)}" for v in (host.vectors, 1))
+        return f.choose(thin, "ptr", narrow, wide)
+
+    kernel = f.choose(low, "ptr", pick(host.rows[1]), pick(host.rows[0]))
+    full_rows = f.choose(low, "i64", str(host.rows[1]), str(host.rows[0]))
+    full_lanes = f.choose(thin, "i64", str(host.lanes), str(host.panel))
+    ragged = f.op(f"or i1 {f.test('slt', count, full_rows)}, {f.test('slt', left, full_lanes)}")
+    where, pitch = f.choose(ragged, "ptr", "%scratch", place), f.choose(ragged, "i64", str(SIDE), ldc)
+    now, how = f.choose(ragged, "ptr", "null", bias), f.choose(ragged, "i64", "0", flags)
+    last, shown = f.sub(count, 1), f.min(left, host.panel)
+    operands = f"ptr {rows}, i64 {ldr}, i64 {last}, ptr {panel}, i64 {k}"
+    f.call(kernel, f"{operands}, ptr {where}, i64 {pitch}, ptr {now}, i64 {how}")
+    height, across = (shown, count) if stem == "nt" else (count, shown)
+    shape = f"i64 {ldc}, i64 {height}, i64 {across}"
+    f.when(ragged, lambda: f.call("@merge", f"ptr %scratch, ptr {place}, {shape}, ptr {bias}, i64 {flags}"))

@@ -1,0 +1,90 @@
+"""The kernels that serve every graph (matrix products, attention, convolution) as steps that a frame can list.
+
+step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from airgraph.engine.native.kernels import attention, conv, gemm
+from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.text import Native
+
+MODULES = (gemm, attention, conv)
+
+
+class Gemm:
+    """The sizes of a matrix product, behind the error word."""
+
+    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, WORDS = range(1, 17)
+
+
+def step_gemm() -> str:
+    """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
+    f = Native("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
+    a, b, bias = (
+        f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
+    )
+    by_batch, by_row, by_column = (f.test("eq", split, i) for i in (2, 1, 0))
+    b0, b1 = f.choose(by_batch, "i64", "%begin", "0"), f.choose(by_batch, "i64", "%end", batch)
+    m0, m1 = f.choose(by_row, "i64", "%begin", "0"), f.choose(by_row, "i64", "%end", m)
+    n0, n1 = f.choose(by_column, "i64", "%begin", "0"), f.choose(by_column, "i64", "%end", n)
+
+    def one(i: str) -> None:
+        at = [f.at(p, f.mul(i, s), "float") for p, s in ((a, sa), (b, sb), (c, sc))]
+        given = (
+            f"ptr {at[0]}, i64 {lda}, ptr {at[1]}, i64 {ldb}, ptr {at[2]}, i64 {ldc}, i64 {m0}, i64 {m1}, i64 {n0}, "
+            f"i64 {n1}, i64 {k}, ptr {bias}, i64 0, ptr %scratch"
+        )
+        for number, name in enumerate(("nt", "nn", "tn")):
+            f.when(f.test("eq", form, number), lambda name=name: f.do(f"call void @ag_gemm_{name}({given})"))  # type: ignore[misc]
+
+    f.loop(b0, b1, 1, one)
+    return f.text()
+
+
+def step_attention() -> str:
+    """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v, mask begin (bytes), ag_attention's dims."""
+    f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
+    scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
+    q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
+    dims = f.at("%sizes", 6, "i64")
+    operands = ", ".join(f"ptr {p}" for p in (q, k, v, mask, out, dims))
+    f.do(f"call void @ag_attention({operands}, float {scale}, i64 %begin, i64 %end, ptr %scratch, ptr {lse})")
+    return f.text()
+
+
+def step_conv() -> str:
+    """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
+    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
+    dims = f.at("%sizes", 4, "i64")
+    f.do(
+        f"call void @ag_conv2d(ptr {x}, ptr {w}, ptr {bias}, ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch)"
+    )
+    return f.text()
+
+
+def source() -> str:
+    gemm_params = "ptr, i64, ptr, i64, ptr, i64, i64, i64, i64, i64, i64, ptr, i64, ptr"
+    parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
+    parts += [
+        "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
+        "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
+    ]
+    return "\n".join([*parts, step_gemm(), step_attention(), step_conv()])
+
+
+@cache
+def kernels() -> Code:
+    """All of them, compiled once in a process."""
+    code = build([Unit(m.source(), m.EXPORTS) for m in MODULES])
+    text = source()
+    imports = {name: code[name] for m in MODULES for name in m.EXPORTS if f"@{name}(" in text}
+    steps = build([Unit(text, ("step_gemm", "step_attention", "step_conv"), imports)])
+    return Code([*code.trackers, *steps.trackers])

@@ -1,0 +1,150 @@
+"""Which way to do a matrix product is the fastest: timed once in a process, in mode="max-autotune".
+
+    tuner = Tuner(journal)
+    tuner.learn(products)                → times those that nobody has timed before
+    tuner.way(product)                   → the fastest of all ways; by rule where nothing was timed
+
+A trial runs the product several times in one parallel region, with a barrier behind each as in a graph, and each time with
+another copy of the weight, as in a model whose layers take turns: what a cache of level 2 holds of a weight is not there
+any more when the weight is read the next time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.engine.native.kernels import gemm
+from airgraph.engine.native.kernels.products import TURNED, Product, Way, best, rule, ways
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.runtime import Frame, Step, entry
+from airgraph.journal import Journal
+
+TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
+REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
+WEIGHTS = 16 << 20  # bytes of all copies of a weight
+SPEED = 1e10  # multiplications in a second: a guess, for the number of repeats
+
+_seconds: dict[Product, dict[Way, float]] = {}  # what was timed in this process
+_lock = threading.Lock()
+
+
+class Tuner:
+    """Times products for one graph; the journal hears of it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def learn(self, products: Iterable[Product]) -> None:
+        """Time those that nobody has timed before. One at a time: two would disturb each other."""
+        wanted = list(dict.fromkeys(products))
+        if not wanted:
+            return
+        with _lock, self.journal.stage("tune") as stage:
+            for p in wanted:
+                known = p in _seconds
+                if not known:
+                    _seconds[p] = measure(p, ways(p))
+                stage.notes.append(note(p, _seconds[p]) + (" (timed before)" if known else ""))
+
+    def way(self, p: Product, still: bool) -> Way:
+        """The fastest way, or the one by rule where nothing was timed. `still`: the weight may really be copied."""
+        seconds = _seconds.get(p)
+        return rule(p) if seconds is None else best(p, seconds, still)
+
+
+def note(p: Product, seconds: dict[Way, float]) -> str:
+    found = best(p, seconds)
+    others = ", ".join(f"{w} {s * 1e6:.1f}" for w, s in sorted(seconds.items(), key=lambda x: x[1]) if w != found)
+    return f"{p}: {found} {seconds[found] * 1e6:.1f} µs" + (f" ({others})" if others else "")
+
+
+def measure(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
+    """Seconds of each way: the best of several rounds, in turns, so that a slow moment of the machine hits all of them."""
+    memory = Memory(p)
+    trials = {way: Trial(p, way, memory) for way in candidates}
+    first = sum(trial.seconds() for trial in trials.values())
+    result = dict.fromkeys(candidates, float("inf"))
+    for _ in range(min(max(int(PRODUCT_S / max(first, 1e-6)), 2), ROUNDS)):
+        for way, trial in trials.items():
+            result[way] = min(result[way], trial.seconds() / memory.repeats)
+    return result
+
+
+class Memory:
+    """What a product reads and writes, with several copies of the weight, and a block of scratch memory."""
+
+    def __init__(self, p: Product) -> None:
+        form = gemm.FORMS[p.form]
+        a = span(p.batch, p.a_batch, (p.k, p.m) if form == "tn" else (p.m, p.k), p.lda)
+        b = span(p.batch, p.b_batch, (p.n, p.k) if form == "nt" else (p.k, p.n), p.ldb)
+        self.repeats = min(max(int(TRIAL_S * SPEED / max(p.multiplications, 1)), 1), REPEATS)
+        copies = min(max(WEIGHTS // (4 * b), 1), self.repeats)
+        self.scratch = max(gemm.scratch_bytes(form, p.m, p.n, p.k) for form in gemm.FORMS)
+        sizes = [p.threads * self.scratch // 4, a, p.batch * p.m * p.n, p.n, *[b] * copies]
+        self.tensors = [torch.ones(max(size, 1)) for size in sizes]
+        self.block, self.a, self.out, bias, *self.weights = (t.data_ptr() for t in self.tensors)
+        self.bias = bias if p.bias else 0
+
+
+def span(batch: int, apart: int, shape: tuple[int, int], stride: int) -> int:
+    """From the first element of a matrix, or of a batch of them, to the last."""
+    rows, columns = shape
+    return (max(batch, 1) - 1) * apart + (max(rows, 1) - 1) * stride + max(columns, 1)
+
+
+class Trial:
+    """A frame with nothing but one product in it, `repeats` times."""
+
+    def __init__(self, p: Product, way: Way, memory: Memory) -> None:
+        self.kept: list[Any] = [memory]
+        form, ldb = (TURNED[p.form], p.n if p.form == 0 else p.k) if way.turned else (p.form, p.ldb)
+        sizes = [0] * Gemm.WORDS
+        for index, number in {
+            Gemm.FORM: form,
+            Gemm.BATCH: p.batch,
+            Gemm.M: p.m,
+            Gemm.N: p.n,
+            Gemm.K: p.k,
+            Gemm.LDA: p.lda,
+            Gemm.LDB: ldb,
+            Gemm.LDC: p.n,
+            Gemm.A_BATCH: p.a_batch,
+            Gemm.B_BATCH: p.b_batch,
+            Gemm.C_BATCH: p.m * p.n,
+            Gemm.SPLIT: way.split,
+        }.items():
+            sizes[index] = number
+        held, steps = self.keep(sizes), [0] * (Step.WORDS * memory.repeats)
+        for i in range(memory.repeats):
+            addresses = self.keep([memory.a, memory.weights[i % len(memory.weights)], memory.out, memory.bias])
+            for index, number in {
+                Step.FUNCTION: kernels()["step_gemm"],
+                Step.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
+                Step.SIZES: held,
+                Step.JOBS: way.jobs(p),
+                Step.UNIT: way.unit(p),
+                Step.ALONE: int(way.threads == 1),
+                Step.END: memory.repeats,
+                Step.SYNC: 1,
+            }.items():
+                steps[i * Step.WORDS + index] = number
+        words = [0] * Frame.WORDS
+        words[Frame.BASE], words[Frame.SCRATCH], words[Frame.THREADS] = memory.block, memory.scratch, p.threads
+        words[Frame.STEPS], words[Frame.STEP_TABLE] = memory.repeats, self.keep(steps)
+        self.frame = self.keep(words)
+        self.run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(entry()["run"])
+
+    def keep(self, numbers: Sequence[int]) -> int:
+        self.kept.append((ctypes.c_int64 * len(numbers))(*numbers))
+        return ctypes.addressof(self.kept[-1])
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.run(self.frame)
+        return time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""Writing LLVM IR as text and compiling it."""

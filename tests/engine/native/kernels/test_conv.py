@@ -1,0 +1,108 @@
+"""Convolutions against float64: strides, padding, dilation, groups, odd sizes, jobs in any order."""
+
+import ctypes
+
+import pytest
+import torch
+
+from airgraph.engine.native.kernels import conv, gemm
+from airgraph.engine.native.llvm import jit
+
+pytestmark = pytest.mark.slow
+
+#       N  C  H  W   O  kernel  stride  padding dilation groups
+CASES = [
+    (1, 3, 9, 9, 8, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (2, 3, 23, 21, 10, (7, 7), (2, 2), (3, 3), (1, 1), 1),
+    (1, 64, 14, 14, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (1, 70, 8, 8, 130, (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    (2, 5, 7, 6, 9, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    (1, 40, 9, 9, 12, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    (1, 4, 10, 12, 6, (3, 2), (1, 3), (2, 0), (2, 3), 1),
+    (2, 12, 9, 9, 8, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    (1, 8, 1, 50, 8, (1, 5), (1, 1), (0, 2), (1, 1), 1),
+    (1, 2, 5, 5, 3, (5, 5), (1, 1), (4, 4), (1, 1), 1),
+    (1, 600, 3, 3, 5, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    (1, 2, 40, 40, 3, (32, 32), (1, 1), (0, 0), (1, 1), 1),
+    (2, 6, 20, 37, 6, (3, 3), (1, 1), (1, 1), (1, 1), 6),
+    (1, 6, 20, 37, 12, (3, 3), (2, 2), (1, 1), (1, 1), 6),
+    (1, 4, 9, 9, 4, (5, 3), (1, 1), (2, 1), (1, 2), 4),
+    (1, 4, 19, 40, 4, (3, 3), (3, 3), (1, 1), (1, 1), 4),
+    (1, 3, 3, 3, 3, (7, 7), (1, 1), (3, 3), (1, 1), 3),
+    (1, 1, 12, 30, 4, (3, 3), (1, 1), (0, 0), (1, 1), 1),
+]
+
+
+@pytest.fixture(scope="module", params=[gemm.ARM, gemm.X86], ids=["arm", "x86"])
+def functions(request):
+    """LLVM makes either machine's text run on this one, if not as fast."""
+    code = jit.build([jit.Unit(conv.source(request.param), conv.EXPORTS)])
+    i, p = ctypes.c_int64, ctypes.c_void_p
+    run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p)(code["ag_conv2d"])
+    run.code, run.machine = code, request.param
+    return run, ctypes.CFUNCTYPE(i, p)(code["ag_conv2d_jobs"])
+
+
+def numbers(case, relu=False):
+    n, c, h, w, o, kernel, stride, padding, dilation, groups = case
+    out = torch.nn.functional.conv2d(
+        torch.empty(n, c, h, w, device="meta"),
+        torch.empty(o, c // groups, *kernel, device="meta"),
+        None,
+        stride,
+        padding,
+        dilation,
+        groups,
+    )
+    return [n, c, h, w, o, *kernel, *stride, *padding, *dilation, groups, *out.shape[2:], int(relu)]
+
+
+@pytest.mark.parametrize("relu, with_bias", [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_like_float64(functions, case, relu, with_bias):
+    torch.manual_seed(0)
+    run, count = functions
+    n, c, h, w, o, kernel, *options, groups = case
+    x, weight = torch.randn(n, c, h, w), torch.randn(o, c // groups, *kernel)
+    bias = torch.randn(o) if with_bias else None
+    wanted = torch.nn.functional.conv2d(
+        x.double(), weight.double(), None if bias is None else bias.double(), *options, groups
+    )
+    dims = torch.tensor(numbers(case, relu))
+    need = conv.scratch_bytes(dims.tolist(), run.machine) // 4
+    out, scratch = torch.full(wanted.shape, float("nan")), torch.full((need + 256,), float("nan"))
+    jobs = conv.jobs(dims.tolist())
+    assert jobs == count(dims.data_ptr())
+    address = 0 if bias is None else bias.data_ptr()
+    for first, last in [(jobs // 2, jobs), (0, jobs // 2)]:
+        run(x.data_ptr(), weight.data_ptr(), address, out.data_ptr(), dims.data_ptr(), first, last, scratch.data_ptr())
+    assert 4 * need <= conv.SCRATCH_BYTES and scratch[need:].isnan().all()
+    wanted = wanted.relu() if relu else wanted
+    like = torch.nn.functional.conv2d(x, weight, bias, *options, groups)
+    theirs = ((like.relu() if relu else like) - wanted).abs().max().item()
+    assert (out - wanted).abs().max().item() <= 2 * theirs + 2e-6 * weight[0].numel() ** 0.5
+
+
+def test_not_a_number_is_not_rectified(functions):
+    run, _ = functions
+    x, weight, out = torch.full((1, 2, 8, 8), float("nan")), torch.ones(8, 2, 1, 1), torch.zeros(1, 8, 8, 8)
+    dims = torch.tensor(numbers((1, 2, 8, 8, 8, (1, 1), (1, 1), (0, 0), (1, 1), 1), relu=True))
+    scratch = torch.empty(conv.SCRATCH_BYTES // 4)
+    run(
+        x.data_ptr(),
+        weight.data_ptr(),
+        0,
+        out.data_ptr(),
+        dims.data_ptr(),
+        0,
+        conv.jobs(dims.tolist()),
+        scratch.data_ptr(),
+    )
+    assert out.isnan().all()
+
+
+def test_what_does_not_fit_is_refused():
+    small = numbers((1, 4, 40, 40, 4, (3, 3), (1, 1), (1, 1), (1, 1), 4))
+    far = numbers((1, 4, 2100, 300, 4, (3, 3), (1, 1), (0, 0), (1000, 1), 4))
+    large = numbers((1, 2, 70, 70, 4, (64, 64), (1, 1), (0, 0), (1, 1), 1))
+    assert [conv.supported(dims) for dims in (small, far, large)] == [True, False, False]
