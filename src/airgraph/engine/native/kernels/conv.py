@@ -380,7 +380,20 @@ def taps(host: Machine, step: int | None, fixed: bool) -> str:
         for v, value in enumerate(sums):
             f.store(kind, f.choose(relu, kind, f.relu(kind, value), value), f.at(to, v * host.lanes))
 
+    def masked(ow: str) -> None:
+        (value,) = (small if fixed else general)(f.at("%x", f.mul(ow, stride)), [start])
+        value = f.choose(relu, kind, f.relu(kind, value), value)
+        left = f.op(f"insertelement <{host.lanes} x i64> poison, i64 {f.sub('%wide', ow)}, i64 0")
+        count = f.shuffle(f"<{host.lanes} x i64>", left, "poison", [0] * host.lanes)
+        numbers = ", ".join(f"i64 {lane}" for lane in range(host.lanes))
+        mask = f.op(f"icmp slt <{host.lanes} x i64> <{numbers}>, {count}")
+        arguments = f"{kind} {value}, ptr {f.at('%out', ow)}, i32 4, <{host.lanes} x i1> {mask}"
+        f.do(f"call void @llvm.masked.store.v{host.lanes}f32.p0({arguments})")
+
     def rest(ow: str) -> None:
+        if host.masks:
+            masked(ow)
+            return
         some(ow, 1, "%scratch")
         f.loop(
             ow, "%wide", 1, lambda j: f.store("float", f.load("float", f.at("%scratch", f.sub(j, ow))), f.at("%out", j))
