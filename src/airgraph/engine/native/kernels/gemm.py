@@ -16,8 +16,8 @@ arithmetic, 81 instructions where the core could issue 128. What is packed is th
     tn   rows = Aᵀ (turned, 8 rows at a time into level 1), panel = B
 
 AVX-512 has tiles of 12 rows × 32 lanes. One core of a Xeon (Sapphire Rapids), GFLOP/s at rows×K→N 256×512→512, 384×768→768,
-32×1024→1024, 56×288→1152: 148, 150, 138, 136 (MKL: 156, 160, 134, 172; the AVX2 kernel: 86, 85, 82, 82). Tiles of 8, 10 and 14
-rows, blocks of 256 and prefetching the next tile's rows were no faster.
+32×1024→1024, 56×288→1152: 148, 150, 138, 136 (MKL: 156, 160, 134, 172; the AVX2 kernel: 86, 85, 82, 82). Tiles of 8, 10 and
+14 rows, blocks of 256 and prefetching the next tile's rows were no faster.
 
 A block is KC = 512 deep (8 rows and a panel: 32 KiB of a 64 KiB level 1) and 256 lanes wide (512 KiB of a 1 MiB level 2).
 Up to three rows of A are no matrix: nt takes dot products along k, nn adds up scaled rows of B; both read B once, in order.
