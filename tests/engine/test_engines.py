@@ -133,6 +133,7 @@ def test_capture_works_on_any_steps(table):
             return executable
 
     register_engine(Joined())
+    airgraph.release()
     run = torch.compile(
         lambda x, y: ((x + y).relu() * 3).sum(-1),
         backend=airgraph.backend(mode="reduce-overhead", engine="joined"),

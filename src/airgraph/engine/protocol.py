@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from airgraph.errors import EngineError
+from airgraph.errors import raise_from_op
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place
@@ -117,10 +117,8 @@ class Step:
         node = self.nodes[-1]
         try:
             results = (self.run if observe else self.chosen())(env, symbols)
-        except EngineError:
-            raise
         except Exception as error:
-            raise EngineError(f"{node.op} failed: {error}", where=place(graph, node)) from error
+            raise_from_op(error, node.op, place(graph, node))
         if observe:
             results = observe(node, results)
         env.update(zip(self.makes, results))

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves as leaves
 
 from airgraph.convert.aten_call import find_target
 from airgraph.engine.protocol import Env, Step, Steps, Symbols
-from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
@@ -215,7 +214,7 @@ class Recorder:
             before = dict(env)
             try:
                 part.record(env, symbols)
-            except EngineError as error:
+            except Exception as error:
                 node = getattr(error, "node", None)
                 if run.open or node is None or not isinstance(part, Captured):
                     raise
@@ -273,7 +272,7 @@ def steps_work(executable: Steps, steps: Sequence[Step], keep: bool = False, str
     def one(step: Step, env: Env, symbols: Symbols) -> None:
         try:
             step.advance(env, symbols, executable.graph)
-        except EngineError as error:
+        except Exception as error:
             error.node = step.nodes[-1]  # type: ignore[attr-defined]
             raise
 
