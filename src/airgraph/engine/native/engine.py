@@ -32,7 +32,7 @@ from airgraph.engine.native.tables import Entry
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
-from airgraph.errors import BadIndexError, EngineError
+from airgraph.errors import BadIndexError, EngineError, raise_from_op
 from airgraph.ir.boundary import Argument, Boundary, NumberIn, OfInput, TensorIn
 from airgraph.ir.graph import Graph, Value
 from airgraph.ir.symbols import evaluate
@@ -399,10 +399,8 @@ class NativeExecutable:
                 env[id(value)] = self.host_number(value, frame)
         try:
             outputs = self.calls[id(step)](env, frame.symbols)
-        except EngineError:
-            raise
         except Exception as error:
-            raise EngineError(f"{step.node.op} failed: {error}", where=line_of(self.graph, step.node)) from error
+            raise_from_op(error, step.node.op, line_of(self.graph, step.node))
         for (_, t), result in zip(step.writes, outputs):
             self.keep(frame, t, result, held)
         if frame.by_python(number):  # the dispatcher made something else of it
