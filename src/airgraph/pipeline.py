@@ -46,6 +46,7 @@ from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
+from airgraph.locks import held_at_fork
 from airgraph.passes import FAMILIES, PASSES, run_passes
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.index import Refuse
@@ -201,7 +202,7 @@ def make_tuner(journal: Journal) -> Any:
     return Tuner(journal)
 
 
-_loading = threading.Lock()
+_loading = held_at_fork(threading.Lock())
 
 
 def warm_up(config: Config) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from airgraph.ir.boundary import Argument, Boundary, NumberIn, OfInput, TensorIn
 from airgraph.ir.graph import Graph, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
+from airgraph.locks import held_at_fork
 from airgraph.plan.groups import make_plan
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
@@ -54,7 +56,7 @@ class Pool:
     def __init__(self) -> None:
         self.head = (ctypes.c_int64 * 1)(0)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = threading.Lock()
+        self.lock = held_at_fork(threading.Lock())
 
     @property
     def address(self) -> int:
@@ -90,6 +92,27 @@ class Pool:
 
 
 POOL = Pool()
+
+
+class Threads:
+    """How many threads a program uses. One in a forked child of a process that ran programs: PyTorch's thread pool is not
+    inherited, and OpenMP would wait for its threads for ever."""
+
+    def __init__(self) -> None:
+        self.forked = False
+        os.register_at_fork(after_in_child=self.after_fork)
+
+    def after_fork(self) -> None:
+        self.forked = self.forked or len(_frames) > 0
+        for frame in list(_frames.values()):
+            frame.words[tables.Frame.THREADS] = 1
+
+    def count(self) -> int:
+        return 1 if self.forked else torch.get_num_threads()
+
+
+THREADS = Threads()
+_binding = held_at_fork(threading.Lock())  # lists of frames change
 
 
 class NativeEngine:
@@ -161,7 +184,6 @@ class NativeExecutable:
         self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
-        self.lock = threading.Lock()
         self.frames: list[BoundFrame] = []
         self.local = threading.local()
 
@@ -207,7 +229,7 @@ class NativeExecutable:
 
     def products(self, value: Callable[[Any], int], *, symbolic: bool) -> list[Product]:
         """The matrix products whose sizes are known when compiling, or those whose sizes are not."""
-        threads = torch.get_num_threads()
+        threads = THREADS.count()
         steps = [
             s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
@@ -244,14 +266,14 @@ class NativeExecutable:
         if self.shared.tuner is not None and not self.frames:
             self.shared.tuner.learn(self.products(value, symbolic=True))
         still = {**self.shared.constants, **self.parameters(args, table, value)}
-        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=torch.get_num_threads())
+        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=THREADS.count())
         frame.bound, frame.owner = dict(symbols), weakref.ref(self)
         for given in table:
             if given.kind == Entry.FLOAT:
                 cell = (ctypes.c_double * 1)()
                 frame.kept.append(cell)
                 frame.slots[given.value] = ctypes.addressof(cell)
-        with self.lock:
+        with _binding:
             _frames[number] = frame
             self.frames.append(frame)
             self.trim()
