@@ -29,7 +29,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layou
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error, libtorch, torch_symbol
-from airgraph.engine.native.tables import Entry
+from airgraph.engine.native.tables import Entry, in_a_word
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -358,6 +358,9 @@ class NativeExecutable:
         """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
         if code == tables.TORCH_FAILED:
             raise EngineError(last_error(), where={"graph": self.graph.name})
+        if code == tables.ZERO_DIVISION:  # the text is eager's
+            hint = 'engine="reference" names the op and the line'
+            raise EngineError("ZeroDivisionError", where={"graph": self.graph.name}, hint=hint)
         if code == tables.BAD_INDEX:
             raise BadIndexError(
                 "index out of range in self",
@@ -479,12 +482,6 @@ class NativeExecutable:
         frame.results[t.id] = (result, dense)
         for at in self.handed.get(t.id, ()):
             frame.objects[at] = result
-
-
-def in_a_word(number: int) -> int:
-    if not -(1 << 63) <= number < 1 << 63:
-        raise OverflowError(f"{number} does not fit in 64 bits")
-    return number
 
 
 def fits(spec: Argument, arg: torch.Tensor, value: Callable[[Any], int]) -> bool:

@@ -32,6 +32,9 @@ HALVES = (T.DT_FLOAT16, T.DT_BF16)
 SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
 
 
+BAD_NUMBER, ZERO_DIVISOR = 1, 2  # bits of the word in which kernels report errors
+
+
 class Sink(Protocol):
     """Where lines of a kernel go, with the declarations and the functions of mathlib that they need."""
 
@@ -39,6 +42,9 @@ class Sink(Protocol):
     math: set[tuple[str, int, str]]
 
     def emit(self, text: str, level: int | None = None) -> str: ...
+
+    def flag(self, condition: str, error: int, level: int) -> None:
+        """Where the condition (an i1) holds, the kernel reports this error."""
 
 
 class Function:
@@ -111,6 +117,8 @@ class Function:
             case "sign":
                 return self.sign(dtype, args[0])
             case "floor_div" | "remainder":
+                if e.args[1].op != "const" or not e.args[1].source:
+                    self.no_zero(dtype, args[1])
                 return self.whole_division(e.op, dtype, *args)
         return self.library(e.op, dtype, args)
 
@@ -214,8 +222,15 @@ class Function:
             f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}"
         )
 
+    def no_zero(self, dtype: DataType, divisor: str) -> None:
+        """Reports a divisor that is 0."""
+        zero = self.compare("eq", dtype, divisor, spread_literal(0, dtype, self.lanes))
+        vector, name = f"<{self.lanes} x i1>", f"llvm.vector.reduce.or.v{self.lanes}i1"
+        self.sink.declares.add(f"declare i1 @{name}({vector})")
+        self.sink.flag(self.emit(f"call i1 @{name}({vector} {zero})"), ZERO_DIVISOR, self.level)
+
     def whole_division(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        """Rounded towards minus infinity. Division by 0 gives -1, the remainder of it the number itself, not a trap."""
+        """Rounded towards minus infinity. What is divided by 0 is divided by 1, not a trap: the error is reported."""
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         one, zero = (spread_literal(n, dtype, self.lanes) for n in (1, 0))
         null = self.compare("eq", dtype, b, zero)
