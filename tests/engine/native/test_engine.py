@@ -258,9 +258,9 @@ def test_ahead_of_time_parameters_stay_live():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (lambda x: (x[:3],), r"must be shape \[5, 16\], got shape \[3, 16\]"),
+        (lambda x: (x[:3],), r"argument .input. must have shape \[5, 16\], got \[3, 16\]"),
         (lambda x: (x.double(),), "must be torch.float32, got torch.float64"),
-        (lambda x: (x, x), "another structure"),
+        (lambda x: (x, x), "too many positional arguments"),
         (lambda x: ("x",), "must be a tensor, got str"),
     ],
 )
