@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
+from airgraph.capture.dtypes import correct_dtypes
 from airgraph.convert.names import names_of, tell
 
 Compiled = Callable[[list[Any]], Any]
@@ -37,6 +38,7 @@ class Traced:
 def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[Any, Any]:
     """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
     pass must not act again in the backward one."""
+    correct_dtypes(joint)
     forward, backward = default_partition(joint, inputs, **options)
     done = {node.name for node in forward.graph.nodes if acts(node)}
     for node in reversed(list(backward.graph.nodes)):
@@ -80,12 +82,19 @@ def compile_by_aot(
 
         return compile_named
 
+    def corrected(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        correct_dtypes(graph)
+        tell(graph, known)
+        return compiler(graph, inputs, "inference")
+
+    inference: FxCompiler = corrected
+
     run = aot_module_simplified(
         gm,
         list(example_inputs),
         fw_compiler=phase("forward"),
         bw_compiler=phase("backward"),
-        inference_compiler=phase("inference"),
+        inference_compiler=inference,
         partition_fn=partition,
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=keep_input_mutations,
