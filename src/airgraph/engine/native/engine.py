@@ -28,6 +28,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layou
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.runtime import Entry
+from airgraph.engine.native.target import CPU
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -124,7 +125,7 @@ class NativeExecutable:
         self.graph, self.boundary, self.reference = graph, boundary, reference
         self.device = reference.device
         self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
-        self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
+        self.plan: Plan = make_plan(graph, boundary, CPU)
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
         constants = self.constants()
