@@ -3,12 +3,13 @@
 import logging
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from airgraph import journal as journals
 from airgraph.config import KNOBS
-from airgraph.errors import ConfigError
 from airgraph.journal import EVENT_LEVEL, JOURNALS, TOTALS, Journal, get_engine_logger, get_logger, open_journal
 
 HEAD = (
@@ -122,11 +123,68 @@ def test_airgraph_log_wins(name, monkeypatch):
     assert get_engine_logger(name).level == logging.WARNING
 
 
-def test_a_wrong_airgraph_log(name, monkeypatch):
-    monkeypatch.setenv("AIRGRAPH_LOG", "loud")
-    with pytest.raises(ConfigError, match="AIRGRAPH_LOG cannot be 'loud'"):
-        get_logger(name)
+def test_a_wrong_airgraph_log_is_a_warning(name, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_LOG", "debugging")
+    with pytest.warns(UserWarning, match=r"AIRGRAPH_LOG='debugging' is ignored; did you mean 'debug'\?"):
+        assert get_logger(name).level == logging.ERROR
     assert "event" in KNOBS["AIRGRAPH_LOG"].allowed
+
+
+# -- airgraph's own loggers: Python's, as any library's -----------------------------------------------------------------
+OWN_LOGGERS = """
+import logging, os, sys
+os.environ.update({env!r})
+{setup}
+from airgraph.journal import Journal
+journal = Journal("graph_1", "inference")
+journal.engine_log.info("from the engine")
+journal.log.info("information")
+journal.log.event("an event")
+journal.log.warning("a warning")
+assert logging.getLogger("airgraph").propagate and logging.getLogger("airgraph.engine").propagate
+"""
+
+
+@pytest.mark.parametrize(
+    "env, setup, expected",
+    [
+        ({}, "", "a warning\n"),
+        (
+            {},
+            "logging.basicConfig(level=logging.INFO, format='%(name)s %(message)s')",
+            "airgraph.engine from the engine\nairgraph information\nairgraph an event\nairgraph a warning\n",
+        ),
+        (
+            {},
+            "logging.basicConfig(format='%(message)s'); logging.getLogger('airgraph').setLevel(20)",
+            "from the engine\ninformation\nan event\na warning\n",
+        ),
+        ({"AIRGRAPH_LOG": "error"}, "", ""),
+        (
+            {"AIRGRAPH_LOG": "info"},
+            "logging.basicConfig(format='%(message)s')",
+            "from the engine\ninformation\nan event\na warning\n",
+        ),
+    ],
+)
+def test_own_loggers_are_standard(env, setup, expected):
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_LOGGERS.format(env=env, setup=setup)], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("", expected)
+
+
+def test_airgraph_log_shows_lines_where_no_logging_is_set_up():
+    code = OWN_LOGGERS.format(env={"AIRGRAPH_LOG": "info"}, setup="")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    texts = [line.partition(" INFO ")[2] or line.partition(" WARNING ")[2] for line in done.stderr.splitlines()]
+    assert texts == [
+        "airgraph.engine: from the engine",
+        "airgraph: information",
+        "airgraph: an event",
+        "airgraph: a warning",
+    ]
+    assert done.stdout == ""
 
 
 # -- the journal ----------------------------------------------------------------------------------------------------

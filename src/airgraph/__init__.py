@@ -2,21 +2,22 @@
 
     torch.compile(model, backend="airgraph")
 
-Importing this package changes nothing in PyTorch.
+Importing this package changes nothing in PyTorch, and loads nothing: each public name is imported when it is first used.
 """
 
+import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from airgraph.capture.marks import mark_bucket
-from airgraph.capture.patterns import register_replacement
-from airgraph.config import Config
-from airgraph.convert import register_converter
-from airgraph.engine.meanings import register_kernel
-from airgraph.pipeline import backend, compile, export, get_compiler, load_export
-from airgraph.runtime.recording import mark_step_begin
-from airgraph.runtime.replay import graphs, release
-
 if TYPE_CHECKING:
+    from airgraph.capture.marks import mark_bucket
+    from airgraph.capture.patterns import register_replacement
+    from airgraph.config import Config
+    from airgraph.convert import register_converter
+    from airgraph.engine.meanings import register_kernel
+    from airgraph.pipeline import backend, compile, export, get_compiler, load_export
+    from airgraph.runtime.recording import mark_step_begin
+    from airgraph.runtime.replay import graphs, release
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
 
@@ -38,16 +39,34 @@ __all__ = [
     "register_replacement",
     "release",
 ]
+# Where each public name lives.
+_HOMES = {
+    "Config": "config",
+    "backend": "pipeline",
+    "compare": "tools.compare",
+    "compile": "pipeline",
+    "explain": "tools.explain",
+    "export": "pipeline",
+    "get_compiler": "pipeline",
+    "graphs": "runtime.replay",
+    "load_export": "pipeline",
+    "mark_bucket": "capture.marks",
+    "mark_step_begin": "runtime.recording",
+    "register_converter": "convert",
+    "register_kernel": "engine.meanings",
+    "register_replacement": "capture.patterns",
+    "release": "runtime.replay",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`explain` and `compare` are loaded when they are asked for: nothing needs them to compile a model."""
-    if name == "explain":
-        from airgraph.tools.explain import explain
-
-        return explain
-    if name == "compare":
-        from airgraph.tools.compare import compare
-
-        return compare
+    if name in _HOMES:
+        globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return value
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")  # a submodule: `airgraph.errors.ConfigError`
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

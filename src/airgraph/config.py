@@ -6,8 +6,10 @@ airgraph.backend(dump="py", dump_path="graphs", strict=True)
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,12 +194,22 @@ class Knob:
     default: str
     allowed: tuple[str, ...]
     doc: str
+    lenient: bool = False  # a wrong value is a warning and counts as the default
 
     def get(self) -> str:
         value = os.environ.get(self.name, self.default)
-        if self.allowed and value not in self.allowed:
-            raise ConfigError(f"{self.name} cannot be {value!r}", where={"allowed": ", ".join(map(repr, self.allowed))})
-        return value
+        if not self.allowed or value in self.allowed:
+            return value
+        shown = ", ".join(map(repr, self.allowed))
+        if not self.lenient:
+            raise ConfigError(f"{self.name} cannot be {value!r}", where={"allowed": shown})
+        nearest = difflib.get_close_matches(value, self.allowed, 1)
+        asked = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        warnings.warn(f"{self.name}={value!r} is ignored{asked} (allowed: {shown})", stacklevel=2)
+        return self.default
+
+    def is_set(self) -> bool:
+        return self.name in os.environ
 
     def on(self) -> bool:
         return self.get() == "1"
@@ -214,7 +226,13 @@ KNOBS = {
             ("Ascend910B", "Ascend910_95"),
             "the chip whose ops converters emit where TorchAir's differ by chip",
         ),
-        Knob("AIRGRAPH_LOG", "", ("", "debug", "info", "event", "warning", "error"), "level of airgraph's own loggers"),
+        Knob(
+            "AIRGRAPH_LOG",
+            "",
+            ("", "debug", "info", "event", "warning", "error"),
+            "level of airgraph's own loggers",
+            lenient=True,
+        ),
         Knob(
             "TNG_LOG_LEVEL", "3", (), "level of the engine's lines on stderr: 0 debug 1 info 2 warning 3 error 4 event"
         ),

@@ -1,13 +1,19 @@
 """The journal: what happened to a graph, stage by stage, and why.
 
 Every compilation has a `Journal`. A stage writes its name, its seconds and its reasons there; logs, dumps, reports and
-tests read it. Two kinds of lines leave it at once, as TorchAir's do:
+tests read it.
+
+Logging is Python's. The loggers `airgraph` and `airgraph.engine` propagate and have no level of their own: an application
+shows them as it shows any library's. AIRGRAPH_LOG sets their level from outside; where the application has set up no
+logging, their lines then go to stderr. Nothing is ever printed to stdout.
+
+Loggers of other names are those of another API, `torchair` and `npugraph_ex`, whose scripts expect its lines:
 
     [INFO] TORCHAIR(1630010,python):2025-11-07 15:35:39.502.029 [pipeline.py:51]1630010 compiler inputs     (stdout)
     [INFO] TORCHAIR(1630010,python):2025-11-07-15:35:39.502.029 [pipeline.py:78]1630010 Static FX graph …   (stderr)
 
-The first is the Python logger named in the config (`logger.setLevel(logging.INFO)` shows it), the second the engine's,
-whose level is TNG_LOG_LEVEL. AIRGRAPH_LOG sets both.
+The first is the Python logger (`logger.setLevel(logging.INFO)` shows it), the second the engine's, whose level is
+TNG_LOG_LEVEL. AIRGRAPH_LOG sets both.
 """
 
 from __future__ import annotations
@@ -60,22 +66,53 @@ class _Stream(logging.StreamHandler):
         super().emit(record)
 
 
-def event(self: logging.Logger, message: str, *args: Any) -> None:
-    if self.isEnabledFor(EVENT_LEVEL):
-        self._log(EVENT_LEVEL, message, args, stacklevel=2)
-
-
 class EventLogger(logging.Logger):
     """A logger with TorchAir's extra level: `logger.event(...)`."""
 
-    event = event
+    event_level = EVENT_LEVEL
+
+    def event(self, message: str, *args: Any) -> None:
+        if self.shows_events():
+            self._log(self.event_level, message, args, stacklevel=2)
+
+    def shows_events(self) -> bool:
+        return self.isEnabledFor(self.event_level)
 
 
-def _logger(name: str, tag: str, stream: str, between: str, level: int) -> EventLogger:
-    """The logger of that name, with our format the first time it is asked for."""
+class StandardLogger(EventLogger):
+    """A logger of airgraph's own: what is an event for TorchAir is information."""
+
+    event_level = logging.INFO
+
+
+class _WhereNothingIsSetUp(_Stream):
+    """Writes to stderr as long as the application has given the root logger no handler of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("stderr")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
+def _standard_logger(name: str, level: int) -> EventLogger:
+    """The logger of that name; a level that was asked for from outside is set, and shown, the first time."""
     logger = logging.getLogger(name)
     if not isinstance(logger, EventLogger):
-        logger.__class__ = EventLogger  # the loggers of others keep their class
+        logger.__class__ = StandardLogger  # the loggers of others keep their class
+        if level:
+            logger.setLevel(level)
+            logger.addHandler(_WhereNothingIsSetUp())
+    return logger  # type: ignore[return-value]
+
+
+def _torchair_logger(name: str, tag: str, stream: str, between: str, level: int) -> EventLogger:
+    """The logger of that name, with TorchAir's format the first time it is asked for."""
+    logger = logging.getLogger(name)
+    if not isinstance(logger, EventLogger):
+        logger.__class__ = EventLogger
         handler = _Stream(stream)
         handler.setFormatter(_Format(tag, between))
         logger.addHandler(handler)
@@ -84,31 +121,55 @@ def _logger(name: str, tag: str, stream: str, between: str, level: int) -> Event
     return logger  # type: ignore[return-value]
 
 
-def get_logger(name: str = "airgraph") -> EventLogger:
-    """The Python logger of one API: on stdout, ERROR and above unless the user or AIRGRAPH_LOG says otherwise."""
-    return _logger(name, name.upper(), "stdout", " ", _level_of(KNOBS["AIRGRAPH_LOG"].get(), logging.ERROR))
+OWN = "airgraph"
 
 
-def get_engine_logger(name: str = "airgraph") -> EventLogger:
-    """The engine's logger: on stderr, its level is TNG_LOG_LEVEL. The variable is read at each compilation."""
-    logger = _logger(f"{name}.engine", name.upper(), "stderr", "-", logging.ERROR)
-    wish = "debug" if KNOBS["TORCH_COMPILE_DEBUG"].on() else KNOBS["AIRGRAPH_LOG"].get()
-    logger.setLevel(_level_of(wish, logging.ERROR) if wish else _tng_level(logger))
+def get_logger(name: str = OWN) -> EventLogger:
+    """The Python logger of one API. TorchAir's: on stdout, ERROR and above unless the user or AIRGRAPH_LOG wants more."""
+    if name == OWN:
+        return _standard_logger(name, _asked_level(logging.NOTSET, logging.INFO))
+    return _torchair_logger(name, name.upper(), "stdout", " ", _asked_level(logging.ERROR, EVENT_LEVEL))
+
+
+def get_engine_logger(name: str = OWN) -> EventLogger:
+    """The engine's logger. TorchAir's: on stderr, its level is TNG_LOG_LEVEL, which is read at each compilation."""
+    debugging = KNOBS["TORCH_COMPILE_DEBUG"].on()
+    if name == OWN:
+        get_logger()
+        logger = _standard_logger(f"{name}.engine", logging.NOTSET)
+        if KNOBS["TNG_LOG_LEVEL"].is_set() and not debugging and not KNOBS["AIRGRAPH_LOG"].get():
+            level = _tng_level(logger)
+            logger.setLevel(logging.INFO if level == EVENT_LEVEL else level)
+            _add_once(logger, _WhereNothingIsSetUp)
+        return logger
+    logger = _torchair_logger(f"{name}.engine", name.upper(), "stderr", "-", logging.ERROR)
+    asked = logging.DEBUG if debugging else _asked_level(logging.NOTSET, EVENT_LEVEL)
+    logger.setLevel(asked or _tng_level(logger))
     return logger
+
+
+def _add_once(logger: logging.Logger, kind: type[logging.Handler]) -> None:
+    if not any(isinstance(handler, kind) for handler in logger.handlers):
+        logger.addHandler(kind())
 
 
 def log_to_file(name: str, path: Path) -> None:
     """Everything both loggers of that name say, also into a file. Their level becomes DEBUG for it."""
-    for logger in (get_logger(name), get_engine_logger(name)):
+    both = (get_logger(name), get_engine_logger(name))
+    for logger in both:
+        logger.setLevel(logging.DEBUG)
+    for logger in both[:1] if both[1].propagate else both:
         if not any(getattr(h, "baseFilename", None) == str(path.resolve()) for h in logger.handlers):
             handler = logging.FileHandler(path.resolve(), encoding="utf-8")
             handler.setFormatter(_Format(name.upper(), " "))
             logger.addHandler(handler)
-        logger.setLevel(logging.DEBUG)
 
 
-def _level_of(word: str, default: int) -> int:
-    return {"": default, "event": EVENT_LEVEL}.get(word, getattr(logging, word.upper(), default) if word else default)
+def _asked_level(default: int, event: int) -> int:
+    """What AIRGRAPH_LOG asks for; `event` is the level of its word of that name."""
+    word = KNOBS["AIRGRAPH_LOG"].get()
+    levels = {"": default, "event": event}
+    return levels[word] if word in levels else getattr(logging, word.upper())
 
 
 TNG_LEVELS = {"0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR, "4": EVENT_LEVEL}

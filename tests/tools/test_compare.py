@@ -2,7 +2,7 @@
 
 import json
 import linecache
-import runpy
+import sys
 
 import pytest
 import torch
@@ -269,12 +269,9 @@ torch.compile(lambda x: torch.exp(x) + 1, backend="airgraph")(torch.ones(3))
 def script(tmp_path, monkeypatch, converter):
     """A script run in this process, without the emulation of an NPU, which would stay."""
 
-    def run_here(script, args, *, host):
-        monkeypatch.setattr("sys.argv", [script, *args])
-        runpy.run_path(script, run_name="__main__")
-        return 0
-
-    monkeypatch.setattr("airgraph.tools.run.run_script", run_here)
+    monkeypatch.setattr("airgraph.compat.install", lambda **options: None)
+    monkeypatch.setattr("sys.argv", sys.argv)
+    monkeypatch.setattr("sys.path", [*sys.path])
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
@@ -284,15 +281,24 @@ def test_the_command(script, capsys, tmp_path):
     assert cli.main(["compare", str(script)]) == 0
     assert capsys.readouterr().out.endswith("values: all as PyTorch's, up to rounding\n")
     data = tmp_path / "found.json"
-    assert cli.main(["compare", "--json", str(data), str(script), "wrong"]) == 1
+    assert cli.main(["compare", "--json", str(data), str(script), "wrong"]) == 3
     out = capsys.readouterr().out
     assert 'script.py", line 6, in <lambda>' in out and "torch.ops.aten.exp.default" in out
     assert json.loads(data.read_text())["differences"][0]["line"] == 6
 
 
 def test_the_scripts_own_exit_code(script):
-    script.write_text(SCRIPT + "sys.exit(3)\n")
-    assert cli.main(["compare", str(script)]) == 3
+    script.write_text(SCRIPT + "sys.exit(7)\n")
+    assert cli.main(["compare", str(script)]) == 7
+
+
+def test_a_script_that_raises_is_not_one_that_differs(script, capsys):
+    script.write_text(SCRIPT + "raise KeyError('mine')\n")
+    assert cli.main(["compare", str(script)]) == 1
+    assert "KeyError: 'mine'" in capsys.readouterr().err
+    script.write_text("raise KeyError('at once')\n")
+    assert cli.main(["compare", str(script)]) == 1
+    assert "nothing was compared" not in capsys.readouterr().err
 
 
 def test_a_script_that_compiles_nothing(script, capsys):

@@ -82,7 +82,7 @@ def test_what_a_script_would_miss(tmp_path):
         "from torch_npu.contrib import transfer_to_npu\n"
     )
     result = run("good.py", "script.py", cwd=tmp_path)
-    assert result.returncode == 1 and result.stderr == ""
+    assert result.returncode == 3 and result.stderr == ""
     lines = result.stdout.splitlines()
     assert lines[0] == "good.py: 4 names of torch_npu, torchair and torch.npu, 0 of them missing"
     assert lines[1].startswith("script.py: ") and lines[1].endswith(", 6 of them missing")

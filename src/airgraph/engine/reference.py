@@ -24,7 +24,7 @@ from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.strides import contiguous_strides, restride
-from airgraph.errors import EngineError
+from airgraph.errors import EngineError, raise_from_op
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, Slot
 from airgraph.ir.symbols import evaluate
@@ -106,10 +106,8 @@ class ReferenceExecutable:
         """One step. (A function of its own: its local names would keep the results alive during the next step.)"""
         try:
             results = (step.run if observe else step.chosen())(env, symbols)
-        except EngineError:
-            raise
         except Exception as error:
-            raise EngineError(f"{step.node.op} failed: {error}", where=place(self.graph, step.node)) from error
+            raise_from_op(error, step.node.op, place(self.graph, step.node))
         if observe:
             results = observe(step.node, results)
         for value, result in zip(step.node.outputs, results):

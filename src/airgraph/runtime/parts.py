@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves as leaves
 from airgraph.convert.aten_call import find_target
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.reference import Env, ReferenceExecutable, Step
-from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
@@ -216,7 +215,7 @@ class Recorder:
             before = dict(env)
             try:
                 part.record(env, symbols)
-            except EngineError as error:
+            except Exception as error:
                 node = getattr(error, "node", None)
                 if run.open or node is None or not isinstance(part, Captured):
                     raise
@@ -274,7 +273,7 @@ def steps_work(
     def one(step: Step, env: Env, symbols: Symbols) -> None:
         try:
             executable.advance(step, env, symbols, None)
-        except EngineError as error:
+        except Exception as error:
             error.node = step.node  # type: ignore[attr-defined]
             raise
 

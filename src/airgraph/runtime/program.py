@@ -21,7 +21,7 @@ from airgraph.errors import BindError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
-from airgraph.journal import EVENT_LEVEL, Journal
+from airgraph.journal import Journal
 from airgraph.runtime.device import adapter_for
 
 CACHED = 64  # combinations of sizes whose expressions are kept
@@ -100,7 +100,7 @@ class Program:
 
     def log_run(self, start: float, bound: float) -> None:
         log = self.journal.log
-        if log.isEnabledFor(EVENT_LEVEL):
+        if log.shows_events():
             micros = [int((b - a) * 1e6) for a, b in ((start, bound), (bound, time.perf_counter()))]
             log.event("%s run at %s, process input: %sus, graph run: %sus", self.journal.log_name, time.time(), *micros)
 
@@ -271,7 +271,7 @@ def summary(value: Any) -> str:
 
 def quiet(journal: Journal) -> bool:
     """Nobody wants to be told about this call: no log line, no profile."""
-    return not journal.log.isEnabledFor(EVENT_LEVEL) and not torch.autograd.profiler._is_profiler_enabled
+    return not journal.log.shows_events() and not torch.autograd.profiler._is_profiler_enabled
 
 
 def strided(x: torch.Tensor) -> bool:

@@ -1,133 +1,223 @@
-"""The command `airgraph`.
+"""The command `airgraph`. Its parser imports neither torch nor a tool: `airgraph --help` starts at once.
 
-airgraph run SCRIPT [ARGS]     run a script written for TorchAir and an Ascend NPU, unchanged
-airgraph run -m MODULE [ARGS]  the same for a module, as `python -m` does
-airgraph explain SCRIPT [ARGS] run it likewise, then tell its graphs, breaks, recompiles, fallbacks and times
-airgraph compare SCRIPT [ARGS] run it likewise, and name the first node whose numbers are not PyTorch's
-airgraph doctor [SCRIPT …]     what is emulated here, by what; or which names scripts would miss, without running them
-airgraph show FILE             an exported model (.air) as the text of its graph, with its weights listed
-airgraph demo                  the three graphs of one small model, printed and checked
+A command is a row of `COMMANDS`; the function behind it is imported when the command is run.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import airgraph
+from airgraph.config import KNOBS
 from airgraph.errors import AirgraphError
+from airgraph.tools.run import CLOSED_PIPE, INTERRUPTED, USAGE, Script, forget_stdout, stdout_is_closed
+
+Options = Callable[[argparse.ArgumentParser], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    """Run a command; what it gives back is the exit code."""
     try:
-        return args.command(args)
+        args = parser().parse_args(argv)
+        try:
+            return args.run(args)
+        finally:
+            sys.stdout.flush()
     except AirgraphError as error:
         print(f"airgraph: {error}", file=sys.stderr)
-        return 2
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not stdout_is_closed():
+            raise
+        forget_stdout()
+        return CLOSED_PIPE
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="airgraph", description="Graph mode for PyTorch on any machine.")
-    top.add_argument("--version", action="version", version=f"airgraph {airgraph.__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    run = commands.add_parser(
-        "run",
-        help="run a script written for TorchAir and an Ascend NPU, unchanged",
-        description="Makes `import torchair` and the device `npu` work, then runs SCRIPT as "
-        "`python SCRIPT ARGS` would.",
-    )
-    run.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda")
-    run.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="how many npu devices there are (default: 1, or as the environment's AIRGRAPH_NPU_DEVICES says)",
-    )
-    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
-    run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
-    run.set_defaults(command=run_command)
-    explain = commands.add_parser(
-        "explain",
-        help="run a script, then tell what was compiled, what was not, and why",
-        description="Runs SCRIPT as `airgraph run` does and prints a report at its end: graphs, "
-        "graph breaks, recompiles, what runs each op, and compile times.",
-    )
-    explain.add_argument(
-        "--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda"
-    )
-    explain.add_argument("--json", metavar="FILE", help="write the report as data to FILE, too")
-    explain.add_argument("script", metavar="SCRIPT")
-    explain.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
-    explain.set_defaults(command=explain_command)
-    compare = commands.add_parser(
-        "compare",
-        help="run a script, and name the first node whose numbers are not PyTorch's",
-        description="Runs SCRIPT as `airgraph run` does; every call of every graph is compared "
-        "with PyTorch node by node. Exit code 0: equal but for rounding, 1: not.",
-    )
-    compare.add_argument(
-        "--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu (default) or cuda"
-    )
-    compare.add_argument("--json", metavar="FILE", help="write what was found as data to FILE, too")
-    compare.add_argument("script", metavar="SCRIPT")
-    compare.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
-    compare.set_defaults(command=compare_command)
-    doctor = commands.add_parser(
-        "doctor",
-        help="what is emulated here; which names of torch_npu a script would miss",
-        description="Without SCRIPT: what is emulated, by what, and the versions. With it: the "
-        "names of torch_npu, torchair and torch.npu that SCRIPT uses and that are not there, "
-        "found by reading it, never by running it. Exit code 0: none, 1: some.",
-    )
-    doctor.add_argument("scripts", nargs="*", metavar="SCRIPT")
-    doctor.set_defaults(command=doctor_command)
-    show = commands.add_parser(
-        "show",
-        help="an exported model (.air) as the text of its graph",
-        description="Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, "
-        "with its weights listed above. Nothing of it is run.",
-    )
-    show.add_argument("file", metavar="FILE")
-    show.set_defaults(command=show_command)
-    demo = commands.add_parser("demo", help="the three graphs of one small model, printed and checked against eager")
-    demo.set_defaults(command=demo_command)
-    return top
-
-
-def run_command(args: argparse.Namespace) -> int:
+# -- the commands ---------------------------------------------------------------------------------------------------
+def run(args: argparse.Namespace) -> int:
     from airgraph.tools.run import run_script
 
-    return run_script(args.script, args.args, host=args.host, module=args.module, devices=args.devices)
+    return run_script(script_of(args))
 
 
-def explain_command(args: argparse.Namespace) -> int:
+def explain(args: argparse.Namespace) -> int:
     from airgraph.tools.explain import explain_script
 
-    return explain_script(args.script, args.args, host=args.host, json_file=args.json)
+    return explain_script(script_of(args), json_file=args.json)
 
 
-def compare_command(args: argparse.Namespace) -> int:
+def compare(args: argparse.Namespace) -> int:
     from airgraph.tools.compare import compare_script
 
-    return compare_script(args.script, args.args, host=args.host, json_file=args.json)
+    return compare_script(script_of(args), json_file=args.json)
 
 
-def doctor_command(args: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
-    return doctor(args.scripts)
+    return doctor(args.scripts, host=args.host, devices=args.devices)
 
 
-def show_command(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     from airgraph.tools.show import show
 
     return show(args.file)
 
 
-def demo_command(args: argparse.Namespace) -> int:
+def demo(args: argparse.Namespace) -> int:
     from airgraph.tools.demo import run_demo
 
     return run_demo()
+
+
+# -- their options --------------------------------------------------------------------------------------------------
+def device_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu or cuda")
+    devices = "how many npu devices there are (default: AIRGRAPH_NPU_DEVICES, or 1)"
+    command.add_argument("--devices", type=int, metavar="N", help=devices)
+
+
+def script_options(command: argparse.ArgumentParser) -> None:
+    device_options(command)
+    command.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
+    command.add_argument("script", metavar="SCRIPT")
+    command.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+
+
+def script_of(args: argparse.Namespace) -> Script:
+    return Script(args.script, args.args, args.module, args.host, args.devices)
+
+
+def with_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", metavar="FILE", help="also write the result as data to FILE")
+    script_options(command)
+
+
+def doctor_options(command: argparse.ArgumentParser) -> None:
+    device_options(command)
+    command.add_argument("scripts", nargs="*", metavar="SCRIPT")
+
+
+def show_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE")
+
+
+def no_options(command: argparse.ArgumentParser) -> None:
+    """Takes none."""
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    options: Options
+    summary: str
+    description: str
+    examples: tuple[str, ...]
+
+
+COMMANDS = (
+    Command(
+        "run",
+        run,
+        script_options,
+        "run a script written for TorchAir and an Ascend NPU, unchanged",
+        "Makes `import torchair` and the device `npu` work, then runs SCRIPT as `python SCRIPT ARGS` would.",
+        ("airgraph run train.py --epochs 1", "airgraph run --devices 2 -m mypackage.train"),
+    ),
+    Command(
+        "explain",
+        explain,
+        with_json,
+        "run a script, then report what was compiled, what was not, and why",
+        "Runs SCRIPT as `airgraph run` does and prints a report at its end: graphs, graph breaks, recompiles, what runs"
+        " each op, and compile times. The exit code is the script's.",
+        ("airgraph explain train.py --epochs 1", "airgraph explain --json report.json -m mypackage.train"),
+    ),
+    Command(
+        "compare",
+        compare,
+        with_json,
+        "run a script, and name the first node whose numbers are not PyTorch's",
+        "Runs SCRIPT as `airgraph run` does; every call of every graph is compared with PyTorch node by node."
+        " Exit code 0: equal up to rounding, 3: something differs, 1: the script raised an exception.",
+        ("airgraph compare infer.py", "airgraph compare --json found.json infer.py --batch 4"),
+    ),
+    Command(
+        "doctor",
+        doctor,
+        doctor_options,
+        "what is emulated here; which names of torch_npu a script would miss",
+        "Without SCRIPT: what is emulated, by what, and the versions. With it: the names of torch_npu, torchair and"
+        " torch.npu that SCRIPT uses and that are missing here, found by reading it, never by running it."
+        " Exit code 0: none, 3: some.",
+        ("airgraph doctor", "airgraph doctor train.py infer.py"),
+    ),
+    Command(
+        "show",
+        show,
+        show_options,
+        "an exported model (.air) as the text of its graph",
+        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
+        " Nothing of it is run.",
+        ("airgraph show export_file/export.air",),
+    ),
+    Command(
+        "demo",
+        demo,
+        no_options,
+        "the three graphs of one small model, printed and checked against eager",
+        "Compiles a linear layer with fixed, open and partly open sizes, prints the graphs and checks the results.",
+        ("airgraph demo",),
+    ),
+)
+
+
+# -- the parser -----------------------------------------------------------------------------------------------------
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="airgraph",
+        description="Graph mode for PyTorch on any machine.",
+        epilog=f"{examples(c.examples[0] for c in COMMANDS)}\n\n{environment()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"airgraph {airgraph.__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for row in COMMANDS:
+        command = commands.add_parser(
+            row.name,
+            help=row.summary,
+            description=textwrap.fill(row.description, columns()),
+            epilog=f"{examples(row.examples)}\n\n`airgraph --help` lists the environment variables.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        row.options(command)
+        command.set_defaults(run=row.run)
+    return top
+
+
+def columns() -> int:
+    """As argparse has it for its own part of the page."""
+    return shutil.get_terminal_size().columns - 2
+
+
+def examples(lines: Iterable[str]) -> str:
+    return "\n".join(["examples:", *(f"  {line}" for line in lines)])
+
+
+def environment() -> str:
+    """The environment variables, from the one table of them."""
+    width = max(map(len, KNOBS)) + 2
+    indent = " " * (width + 2)
+    rows = [
+        textwrap.fill(f"  {name:<{width}}{knob.doc}", columns(), subsequent_indent=indent, break_on_hyphens=False)
+        for name, knob in KNOBS.items()
+    ]
+    return "\n".join(["environment variables:", *rows])

@@ -47,6 +47,7 @@ from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import interpret
 from airgraph.runtime.program import Program, from_host, to_host
 from airgraph.tools.rounding import MULTIPLE, Verdict, graph_in_float64, in_float64, judge
+from airgraph.tools.run import DIFFERS, Script, run_script
 
 Stage = Literal["conversion", "passes", "whole graph"]
 HINTS: Mapping[Stage, str] = {
@@ -446,21 +447,23 @@ def set_random_state(state: list[torch.Tensor]) -> None:
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
-def compare_script(script: str, args: Sequence[str], *, host: str = "cpu", json_file: str | None = None) -> int:
-    """Run a script as `airgraph run` does, comparing all that airgraph compiles. 0: as PyTorch's; 1: something differs."""
-    from airgraph.tools.run import find_script, run_script
+def compare_script(script: Script, *, json_file: str | None = None) -> int:
+    """Run a script as `airgraph run` does, comparing all that airgraph compiles.
 
-    find_script(script, "compare")
+    Gives back DIFFERS where something differs, else what the script ended with.
+    """
+    script.check("compare")
     ended: Any = 0
     with Comparing() as comparing:
         try:
-            run_script(script, args, host=host)
+            run_script(script, "compare")
         except SystemExit as stop:
             ended = stop.code
+    code = ended if isinstance(ended, int) else int(ended is not None)
+    if code and not comparing.calls:
+        return code  # the script failed before there was anything to compare, and has said why
     found = comparing.result()
     print(found.text())
     if json_file:
         Path(json_file).write_text(found.json() + "\n", encoding="utf-8")
-    if not found.ok:
-        return 1
-    return ended if isinstance(ended, int) else int(ended is not None)
+    return code if found.ok else DIFFERS

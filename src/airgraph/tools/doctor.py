@@ -32,7 +32,7 @@ import airgraph
 from airgraph import compat
 from airgraph.config import KNOBS
 from airgraph.errors import CompatError
-from airgraph.tools.run import find_script
+from airgraph.tools.run import DIFFERS, find_script
 
 # Whose names are looked up.
 ROOTS = ("torch_npu", "torchair", "npugraph_ex", "torch.npu", "torch.ops.npu")
@@ -179,14 +179,14 @@ def missing(uses: Sequence[Use]) -> Iterator[tuple[Use, str]]:
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
-def doctor(scripts: Sequence[str] = ()) -> int:
-    """Print what is here, or what scripts would miss. 0: nothing; 1: something that a script does not handle itself."""
+def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None = None) -> int:
+    """Print what is here, or what scripts would miss: DIFFERS if that is something a script does not handle itself."""
     if not scripts:
-        print("\n".join(about()))
+        print("\n".join(about(host, devices)))
         return 0
     files = [find_script(script, "doctor") for script in scripts]
     found = [(file, uses_of(file.read_text(encoding="utf-8"), str(file))) for file in files]
-    compat.install()
+    compat.install(host=host, devices=devices)
     return max([report(file, uses) for file, uses in found])
 
 
@@ -196,10 +196,10 @@ def report(file: Path, uses: Sequence[Use]) -> int:
     for use, why in lacking:
         note = " (the script has an `except` for it)" if use.handled else ""
         print(f"  {file}:{use.line}  {use.name}{note}\n{textwrap.indent(why, ' ' * 6)}")
-    return int(any(not use.handled for use, _ in lacking))
+    return DIFFERS if any(not use.handled for use, _ in lacking) else 0
 
 
-def about() -> Iterator[str]:
+def about(host: str, devices: int | None) -> Iterator[str]:
     """What is emulated, by what, and the versions, one line each."""
     versions = [
         f"Python {platform.python_version()}",
@@ -212,7 +212,7 @@ def about() -> Iterator[str]:
         spec = importlib.util.find_spec(name)
         yield f"{name}: a real one, {spec.origin if spec else 'loaded'}; airgraph does not shadow it and emulates nothing"
     if not real:
-        compat.install()
+        compat.install(host=host, devices=devices)
         yield from emulated()
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none here"
     yield f"GPU: {cuda} (npu tensors live there with --host cuda)"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -30,7 +29,8 @@ from airgraph.journal import Journal
 from airgraph.passes import PASSES
 from airgraph.pipeline import backend
 from airgraph.tools.dynamo_trace import AIRGRAPH, Frame, Guard, Place, Trace, listening, user_line
-from airgraph.tools.run import find_script, run_script
+from airgraph.tools.run import Script, run_script
+from airgraph.tools.terminal import colours, width
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class Report:
     elsewhere: tuple[str, ...] = ()  # functions that another backend compiled
     unread: int = 0  # records of Dynamo's that could not be read
 
-    def text(self, colour: bool = False) -> str:
-        """For people, 100 columns wide."""
+    def text(self, colour: bool = False, width: int = 100) -> str:
+        """For people, in lines of at most `width` columns."""
         from airgraph.tools.explain_text import render
 
-        return render(self, colour)
+        return render(self, colour, width)
 
     def json(self) -> dict[str, Any]:
         """Plain data: dicts, lists, strings and numbers."""
@@ -159,18 +159,18 @@ def recording(only_new: bool = False) -> Iterator[Callable[[], Report]]:
         yield lambda: make_report(trace)
 
 
-def explain_script(script: str, args: Sequence[str], *, host: str = "cpu", json_file: str | None = None) -> int:
+def explain_script(script: Script, *, json_file: str | None = None) -> int:
     """Run a script as `airgraph run` does, then print the report, also when the script fails."""
-    find_script(script, "explain")
+    script.check("explain")
     if json_file and not Path(json_file).absolute().parent.is_dir():
         raise DumpError(f"the report cannot be written to {json_file}", hint="--json FILE, in a folder that exists")
     with recording() as record:
         try:
-            return run_script(script, args, host=host)
+            return run_script(script, "explain")
         finally:
             report = record()
             sys.stdout.flush()
-            print(report.text(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+            print(report.text(colours(), width()))
             if json_file:
                 Path(json_file).write_text(json.dumps(report.json(), indent=2) + "\n", encoding="utf-8")
 

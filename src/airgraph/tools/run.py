@@ -1,48 +1,105 @@
-"""`airgraph run`: a script as Python itself would run it, with TorchAir's modules and the npu device in place."""
+"""`airgraph run`: a script as Python itself would run it, with TorchAir's modules and the npu device in place.
+
+Importing this module does not import torch: the command line starts without it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import runpy
+import select
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-from airgraph import compat
-from airgraph.compat.npu import state
-from airgraph.errors import AirgraphError, CompatError
+from airgraph.errors import CompatError
 from airgraph.tools.children import emulation_for_children
 
+# What a command ends with. A script that calls sys.exit(n) ends with its own n.
+RAISED = 1  # the script raised an exception, as Python has it
+USAGE = 2  # a wrong argument, or airgraph cannot do what was asked
+DIFFERS = 3  # `compare` found a difference, `doctor` a missing name
+INTERRUPTED = 130  # Ctrl-C, as shells have it
+CLOSED_PIPE = 141  # the reader of a pipe went away, as shells have it
 
-def run_script(
-    script: str, args: Sequence[str], *, host: str = "cpu", module: bool = False, devices: int | None = None
-) -> int:
-    """Run a file, or a module as `python -m` does, with as many npu devices as asked for (or by AIRGRAPH_NPU_DEVICES).
 
-    Exceptions and SystemExit of the script pass through, so that its traceback and exit code are its own. An error of
-    airgraph's that the script did not catch is the script's as well: it ends with its traceback and 1, as any other.
-    Processes that the script starts (torch.multiprocessing.spawn, torchrun) have the emulation, too.
+@dataclass(frozen=True)
+class Script:
+    """A script or module to run, its arguments, and the emulated device it runs with."""
+
+    name: str
+    args: Sequence[str] = ()
+    module: bool = False
+    host: str = "cpu"
+    devices: int | None = None  # None: what AIRGRAPH_NPU_DEVICES says
+
+    def check(self, command: str) -> None:
+        if not self.module:
+            find_script(self.name, command)
+
+
+def run_script(script: Script, command: str = "run") -> int:
+    """Run a file, or a module as `python -m` does; its arguments, output, traceback and exit code are its own.
+
+    An exception that the script does not catch, also one of airgraph's, is printed without the frames of this command
+    and becomes SystemExit(1). Processes that the script starts (torch.multiprocessing.spawn, torchrun) have the emulation
+    too.
     """
-    if module:
-        # As Python does: what stands in the current folder can be imported, and is before it is looked for.
+    from airgraph import compat
+    from airgraph.compat.npu import state
+
+    script.check(command)
+    if script.module:
+        # As Python does: the current folder can be imported from, and is searched before the module is looked for.
         sys.path.insert(0, str(Path.cwd()))
-        compat.install(host=host, devices=devices)
-        check_module(script)
+        compat.install(host=script.host, devices=script.devices)
+        check_module(script.name, command)
     else:
-        path = find_script(script, "run")
-        compat.install(host=host, devices=devices)
-        sys.path.insert(0, str(path.resolve().parent))
-    sys.argv = [script, *args]
+        compat.install(host=script.host, devices=script.devices)
+        sys.path.insert(0, str(Path(script.name).resolve().parent))
+    sys.argv = [script.name, *script.args]
     try:
-        with emulation_for_children(host, max(1, state.device_count())):
-            if module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
+        with emulation_for_children(script.host, max(1, state.device_count())):
+            if script.module:
+                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(str(path), run_name="__main__")
-    except AirgraphError as error:
+                runpy.run_path(script.name, run_name="__main__")
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and stdout_is_closed():
+            raise
+        error.__traceback__ = own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        raise SystemExit(1) from error
+        raise SystemExit(RAISED) from None
     return 0
+
+
+def own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's own first frame on; none for a script that does not parse."""
+    while trace is not None and is_runner(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def is_runner(file: str) -> bool:
+    return file in (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def stdout_is_closed() -> bool:
+    """Whether nobody reads our output any more: `airgraph show model.air | head`."""
+    try:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # a stdout without a file
+        return False
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def forget_stdout() -> None:
+    """What is still buffered goes nowhere, instead of raising once more when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def find_script(script: str, command: str) -> Path:
@@ -53,16 +110,17 @@ def find_script(script: str, command: str) -> Path:
     return path
 
 
-def check_module(name: str) -> None:
+def check_module(name: str, command: str) -> None:
     """What `-m` names must be a module, or a package with a `__main__`."""
     spec = find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         if find_spec(f"{name}.__main__") is None:
             raise CompatError(
-                f"the package {name} has no __main__, so it cannot be run", hint=f"airgraph run -m {name}.MODULE [ARGS]"
+                f"the package {name} has no __main__, so it cannot be run",
+                hint=f"airgraph {command} -m {name}.MODULE [ARGS]",
             )
     elif spec is None:
-        hint = f"airgraph run {name} [ARGS]" if name.endswith(".py") else "airgraph run -m MODULE [ARGS]"
+        hint = f"airgraph {command} {name} [ARGS]" if name.endswith(".py") else f"airgraph {command} -m MODULE [ARGS]"
         raise CompatError(f"there is no module {name}", hint=hint)
 
 
