@@ -206,7 +206,7 @@ def test_knobs_read_the_environment_each_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, allowed", [("AIRGRAPH_VERIFY", "'0', '1'"), ("AIRGRAPH_ENGINE", "'', 'native', 'reference'")]
+    "name, allowed", [("AIRGRAPH_VERIFY", "'0', '1'"), ("AIRGRAPH_CHIP", "'Ascend910B', 'Ascend910_95'")]
 )
 def test_wrong_knobs(name, allowed, monkeypatch):
     monkeypatch.setenv(name, "yes")

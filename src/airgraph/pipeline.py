@@ -382,8 +382,8 @@ def compile(
         y = fast(x)
 
     `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
-    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict` is seen by the
-    next call.
+    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
+    is seen by the next call.
     """
     chosen = make_config(config, options)
     start = time.perf_counter()
