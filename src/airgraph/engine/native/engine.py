@@ -1,6 +1,6 @@
 """The native engine: plan, compile, and calls that are one native call.
 
-    engine.load(graph, device, boundary) → NativeExecutable
+    NativeEngine().load(request) → NativeExecutable
     executable.call(args) → the graph's outputs
 
 What has no native step is a call of PyTorch from inside the native function: straight to its dispatcher (calls.py) or,
@@ -24,22 +24,20 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime, tables
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
-from airgraph.engine.native.fold import fold
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Released, Shared, step_words
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error, libtorch, torch_symbol
 from airgraph.engine.native.tables import Entry, in_a_word
-from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
+from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import BadIndexError, EngineError, raise_from_op
-from airgraph.ir.boundary import Argument, Boundary, NumberIn, OfInput, TensorIn
-from airgraph.ir.graph import Graph, Value
+from airgraph.ir.boundary import Argument, NumberIn, OfInput, TensorIn
+from airgraph.ir.graph import Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
-from airgraph.locks import held_at_fork
-from airgraph.plan.groups import make_plan
+from airgraph.locks import Depth, held_at_fork
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, step_reads, step_writes
@@ -56,7 +54,7 @@ class Pool:
     def __init__(self) -> None:
         self.head = (ctypes.c_int64 * 1)(0)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = held_at_fork(threading.Lock())
+        self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
     @property
     def address(self) -> int:
@@ -112,42 +110,18 @@ class Threads:
 
 
 THREADS = Threads()
-_binding = held_at_fork(threading.Lock())  # lists of frames change
-
-
-class NativeEngine:
-    name = "native"
-
-    def __init__(self, reference: ReferenceEngine) -> None:
-        self.reference = reference
-
-    def has_kernel(self, op: str) -> bool:
-        return self.reference.has_kernel(op)
-
-    def load(
-        self,
-        graph: Graph,
-        device: torch.device,
-        boundary: Boundary,
-        *,
-        frozen: bool = False,
-        tuner: Tuner | None = None,
-    ) -> NativeExecutable:
-        """`frozen`: parameters never change. `tuner`: matrix products are timed."""
-        reference = self.reference.load(graph, device)
-        if fold(graph, reference):
-            reference = self.reference.load(graph, device)
-        return NativeExecutable(graph, boundary, reference, frozen, tuner)
+_binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
 
 
 class NativeExecutable:
-    def __init__(
-        self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool, tuner: Tuner | None
-    ) -> None:
-        self.graph, self.boundary, self.reference = graph, boundary, reference
-        self.device = reference.device
+    def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
+        """`tuner`: matrix products are timed."""
+        assert request.plan is not None
+        graph, self.boundary, self.device = request.graph, request.boundary, request.device
+        self.graph = graph
+        self.reference = reference = ReferenceExecutable(graph, request.device, request.map_device)
         self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
-        self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
+        self.plan: Plan = request.plan
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
         constants = self.constants()
@@ -160,7 +134,7 @@ class NativeExecutable:
         self.read_by_loops = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)}
         given = self.layout.given
         self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
-        kept = self.kept_arguments() if frozen else frozenset()
+        kept = self.kept_arguments() if request.frozen else frozenset()
         slot = self.layout.slot
         over = {
             step: [(slot(t), slot(x)) for t, x in overwrites(step)]

@@ -26,7 +26,7 @@ import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
-from airgraph.locks import held_at_fork
+from airgraph.locks import Depth, held_at_fork
 
 _names = itertools.count()
 _local = threading.local()
@@ -154,8 +154,8 @@ class LlvmliteLock:
         ffi.lib._lock.__exit__()
 
 
-held_at_fork(LlvmliteLock())
-_inside = held_at_fork(Inside())
+held_at_fork(LlvmliteLock(), Depth.LLVM)
+_inside = held_at_fork(Inside(), Depth.COMPILING)
 
 
 @contextmanager
