@@ -12,7 +12,7 @@ FROM_ONE = "a whole number from 1 on"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
     "autotune": ("yes", "True, False"),
-    "engine": ("magic", "'auto', 'native', 'reference'"),
+    "engine": (1, "a string"),
     "strict": (1, "True, False"),
     "dump": ("pdf", "'py', 'txt', 'pbtxt', None"),
     "dump_path": (None, "a string"),

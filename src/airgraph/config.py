@@ -19,7 +19,6 @@ from airgraph.errors import ConfigError
 
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
-EngineName = Literal["auto", "native", "reference"]
 DumpStage = Literal["original", "optimized"]
 OutputPolicy = Literal["lease", "clone", "error"]
 ErrorMode = Literal["global", "thread_local", "relaxed"]
@@ -39,8 +38,8 @@ class Config:
     autotune: bool = option(
         False, 'time the ways to do each matrix product and keep the fastest; on where mode="max-autotune" is asked for'
     )
-    engine: EngineName = option(
-        "auto", "what runs the graph: native (LLVM, on a CPU), reference (each op by its PyTorch meaning)"
+    engine: str = option(
+        "auto", "what runs the graph (docs/engines.md); auto: the first of the table that serves its device and mode"
     )
     strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
     dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
@@ -219,7 +218,7 @@ KNOBS = {
     knob.name: knob
     for knob in (
         Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
-        Knob("AIRGRAPH_ENGINE", "", ("", "native", "reference"), 'what engine="auto" means; empty: the best there is'),
+        Knob("AIRGRAPH_ENGINE", "", (), 'what engine="auto" means on a CPU; empty: the first that serves'),
         Knob(
             "AIRGRAPH_CHIP",
             "Ascend910B",

@@ -10,6 +10,8 @@ raise ConvertError(
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any, NoReturn
 
 
 class AirgraphError(RuntimeError):
@@ -43,6 +45,28 @@ class VerifyError(AirgraphError):
 
 class EngineError(AirgraphError):
     """A node has no kernel, or its kernel failed."""
+
+
+def raise_from_op(error: Exception, op: str, where: Mapping[str, str]) -> NoReturn:
+    """Raises again what a kernel raised: as an EngineError with the place, which is also of the type eager raises.
+
+        except IndexError as error:
+            raise_from_op(error, "GatherV2", where)      an EngineError and an IndexError
+
+    An exception of a user's own class stays as it is, for only its author knows how to construct another one.
+    """
+    eager: Any = type(error)
+    known = eager.__module__ in ("builtins", "torch", "torch._C", "torch.linalg")
+    if isinstance(error, EngineError) or not known:
+        raise error
+    raise engine_error_type(eager)(f"{op} failed: {error}", where=where) from error
+
+
+@cache
+def engine_error_type(eager: Any) -> type[EngineError]:
+    if issubclass(EngineError, eager):
+        return EngineError
+    return type(f"Engine{eager.__name__.lstrip('_')}", (EngineError, eager), {"__module__": __name__})
 
 
 class BadIndexError(EngineError, IndexError):

@@ -17,6 +17,8 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
+from airgraph.capture.dtypes import correct_dtypes
+
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
@@ -35,6 +37,7 @@ class Traced:
 def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[Any, Any]:
     """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
     pass must not act again in the backward one."""
+    correct_dtypes(joint)
     forward, backward = default_partition(joint, inputs, **options)
     done = {node.name for node in forward.graph.nodes if acts(node)}
     for node in reversed(list(backward.graph.nodes)):
@@ -69,12 +72,18 @@ def compile_by_aot(
     def phase(name: str) -> FxCompiler:
         return lambda graph, inputs: compiler(graph, inputs, name)
 
+    def corrected(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        correct_dtypes(graph)
+        return compiler(graph, inputs, "inference")
+
+    inference: FxCompiler = corrected
+
     run = aot_module_simplified(
         gm,
         list(example_inputs),
         fw_compiler=phase("forward"),
         bw_compiler=phase("backward"),
-        inference_compiler=phase("inference"),
+        inference_compiler=inference,
         partition_fn=partition,
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=keep_input_mutations,

@@ -22,7 +22,8 @@ import torch
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TURNED, Product, Way, best, rule, ways
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.runtime import Frame, Step, entry
+from airgraph.engine.native.runtime import entry
+from airgraph.engine.native.tables import Frame, Step
 from airgraph.journal import Journal
 
 TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
