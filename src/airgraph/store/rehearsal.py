@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.in_place import NOWHERE
 from airgraph.engine.meanings import USER_KERNELS
-from airgraph.engine.reference import Env, ReferenceExecutable, Step, as_tensor
+from airgraph.engine.protocol import Env, Step
+from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.errors import AirgraphError, EngineError, ExportError, VerifyError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
@@ -80,7 +80,7 @@ class Rehearsal:
                 if not free_symbols((value.type.shape, value.known)) <= symbols:
                     raise Unrehearsable(f"the sizes of {value.tensor} depend on data")
                 value.type = replace(value.type, place="NPU")  # which is the device meta, and nothing is on the host
-        self.executable = ReferenceExecutable(graph, META, lambda device: META, NOWHERE)
+        self.executable = ReferenceExecutable(graph, META, lambda device: META)
         self.forms = {node: form(node) for node in graph.nodes}
 
     def __call__(self, symbols: Mapping[Any, Any]) -> None:
@@ -108,12 +108,13 @@ class _Run:
         for node in self.graph.inputs:
             (env[id(node.output)],) = self.observe(node, [as_tensor(self.argument(node))])
         for step in self.executable.steps:
-            if step.node.op in TEXT:
-                env |= {id(value): "" for value in step.node.outputs}
-            elif step.node.op != "AtenCall" and step.node.outputs and step.node.outputs[0].known is not None:
-                self.number(step.node, env)
+            (node,) = step.nodes
+            if node.op in TEXT:
+                env |= {id(value): "" for value in node.outputs}
+            elif node.op != "AtenCall" and node.outputs and node.outputs[0].known is not None:
+                self.number(node, env)
             else:
-                self.step(step, env)
+                self.step(node, step, env)
         self.writes(env)
         self.results([env[key] for key in self.executable.outputs])
 
@@ -138,23 +139,22 @@ class _Run:
         env[id(value)] = torch.tensor(self.size(found), dtype=TORCH_TYPES[value.type.dtype])
         self.tensor(node, value, env[id(value)])
 
-    def step(self, step: Step, env: Env) -> None:
-        node = step.node
+    def step(self, node: Node, step: Step, env: Env) -> None:
         key = (self.forms[node], *(described(env[id(v)]) for v in node.values()))
         if key in self.done:
             env |= {id(v): r for v, r in zip(node.outputs, self.observe(node, self.done[key]))}
             return
-        self.compute(step, env)
+        self.compute(node, step, env)
         self.done[key] = [env[id(value)] for value in node.outputs]
 
-    def compute(self, step: Step, env: Env) -> None:
-        if step.node.op == "AtenCall":
-            self.layouts(step.node, env)
+    def compute(self, node: Node, step: Step, env: Env) -> None:
+        if node.op == "AtenCall":
+            self.layouts(node, env)
         try:
-            self.executable.advance(replace(step, last_uses=()), env, self.symbols, self.observe)
+            replace(step, last_uses=()).advance(env, self.symbols, self.graph, self.observe)
         except EngineError as error:
             if isinstance(error.__cause__, NotImplementedError):
-                raise Unrehearsable(f"{step.node.op}: {error.__cause__}") from error
+                raise Unrehearsable(f"{node.op}: {error.__cause__}") from error
             raise
 
     def layouts(self, node: Node, env: Env) -> None:
