@@ -492,7 +492,7 @@ def load_export(
     with journal.stage("read"):
         stored = moved(read_export(path), device, journal.remark)
     rehearse = None
-    if not trust and chosen.engine != "reference":
+    if not trust:
         with journal.stage("rehearse"):
             rehearse = rehearsal_of(stored, str(path), journal.remark)
         chosen = chosen if rehearse else replace(chosen, engine="reference")

@@ -237,7 +237,7 @@ def resize_weight(rng: random.Random, message: Any) -> None:
     tensor.data = (tensor.data * (count // len(tensor.data) + 1))[:count]
     description = json.loads(message.attr[EXTRA].s)
     for argument in description["arguments"]:
-        if argument.get("tensor") == op.name:
+        if isinstance(argument, dict) and argument.get("tensor") == op.name:
             argument["strides"] = list(contiguous_strides(list(dims)))
     message.attr[EXTRA].s = json.dumps(description).encode()
 

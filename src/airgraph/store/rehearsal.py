@@ -12,20 +12,23 @@ type. Numbers that sizes are computed from are known by the rules of the table; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from airgraph.convert.metadata import NUMBERS
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.engine.protocol import Env, Step
-from airgraph.engine.reference import ReferenceExecutable, as_tensor
+from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
 from airgraph.errors import AirgraphError, EngineError, ExportError, VerifyError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.ops import Call, row
+from airgraph.ir.ops import OPS, Call, row
+from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place
 from airgraph.store.convention import StoredModel, layout_refusal
@@ -33,6 +36,20 @@ from airgraph.store.convention import StoredModel, layout_refusal
 LARGEST = 2**46  # bytes of one value: the sum of all of them must not overflow
 TEXT = ("StringFormat", "PrintV2")  # they print; what they take may be anything
 META = torch.device("meta")
+# What PyTorch's kernels take for granted and its rules do not check: slots that hold one number for each channel of x, for
+# each row or group of it, or for each element.
+PER_CHANNEL = {
+    "BNInfer": "scale offset mean variance",
+    "BatchNormV3": "weight bias running_mean running_var",
+    "BatchNormGradV3": "weight running_mean running_var save_mean save_rstd",
+    "GroupNorm": "gamma beta",
+    "GroupNormV2": "gamma beta",
+    "GroupNormGrad": "gamma",
+}
+PER_ROW = {"LayerNormGradV3": "mean rstd"}
+PER_GROUP = {"GroupNormGrad": "mean rstd"}
+PER_ELEMENT = {"BatchNormGradV3": "dy", "GroupNormGrad": "dy", "LayerNormGradV3": "dy"}
+ADDS_AXES = ("Unsqueeze", "Pack")
 
 
 class Unrehearsable(Exception):
@@ -120,6 +137,8 @@ class _Run:
 
     def argument(self, node: Node) -> Any:
         argument = self.arguments[node.name]
+        if isinstance(argument, NumberIn) and node.output.dtype != NUMBERS[argument.kind]:
+            raise self.wrong(node, f"the argument {argument.name} is a number ({argument.kind.__name__})")
         if not isinstance(argument, TensorIn):
             return self.size(argument.expr) if isinstance(argument, NumberIn) else None
         shape, strides = self.size(argument.type.shape), self.size(argument.strides)
@@ -150,12 +169,39 @@ class _Run:
     def compute(self, node: Node, step: Step, env: Env) -> None:
         if node.op == "AtenCall":
             self.layouts(node, env)
+        else:
+            self.axes(node, env)
+            self.counts(node, env)
         try:
             replace(step, last_uses=()).advance(env, self.symbols, self.graph, self.observe)
         except EngineError as error:
             if isinstance(error.__cause__, NotImplementedError):
                 raise Unrehearsable(f"{node.op}: {error.__cause__}") from error
             raise
+
+    def axes(self, node: Node, env: Env) -> None:
+        first = next((env[id(v)] for v in node.values()), None)
+        if not isinstance(first, torch.Tensor) or node.op in ADDS_AXES:
+            return
+        for name in ("axis", "axes", "dim"):
+            axes_of(as_tuple(attributes(node).get(name, ())), first.ndim)
+
+    def counts(self, node: Node, env: Env) -> None:
+        """As many elements as the kernel will read."""
+        if node.op not in PER_CHANNEL and node.op not in PER_ROW:
+            return
+        given = dict(zip((slot.name for slot in OPS[node.op].slots), node.inputs))
+        tensors = {name: env[id(entry)] for name, entry in given.items() if isinstance(entry, Value)}
+        x = tensors["x"]
+        axes = len(self.size(given["normalized_shape"].known)) if node.op in PER_ROW else 0  # type: ignore[union-attr]
+        groups = x.shape[0] * attributes(node).get("num_groups", 0)
+        rows = math.prod(x.shape[: x.ndim - axes])
+        channels = x.shape[1] if x.ndim > 1 else 0
+        wanted = ((PER_CHANNEL, channels), (PER_ROW, rows), (PER_GROUP, groups), (PER_ELEMENT, x.numel()))
+        for table, count in wanted:
+            for name in table.get(node.op, "").split():
+                if name in tensors and tensors[name].numel() != count:
+                    raise self.wrong(node, f"{name} of {node.name} has {tensors[name].numel()} elements, not {count}")
 
     def layouts(self, node: Node, env: Env) -> None:
         for value, strides in zip(node.values(), node.attrs["strides"] or ()):
@@ -225,6 +271,10 @@ def described(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.shape, value.stride(), value.dtype, numbers_in(value)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def numbers_in(result: Any) -> Any:
