@@ -21,14 +21,8 @@ from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
-from airgraph.capture.export import (
-    CompiledModel,
-    Exported,
-    all_dynamic,
-    capture_exported,
-    compile_exported,
-    export_model,
-)
+from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
@@ -374,8 +368,8 @@ def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..
 
 
 def compile(
-    model: torch.nn.Module,
-    example_args: Sequence[Any],
+    model: Callable[..., Any] | torch.export.ExportedProgram,
+    example_args: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -384,19 +378,22 @@ def compile(
 ) -> CompiledModel:
     """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
 
-        fast = airgraph.compile(model, (x,))
+        fast = airgraph.compile(model, x)
         y = fast(x)
 
-    `dynamic_shapes` is torch.export's. Parameters and buffers stay the model's own: an optimiser's step or
-    `load_state_dict` is seen by the next call.
+    `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
+    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
+    is seen by the next call.
     """
     chosen = make_config(config, options)
+    start = time.perf_counter()
     programs, compiler = collecting(chosen)
     warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))
-    return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
+    run = shortest(programs, guarded, len(exported.inputs))
+    return CompiledModel(exported, run, time.perf_counter() - start)
 
 
 def export(

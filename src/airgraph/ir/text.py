@@ -47,8 +47,11 @@ INLINE_LIMIT = 1000  # elements of a constant that is still written inline
 
 
 # -- printing -------------------------------------------------------------------------------------------------------
-def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bool = True) -> str:
-    """The dump. Constants too large to write inline are put into `files`, by the name the text uses for them."""
+def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bool = True, names: bool = False) -> str:
+    """The dump. Constants too large to write inline are put into `files`, by the name the text uses for them.
+
+    `names`: a comment above each input says what users call it. TorchAir's dumps have none.
+    """
     lines = [HEADER]
     printed = _Notes(graph, notes)
     for node in graph.nodes:
@@ -58,6 +61,7 @@ def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bo
             lines += [*printed.rest(), ""]
         else:
             lines += printed.up_to(node.note)
+            lines += [f"# {one_line(graph.names[node.name])}"] if names and node.name in graph.names else []
         lines.append(f"{targets(node)} = {call_text(node, files)}")
     return "\n".join(lines) + "\n"
 
