@@ -464,7 +464,7 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
 
 
 def load_export(
-    path: str | Path, *, device: str | None = None, config: Config | None = None, **options: Any
+    path: str | Path, *, device: str | None = None, trust: bool = False, config: Config | None = None, **options: Any
 ) -> LoadedModel:
     """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
 
@@ -472,9 +472,11 @@ def load_export(
         y = model(x)
 
     `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
-    CPU. Options are those of `airgraph.backend`.
+    CPU. `trust`: the file is your own; otherwise the sizes it states are checked against PyTorch's rules, for every new
+    set of sizes. Options are those of `airgraph.backend`.
     """
     from airgraph.store.load_export import by_memory, moved, read_export
+    from airgraph.store.rehearsal import rehearsal_of
 
     chosen = make_config(config, options)
     warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
@@ -486,6 +488,11 @@ def load_export(
             journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
         stored = moved(read_export(path), device, journal.remark)
+    rehearse = None
+    if not trust:
+        with journal.stage("rehearse"):
+            rehearse = rehearsal_of(stored, str(path), journal.remark)
+        chosen = chosen if rehearse else replace(chosen, engine="reference")
     arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)
@@ -498,7 +505,9 @@ def load_export(
         raise ExportError(
             f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
         ) from error
-    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
+    return LoadedModel(
+        str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
+    )
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
