@@ -145,10 +145,7 @@ def profiling() -> Iterator[list[Profile]]:
         programs.append(program)
         return program
 
-    with (
-        wrapping(keep),
-        torch.profiler.profile(activities=activities) as events,
-    ):
+    with wrapping(keep), torch.profiler.profile(activities=activities) as events:
         yield found
     seconds = time.perf_counter() - start
     kernels = joined(events, programs)
