@@ -67,6 +67,12 @@ def bench(args: argparse.Namespace) -> int:
     return bench_script(script_of(args), contenders=names, rounds=args.rounds, seconds=args.seconds, files=files)
 
 
+def profile(args: argparse.Namespace) -> int:
+    from airgraph.tools.profile import profile_script
+
+    return profile_script(script_of(args), trace=args.trace, json_file=args.json)
+
+
 def doctor(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
@@ -114,6 +120,11 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     seconds = "how long each is timed in a round (default: 0.2)"
     command.add_argument("--seconds", type=float, default=0.2, metavar="S", help=seconds)
     command.add_argument("--html", metavar="FILE", help="also write the result as a page to FILE")
+    with_json(command)
+
+
+def profile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trace", metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev")
     with_json(command)
 
 
@@ -176,6 +187,15 @@ COMMANDS = (
         " torch.compile with the arguments it calls them with: time per call, compile time, peak memory, and the distance"
         " of the results from float64. The contenders take turns. Ends with advice where it applies.",
         ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
+    ),
+    Command(
+        "profile",
+        profile,
+        profile_options,
+        "run a script, then show its time by kernel",
+        "Runs SCRIPT as `airgraph run` does, under PyTorch's profiler, and prints its most expensive kernels with their"
+        " modules and lines, and how much of the machine's bandwidth and arithmetic they use.",
+        ("airgraph profile infer.py", "airgraph profile --trace trace.json infer.py --batch 4"),
     ),
     Command(
         "doctor",
