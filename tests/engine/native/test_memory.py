@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import airgraph
 from airgraph.engine.native import engine
 from airgraph.engine.native.tables import Frame
-from airgraph.plan.memory import BLOCK, Unit, arrange
+from airgraph.plan.memory import BLOCK, Room, arrange
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -38,8 +38,8 @@ spans = st.tuples(st.integers(0, 20), st.integers(0, 8))
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 500), spans)), st.lists(st.tuples(st.integers(0, 800), st.integers(0, 20))))
 def test_what_lives_at_the_same_time_does_not_overlap(inside, outputs):
-    units = [Unit([i + 1], size, first, first + more) for i, (size, (first, more)) in enumerate(inside)]
-    units += [Unit([i], size, first, 99, i) for i, (size, first) in enumerate(outputs, len(inside) + 1)]
+    units = [Room([i + 1], size, first, first + more) for i, (size, (first, more)) in enumerate(inside)]
+    units += [Room([i], size, first, 99, i) for i, (size, first) in enumerate(outputs, len(inside) + 1)]
     spots, top = arrange(units)
     capacity = {BLOCK: top, **{u.slots[0]: u.size for u in units[len(inside) :]}}
     for i, a in enumerate(units):
@@ -52,7 +52,7 @@ def test_what_lives_at_the_same_time_does_not_overlap(inside, outputs):
 
 
 def test_small_ones_go_into_gaps_and_into_outputs():
-    spots, top = arrange([Unit([1], 640, 0, 1), Unit([2], 640, 2, 3), Unit([3], 64, 1, 2), Unit([4], 128, 3, 9, 4)])
+    spots, top = arrange([Room([1], 640, 0, 1), Room([2], 640, 2, 3), Room([3], 64, 1, 2), Room([4], 128, 3, 9, 4)])
     assert {slot: tuple(spot) for slot, spot in spots.items()} == {1: (0, 0), 2: (0, 0), 3: (4, 0), 4: (4, 0)}
     assert top == 640
 
@@ -193,14 +193,14 @@ def test_library_calls_let_go_of_arguments_and_results(monkeypatch):
     run, (native,) = compiled(model, args)
     assert [s.kind for s in native.steps].count("call") == 3
     seen = []
-    library = engine.NativeExecutable.library
+    library = engine.NativeExecutable.library_step
 
     def watch(self, frame, number):
         library(self, frame, number)
         given = ctypes.cast(frame.words[Frame.LIST], ctypes.py_object).value
         seen.append(([a is not None for a in given], len(frame.results)))
 
-    monkeypatch.setattr(engine.NativeExecutable, "library", watch)
+    monkeypatch.setattr(engine.NativeExecutable, "library_step", watch)
     torch.testing.assert_close(run(*args), model(*args))
     (_, second, third) = seen
     assert second == ([False, True, True], 1)
