@@ -68,10 +68,10 @@ def timeline(accesses: Sequence[Access]) -> Timeline:
     waits: set[int] = set()
     since = 0
     for i, access in enumerate(accesses):
-        conflict = any(disturbs(access, accesses[j]) for j in range(since, i))
-        if conflict or access.call or (i and accesses[i - 1].call):
-            if conflict:
-                waits.add(i - 1)
+        if access.call or (i and accesses[i - 1].call):  # threads meet there anyway
+            since = i
+        elif any(disturbs(access, accesses[j]) for j in range(since, i)):
+            waits.add(i - 1)
             since = i
         starts.append(since)
     return Timeline(accesses, starts, frozenset(waits))

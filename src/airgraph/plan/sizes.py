@@ -192,7 +192,10 @@ class Sizes:
         if x.is_Pow:
             return reduce(lambda a, b: a * b, [self.term(x.base)] * int(x.exp))
         op = WHOLE_FUNCTIONS[x.func.__name__]
-        return reduce(lambda a, b: _combine(op, a, b), map(self.term, x.args))
+        operands = [self.term(a) for a in x.args]
+        if op in COMMUTE:  # numbers last: 3·a·b and 5·a·b share a·b
+            operands.sort(key=lambda t: isinstance(t, int))
+        return reduce(lambda a, b: _combine(op, a, b), operands)
 
     def make(self, op: Op, *operands: Amount) -> Amount:
         folded = simplified(op, operands)
