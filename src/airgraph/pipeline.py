@@ -21,14 +21,8 @@ from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
-from airgraph.capture.export import (
-    CompiledModel,
-    Exported,
-    all_dynamic,
-    capture_exported,
-    compile_exported,
-    export_model,
-)
+from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
@@ -374,8 +368,8 @@ def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..
 
 
 def compile(
-    model: torch.nn.Module,
-    example_args: Sequence[Any],
+    model: Callable[..., Any] | torch.export.ExportedProgram,
+    example_args: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -384,19 +378,22 @@ def compile(
 ) -> CompiledModel:
     """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
 
-        fast = airgraph.compile(model, (x,))
+        fast = airgraph.compile(model, x)
         y = fast(x)
 
-    `dynamic_shapes` is torch.export's. Parameters and buffers stay the model's own: an optimiser's step or
-    `load_state_dict` is seen by the next call.
+    `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
+    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
+    is seen by the next call.
     """
     chosen = make_config(config, options)
+    start = time.perf_counter()
     programs, compiler = collecting(chosen)
     warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))
-    return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
+    run = shortest(programs, guarded, len(exported.inputs))
+    return CompiledModel(exported, run, time.perf_counter() - start)
 
 
 def export(
@@ -467,7 +464,7 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
 
 
 def load_export(
-    path: str | Path, *, device: str | None = None, config: Config | None = None, **options: Any
+    path: str | Path, *, device: str | None = None, trust: bool = False, config: Config | None = None, **options: Any
 ) -> LoadedModel:
     """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
 
@@ -475,9 +472,11 @@ def load_export(
         y = model(x)
 
     `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
-    CPU. Options are those of `airgraph.backend`.
+    CPU. `trust`: the file is your own; otherwise the sizes it states are checked against PyTorch's rules, for every new
+    set of sizes. Options are those of `airgraph.backend`.
     """
     from airgraph.store.load_export import by_memory, moved, read_export
+    from airgraph.store.rehearsal import rehearsal_of
 
     chosen = make_config(config, options)
     warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
@@ -489,6 +488,11 @@ def load_export(
             journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
         stored = moved(read_export(path), device, journal.remark)
+    rehearse = None
+    if not trust:
+        with journal.stage("rehearse"):
+            rehearse = rehearsal_of(stored, str(path), journal.remark)
+        chosen = chosen if rehearse else replace(chosen, engine="reference")
     arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)
@@ -501,7 +505,9 @@ def load_export(
         raise ExportError(
             f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
         ) from error
-    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
+    return LoadedModel(
+        str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
+    )
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

@@ -131,9 +131,7 @@ def test_what_is_read_is_still_there(frame):
     there: set[int] = set()
     for origin, group in itertools.groupby(range(len(frame.native)), lambda i: frame.native[i].origin):
         numbers = list(group)
-        reads, writes = (
-            set().union(*(table[i] for i in numbers)) for table in (frame.table.reads, frame.table.writes)
-        )
+        reads, writes = (set().union(*(table[i] for i in numbers)) for table in (frame.table.reads, frame.table.writes))
         assert {s for s in reads - writes if s in frame.shared.memory.locations} <= there, origin
         there = {s for s in there if s in writes or not meet(spans(frame, [s]), spans(frame, writes))}
         pairs = itertools.combinations(spans(frame, writes), 2)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.engine.fold import fold
+from airgraph.engine.native.target import CPU
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
+from airgraph.locks import Depth, held_at_fork
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Refuse
@@ -22,8 +24,6 @@ from airgraph.plan.steps import Plan
 
 if TYPE_CHECKING:
     from airgraph.engine.native.engine import NativeExecutable
-
-KERNELS = frozenset({"gemm", "attention", "conv"})  # the steps besides loops that it has kernels for
 
 
 class NativeEngine:
@@ -47,7 +47,7 @@ class NativeEngine:
             raise Refuse(missing)
         fulfilled_waits(request.graph)
         fold(request)
-        return make_plan(request.graph, request.boundary, KERNELS)
+        return make_plan(request.graph, request.boundary, CPU)
 
     def load(self, request: Request) -> NativeExecutable:
         from airgraph.engine.native.engine import NativeExecutable
@@ -62,7 +62,7 @@ class NativeEngine:
         return programs.direct(executable)
 
 
-_loading = threading.Lock()
+_loading = held_at_fork(threading.Lock(), Depth.LOADING)
 
 
 def problem() -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from airgraph.engine.planned import THREADS, PlannedExecutable
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.errors import BadIndexError, EngineError
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
+from airgraph.locks import Depth, held_at_fork
+from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep
 
 FRAMES = 64  # that wait: each is for its own frozen weights, or was made for a call at the same time
@@ -43,9 +46,9 @@ class Pool:
     """Blocks for intermediates, for the whole process: a call takes one and gives it back, so all programs share them."""
 
     def __init__(self) -> None:
-        self.head = (ctypes.c_int64 * 1)(0)
+        self.head = (ctypes.c_int64 * tables.Pool.WORDS)(0, tables.MOST)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = threading.Lock()
+        self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
     @property
     def address(self) -> int:
@@ -84,6 +87,21 @@ class Pool:
 
 
 POOL = Pool()
+_binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
+
+
+def one_thread_after_fork() -> None:
+    """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
+    its threads for ever."""
+    if len(_frames) > 0:
+        POOL.head[tables.Pool.THREADS] = 1
+
+
+def number_of_threads() -> int:
+    return min(torch.get_num_threads(), POOL.head[tables.Pool.THREADS])
+
+
+os.register_at_fork(after_in_child=one_thread_after_fork)
 
 
 class NativeExecutable(PlannedExecutable):
@@ -106,35 +124,34 @@ class NativeExecutable(PlannedExecutable):
         self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
-        self.lock = threading.Lock()
         self.frames: list[BoundFrame] = []
         self.shared: Shared | None = None
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, Product]:
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
-        threads = torch.get_num_threads()
+        threads = number_of_threads()
         steps = [
             s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
-        words = {s: [0, *(number_word(x, self.sizes) for x in s.sizes)] for s in steps}
-        values = self.sizes.run(symbols) if symbolic else []
+        sizes = Sizes(self.sizes.symbols)
+        words = {s: [0, *(number_word(x, sizes) for x in s.sizes)] for s in steps}
+        values = sizes.run(symbols)
         found: dict[NativeStep, Product] = {}
         for step, terms in words.items():
             weight, bias = step.args[1], step.args[3]
             assert weight is not None
             slot = self.table.slot(weight)
-            sizes = [self.sizes.value(x, values) for x in terms]
-            found[step] = Product.of(sizes, bias is not None, slot in self.constants or slot in self.frozen, threads)
+            numbers = [sizes.value(x, values) for x in terms]
+            found[step] = Product.of(numbers, bias is not None, slot in self.constants or slot in self.frozen, threads)
         return found
 
     def prepare(self, symbols: Symbols) -> Shared:
         """What all frames share. Choices that are only good for some sizes are made for those of the first call."""
         tuned: dict[NativeStep, Tuned] = {}
         if self.tuner is not None:
-            open_sizes = self.products(symbols, symbolic=True)
-            self.tuner.learn(open_sizes.values())
-            for step, product in {**self.products(symbols, symbolic=False), **open_sizes}.items():
+            products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
+            for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
         steps = [sized(step, self.sizes, tuned.get(step)) for step in self.steps]
         time = self.timeline(self.steps, [s.single == 1 for s in steps])
@@ -153,7 +170,7 @@ class NativeExecutable(PlannedExecutable):
             sized=steps,
             tuned=tuned,
             time=time,
-            memory=self.arrangement(time, {**symbols, THREADS: torch.get_num_threads()}),
+            memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
 
     def argument(self, spec: Argument) -> Given:
@@ -173,7 +190,9 @@ class NativeExecutable(PlannedExecutable):
     # -- frames ---------------------------------------------------------------------------------------------------------
     def frame_for(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:
         """A frame for these arguments, ready to be found by the next call: one that waits, or a new one."""
-        with self.lock:
+        if self.shared is None and self.tuner is not None:
+            self.tuner.learn(self.products(symbols, symbolic=True).values())
+        with _binding:
             if self.shared is None:
                 self.shared = self.prepare(symbols)
             waiting = [f for f in self.taken() if f in self.frames]
@@ -181,7 +200,7 @@ class NativeExecutable(PlannedExecutable):
             if frame is None:
                 frame = self.new_frame(args, self.shared)
             try:
-                frame.assign(symbols, torch.get_num_threads())
+                frame.assign(symbols, number_of_threads())
             finally:
                 others = [f for f in waiting if f is not frame][: FRAMES - 1]
                 for f in reversed([frame, *others]):
@@ -253,6 +272,9 @@ class NativeExecutable(PlannedExecutable):
         """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
         if code == tables.TORCH_FAILED:
             raise EngineError(last_error(), where={"graph": self.graph.name})
+        if code == tables.ZERO_DIVISION:  # the text is eager's
+            hint = 'engine="reference" names the op and the line'
+            raise EngineError("ZeroDivisionError", where={"graph": self.graph.name}, hint=hint)
         if code == tables.BAD_INDEX:
             raise BadIndexError(
                 "index out of range in self",

@@ -25,7 +25,7 @@ from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.kernels import conv, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, jobs_of, strategy, unit_of
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Location, Step
+from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Location, Step, in_a_word, words
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.ir.symbols import evaluate
@@ -177,20 +177,16 @@ class Shared:
         if not self.kept:
             index = {s: i for i, s in enumerate(self.sizes.symbols)}
             rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in self.sources]
-            definitions = array([n for row in rows for n in row])
-            code = array(code_words(self.sizes))
-            questions = array([address for _, address in self.sizes.questions])
-            binding = array([0] * Binding.WORDS)
+            definitions = words([n for row in rows for n in row])
+            code = words(code_words(self.sizes))
+            questions = words([address for _, address in self.sizes.questions])
+            binding = words([0] * Binding.WORDS)
             binding[Binding.DEFINITIONS], binding[Binding.DEFINITION_TABLE] = len(rows), ctypes.addressof(definitions)
             binding[Binding.OPERATIONS], binding[Binding.CODE] = len(self.sizes.code), ctypes.addressof(code)
             binding[Binding.SYMBOLS] = len(self.sizes.symbols)
             binding[Binding.QUESTIONS] = ctypes.addressof(questions)
             self.kept.extend((binding, definitions, code, questions))
         return ctypes.addressof(self.kept[0])
-
-
-def array(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
 class BoundFrame:
@@ -207,12 +203,12 @@ class BoundFrame:
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
-        self.slots = array([0] * (self.table.count + 1))
-        self.handles = array([0] * 2 * len(self.table.made))
+        self.slots = words([0] * (self.table.count + 1))
+        self.handles = words([0] * 2 * len(self.table.made))
         for slot, tensor in shared.constants.items():
             self.slots[slot] = tensor.data_ptr()
         self.objects: list[Any] = []
-        self.words = array([0] * Frame.WORDS)
+        self.words = words([0] * Frame.WORDS)
         errors = self.steps()
         outs = [*self.outputs(), *(Given(Entry.NUMBER, x) for x in shared.numbers)]
         places = [
@@ -246,32 +242,32 @@ class BoundFrame:
             Frame.LET_GO: self.calls.function("let_go"),
         }.items():
             self.set(self.words, index, content)
-        self.values = array([0] * self.sizes.count)
+        self.values = words([0] * self.sizes.count)
         self.words[Frame.SIZED], self.words[Frame.WORD_TABLE] = len(self.sized), self.table_of(self.sized)
         self.words[Frame.VALUES] = ctypes.addressof(self.values)
         self.words[Frame.BINDING] = shared.binding()
 
     # -- words ----------------------------------------------------------------------------------------------------------
-    def set(self, words: Any, index: int, content: Amount) -> None:
+    def set(self, row: Any, index: int, content: Amount) -> None:
         """A number now, or for each set of sizes."""
         if isinstance(content, Term):
-            self.sized.append((ctypes.addressof(words) + 8 * index, content.index))
+            self.sized.append((ctypes.addressof(row) + 8 * index, content.index))
         else:
-            words[index] = content
+            row[index] = in_a_word(content)
 
     def row(self, contents: Sequence[Any]) -> int:
         """The address of words with these contents: numbers, expressions or terms."""
-        words = array([0] * len(contents))
+        row = words([0] * len(contents))
         for index, content in enumerate(contents):
-            self.set(words, index, self.sizes.term(content))
-        return self.keep(words)
+            self.set(row, index, self.sizes.term(content))
+        return self.keep(row)
 
     def table_of(self, rows: Sequence[Sequence[Any]]) -> int:
         return self.row([n for row in rows for n in row])
 
-    def keep(self, words: Any) -> int:
-        self.kept.append(words)
-        return ctypes.addressof(words)
+    def keep(self, row: Any) -> int:
+        self.kept.append(row)
+        return ctypes.addressof(row)
 
     def entry(self, e: Given) -> list[Any]:
         row: list[Any] = [0] * Entry.WORDS
@@ -309,9 +305,7 @@ class BoundFrame:
     def assign(self, symbols: Mapping[Any, Any], threads: int) -> None:
         """Make it a frame for these symbols, where native code cannot: a value that only sympy can compute."""
         values = self.sizes.run({**symbols, THREADS: threads})
-        if not all(-(1 << 63) <= v < 1 << 63 for v in values):
-            raise OverflowError(f"sizes or numbers that do not fit in 64 bits: {dict(symbols)}")
-        self.values[:] = values[: len(self.values)] or [0]
+        self.values[:] = words(values[: len(self.values)])
         runtime.write(self.address)
         self.words[Frame.THREADS] = threads
 

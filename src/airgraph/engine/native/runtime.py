@@ -23,6 +23,7 @@ import torch
 from airgraph.engine.native import binding, steps
 from airgraph.engine.native.libtorch import ask, checked, delete, last_error, libtorch, missing, symbol, torch_symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.numbers import BAD_NUMBER, ZERO_DIVISOR
 from airgraph.engine.native.llvm.text import Native
 from airgraph.engine.native.tables import (
     BAD_INDEX,
@@ -30,10 +31,12 @@ from airgraph.engine.native.tables import (
     NO_FRAME,
     RAISED,
     TORCH_FAILED,
+    ZERO_DIVISION,
     Block,
     Entry,
     Frame,
     Location,
+    Pool,
     Program,
 )
 from airgraph.errors import EngineError
@@ -259,15 +262,16 @@ def call() -> str:
     f.do("%failed = alloca i64")
     f.set("%failed", 0, "0")
     program = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
+    pool = f.word(program, Program.POOL, "ptr")
     f.set("%out", 0, "0")
     f.op("call i32 @torch_get_num_threads(ptr %out)")
-    given = f"ptr {program}, ptr %args, i64 {f.word('%out', 0)}, ptr %failed"
+    threads = f.min(f.max(f.word("%out", 0), 1), f.word(pool, Pool.THREADS))
+    given = f"ptr {program}, ptr %args, i64 {threads}, ptr %failed"
     ready = f.op(f"call ptr @find({given})")
     other = f.test("eq", ready, "null", "ptr")
     frame = f.either(other, "ptr", lambda: f.op(f"call ptr @find_bound({given})"), ready)
     returns(f, f.test("eq", frame, "null", "ptr"), NO_FRAME)
     returns(f, f.test("ne", f.word("%failed", 0), 0), TORCH_FAILED, lambda: give_back(f, frame, program, Frame.NEXT))
-    pool = f.word(program, Program.POOL, "ptr")
     block = f.op(f"call ptr @take_block(ptr {pool}, i64 {f.word(frame, Frame.NEED)})")
     returns(f, f.test("eq", block, "null", "ptr"), NO_BLOCK, lambda: give_back(f, frame, program, Frame.NEXT))
     f.set(frame, Frame.BASE, f.word(block, Block.BASE, "ptr"), "ptr")
@@ -282,7 +286,8 @@ def call() -> str:
     give_back(f, frame, program, Frame.NEXT)
     give_back(f, block, pool, Block.NEXT)
     f.give(f.test("eq", status, RAISED), "ptr null")
-    returns(f, f.test("eq", status, BAD_INDEX), BAD_INDEX)
+    for error in (BAD_INDEX, ZERO_DIVISION):
+        returns(f, f.test("eq", status, error), error)
     unfinished = f.op(f"or i1 {f.test('ne', status, 0)}, {f.test('ne', f.word('%failed', 0), 0)}")
     returns(f, unfinished, TORCH_FAILED, lambda: f.invoke("@Py_DecRef", ("ptr", results)))
     return f.text(f"ptr {results}")
@@ -310,7 +315,8 @@ def run_steps(f: Native, frame: str) -> str:
     (bad,) = f.loop(
         "0", amount, 1, lambda i, seen: [f.op(f"or i64 {seen}, {f.word(f.word(errors, i, 'ptr'), 0)}")], ("i64", "0")
     )
-    found = f.choose(f.test("ne", bad, 0), "i64", str(BAD_INDEX), "0")
+    found = f.choose(f.bit(bad, ZERO_DIVISOR), "i64", str(ZERO_DIVISION), "0")
+    found = f.choose(f.bit(bad, BAD_NUMBER), "i64", str(BAD_INDEX), found)
     return f.choose(f.test("ne", status, 0), "i64", status, found)
 
 
