@@ -183,9 +183,8 @@ class NativeExecutable(PlannedExecutable):
             return Given(Entry.NOTHING, 0)
         slot = self.table.argument(spec.name)
         dtype = DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]]
-        return Given(
-            Entry.TENSOR, self.table.count if slot is None else slot, dtype, spec.type.shape or (), spec.strides
-        )
+        kind = Entry.TOKEN if spec.type.shape == (0,) else Entry.TENSOR
+        return Given(kind, self.table.count if slot is None else slot, dtype, spec.type.shape or (), spec.strides)
 
     # -- frames ---------------------------------------------------------------------------------------------------------
     def frame_for(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:

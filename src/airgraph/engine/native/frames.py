@@ -234,6 +234,7 @@ class BoundFrame:
             Frame.ERROR_TABLE: self.row(errors),
             Frame.OBJECTS: id(self.objects),
             Frame.CALLBACK: shared.callback,
+            Frame.NONE: id(None),
             Frame.TENSOR_TYPE: id(torch.Tensor),
             Frame.PARAMETER_TYPE: id(torch.nn.Parameter),
             Frame.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,

@@ -129,7 +129,9 @@ def matches() -> str:
         row = f.row(table, i, Entry.WORDS)
         kind = f.word(row, Entry.KIND)
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
-        f.when(f.test("eq", kind, Entry.TENSOR), lambda: tensor(row, object))
+        given = f.test("ne", object, f.word("%frame", Frame.NONE, "ptr"), "ptr")
+        token = f.op(f"and i1 {f.test('eq', kind, Entry.TOKEN)}, {given}")
+        f.when(f.op(f"or i1 {f.test('eq', kind, Entry.TENSOR)}, {token}"), lambda: tensor(row, object))
         f.when(f.test("eq", kind, Entry.WHOLE), lambda: whole(row, object))
         f.when(f.test("eq", kind, Entry.FLOAT), lambda: real(row, object))
 
@@ -264,8 +266,9 @@ def call() -> str:
     program = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
     pool = f.word(program, Program.POOL, "ptr")
     f.set("%out", 0, "0")
-    f.op("call i32 @torch_get_num_threads(ptr %out)")
-    threads = f.min(f.max(f.word("%out", 0), 1), f.word(pool, Pool.THREADS))
+    code = f.op("call i32 @torch_get_num_threads(ptr %out)")
+    known = f.choose(f.test("eq", code, 0, "i32"), "i64", f.word("%out", 0), "1")
+    threads = f.min(f.max(known, 1), f.word(pool, Pool.THREADS))
     given = f"ptr {program}, ptr %args, i64 {threads}, ptr %failed"
     ready = f.op(f"call ptr @find({given})")
     other = f.test("eq", ready, "null", "ptr")

@@ -25,7 +25,7 @@ class Frame:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
     DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH = range(21, 26)
-    BINDING, VALUES, SIZED, WORD_TABLE, WORDS = range(26, 31)  # SIZED: words that depend on sizes (binding.py)
+    BINDING, VALUES, SIZED, WORD_TABLE, NONE, WORDS = range(26, 32)  # SIZED: words that depend on sizes (binding.py)
 
 
 class Binding:
@@ -49,10 +49,10 @@ class Location:
 
 class Entry:
     """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE).
-    An output is NOTHING (PyTorch made it), a TENSOR, or a NUMBER (VALUE)."""
+    A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or a NUMBER (VALUE)."""
 
     KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
-    NOTHING, TENSOR, WHOLE, FLOAT, NUMBER = range(5)
+    NOTHING, TENSOR, WHOLE, FLOAT, NUMBER, TOKEN = range(6)
 
 
 class Step:
