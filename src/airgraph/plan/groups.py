@@ -21,7 +21,7 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
+from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
 from airgraph.plan.target import Target
@@ -70,6 +70,7 @@ class Planner:
         self.notes: list[str] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
+        self.origins: dict[int, Node] = {}
         self.symbols = {
             s
             for spec in boundary.arguments
@@ -141,15 +142,20 @@ class Planner:
                 return
             if self.opaque_node(node):
                 return
-            for value, t in zip(node.outputs, lower(node, self.of)):
+            for value, t in zip(node.outputs, self.lowered(node)):
                 if t is not None:
                     self.tensors[id(value)] = t
+                    self.origins.setdefault(base(t).id, node)
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
 
+    def lowered(self, node: Node) -> Sequence[Tensor | None]:
+        product = vector_product(node, self.of) if "gemv" in self.target.kernels else None
+        return lower(node, self.of) if product is None else [product]
+
     def bound(self, node: Node) -> bool:
-        for v in (*node.values(), *node.outputs):
+        for v in (*node.values(), *(o for o in node.outputs if o.users)):
             for d in v.type.shape or ():
                 if isinstance(d, sympy.Basic) and not d.free_symbols <= self.symbols:
                     return False
@@ -176,6 +182,7 @@ class Planner:
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
             self.tensors[id(value)] = t
+            self.origins[t.id] = node
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)
@@ -318,6 +325,7 @@ class Planner:
             self.notes,
             self.target,
             self.loose,
+            self.origins,
         )
 
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:
