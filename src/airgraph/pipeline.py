@@ -29,6 +29,7 @@ from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.convert.metadata import SYMBOLIC
+from airgraph.disk_cache import open_cache
 from airgraph.engine import candidates, find_engine, warm_up
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
@@ -149,7 +150,7 @@ def load(request: Request, config: Config) -> tuple[Engine, Executable]:
             with journal.stage("plan") as stage:
                 stage.notes += notes
                 plan = engine.plan(request)
-            with journal.stage("load"):
+            with journal.stage("load") as stage, open_cache().watched(stage.notes):
                 executable = engine.load(replace(request, plan=plan))
         except Refuse as reason:
             refusals.append(f"as the {engine.name} one cannot: {reason}")
