@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
+compat, tools → api → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
 """
 
 import ast
@@ -21,6 +21,7 @@ ORDER = [
     {"__main__"},
     {"__init__"},
     {"compat", "tools"},
+    {"api"},
     {"pipeline"},
     {"store"},
     {"capture", "runtime"},
@@ -30,7 +31,7 @@ ORDER = [
     {"ir"},
     {"journal"},
     {"disk_cache"},
-    {"config"},
+    {"config", "locks"},
     {"errors"},
 ]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
@@ -72,7 +73,7 @@ def wrong_way(file: Path) -> Iterator[str]:
         first, *rest = module.split(".")
         there = (rest or ["a public name"])[0]
         if first == "airgraph" and there != here:
-            there = there if there in LEVEL else "pipeline"
+            there = there if there in LEVEL else "api"
             name = file.relative_to(ROOT).as_posix()
             if LEVEL[there] <= LEVEL[here] and (name, there) not in AGREED:
                 yield f"{name}:{line} ({here}) imports {module} ({there})"

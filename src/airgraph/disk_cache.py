@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from airgraph.config import KNOBS
+from airgraph.locks import Depth, held_at_fork
 
 MAGIC = b"airgraph cache 1\n"
 SCAN_EVERY = 64  # new entries between two looks at the size of the folder
@@ -72,7 +73,7 @@ def default_folder() -> Path:
 
 
 _caches: dict[tuple[str, str], Cache] = {}
-_opening = threading.Lock()
+_opening = held_at_fork(threading.Lock(), Depth.CACHE)
 
 
 def open_cache() -> Cache:
@@ -194,7 +195,9 @@ class Cache:
             wait_for(fcntl, handle)
             yield
         finally:
-            os.close(handle)  # which gives the lock back
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough where this process was forked meanwhile
+            os.close(handle)
 
     @contextlib.contextmanager
     def watched(self, notes: list[str]) -> Iterator[None]:
