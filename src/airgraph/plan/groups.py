@@ -25,7 +25,7 @@ from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_pro
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -68,9 +68,9 @@ class Planner:
         self.steps: list[Step] = []
         self.made_by: dict[int, int] = {}  # tensor id → step
         self.notes: list[str] = []
+        self.makers: list[tuple[int, Node]] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
-        self.origins: dict[int, Node] = {}
         self.symbols = {
             s
             for spec in boundary.arguments
@@ -129,6 +129,7 @@ class Planner:
                     self.formula(node)
 
     def formula(self, node: Node) -> None:
+        self.makers.append((next_id(), node))
         try:
             if not self.bound(node):
                 raise NoFormula("sizes that only running can tell")
@@ -145,7 +146,6 @@ class Planner:
             for value, t in zip(node.outputs, self.lowered(node)):
                 if t is not None:
                     self.tensors[id(value)] = t
-                    self.origins.setdefault(base(t).id, node)
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
@@ -182,7 +182,6 @@ class Planner:
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
             self.tensors[id(value)] = t
-            self.origins[t.id] = node
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)
@@ -325,7 +324,7 @@ class Planner:
             self.notes,
             self.target,
             self.loose,
-            self.origins,
+            makers=self.makers,
         )
 
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:

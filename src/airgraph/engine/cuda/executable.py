@@ -27,6 +27,7 @@ from airgraph.errors import EngineError
 from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
+from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import AttentionStep, CallStep, LoopStep, Matrix, Place, Plan, step_reads
 from airgraph.plan.steps import Step as PlannedStep
@@ -240,7 +241,7 @@ class CudaExecutable:
                 launch([fresh[k] if k in fresh else env[k] for k in row])
             return list(fresh.values())
 
-        return Step((self.node_of(loops[-1]),), run, reads, dict.fromkeys(new))
+        return Step((self.node_of(loops[-1].roots[-1]),), run, reads, dict.fromkeys(new))
 
     def attention(self, step: AttentionStep) -> Step:
         source = AttentionSource(step)
@@ -257,8 +258,7 @@ class CudaExecutable:
             launch([*(env[k] for k in reads), out, scratch[:part], scratch[part:], counters])
             return [out]
 
-        node = self.plan.origins.get(step.out.id, self.graph.net_output)
-        return Step((node,), run, tuple(dict.fromkeys(reads)), {self.key(step.out): None})
+        return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(reads)), {self.key(step.out): None})
 
     def launch(self, source: KernelSource, bound: Bound) -> Launch:
         value = bound.value
@@ -266,12 +266,12 @@ class CudaExecutable:
         found = bound.launches[source] = self.kernels.bind(source, source.numbers(value), source.grid(value), wide)
         return found
 
-    def node_of(self, step: LoopStep) -> Node:
-        """A node to name where a loop fails: the one that it computes last."""
-        for t in reversed(step.roots):
-            if t.id in self.plan.origins:
-                return self.plan.origins[t.id]
-        return self.graph.net_output
+    def node_of(self, t: Tensor) -> Node:
+        """The node to name where the step that makes t fails. (One that reads numbers of the host would seem to be none
+        that can be captured; kernels get those as arguments.)"""
+        node = maker(self.plan, t)
+        host = node is None or any(v.type.place == "CPU" for v in (*node.values(), *node.outputs))
+        return self.graph.net_output if node is None or host else node
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def call(self, step: CallStep) -> Step:

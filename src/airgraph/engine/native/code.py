@@ -30,7 +30,7 @@ class NativeStep:
     unit: int
     cost: Dim
     origin: Step
-    checks: bool = False  # it may find an index out of range
+    checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
 
 
