@@ -46,7 +46,10 @@ def test_options_and_mode_of_torch_compile():
     ("options", "message"),
     [
         ({"no_such": 1}, r"unknown option 'no_such'\n  known: mode, autotune, engine, strict, dump"),
-        ({"mode": "fast"}, r"mode cannot be 'fast'\n  allowed: 'max-autotune', 'reduce-overhead'"),
+        (
+            {"mode": "fast"},
+            r"mode cannot be 'fast'\n  allowed: 'default', 'max-autotune', 'max-autotune-no-cudagraphs', ",
+        ),
         ({"dump": "png"}, r"dump cannot be 'png'\n  allowed: 'py', 'txt', 'pbtxt'"),
         ({"strict": 1}, r"strict cannot be 1\n  allowed: True, False"),
         ({"dump": "py", "dump_path": "no/such/folder"}, r"dump_path 'no/such/folder' is not a folder\n  try: mkdir -p"),

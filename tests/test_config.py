@@ -3,8 +3,9 @@
 import os
 
 import pytest
+import torch._inductor
 
-from airgraph.config import KNOBS, Config, Knob, check_dump_path
+from airgraph.config import KNOBS, MODES, Config, Knob, check_dump_path
 from airgraph.errors import ConfigError
 
 A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
@@ -12,7 +13,7 @@ FROM_ONE = "a whole number from 1 on"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
     "autotune": ("yes", "True, False"),
-    "engine": ("magic", "'auto', 'native', 'reference'"),
+    "engine": (1, "a string"),
     "strict": (1, "True, False"),
     "dump": ("pdf", "'py', 'txt', 'pbtxt', None"),
     "dump_path": (None, "a string"),
@@ -141,14 +142,34 @@ def test_make():
     assert not Config.make(mode="max-autotune", autotune=False).autotune
     with pytest.raises(ConfigError) as error:
         Config.make(base, stric=True)
-    assert error.value.text() == f"unknown option 'stric'\n  known: {', '.join(Config.names())}"
+    assert error.value.text() == (
+        f"unknown option 'stric'; did you mean 'strict'?\n  known: {', '.join(Config.names())}"
+    )
     with pytest.raises(AttributeError):
         base.strict = False
 
 
+def test_every_mode_of_torch_compile():
+    modes = {*torch._inductor.list_mode_options()}
+    assert modes <= {*MODES}
+    assert Config.make(mode="default") == Config()
+    assert Config.make(mode="max-autotune-no-cudagraphs") == Config.make(mode="max-autotune")
+    assert Config.make(mode="lite") == Config.make(mode="reduce-overhead", force_eager=True)
+    with pytest.raises(
+        ConfigError, match=r"mode cannot be 'max-autotun'; did you mean 'max-autotune'\?\n  allowed: 'default'"
+    ):
+        Config.make(mode="max-autotun")
+
+
 # -- the folder of dumps --------------------------------------------------------------------------------------------
-def test_the_folder_must_exist(tmp_path):
-    missing = str(tmp_path / "missing")
+def test_the_folder_is_created_where_its_parent_exists(tmp_path):
+    Config(dump="py", dump_path=str(tmp_path / "graphs"))
+    Config(data_dump="npy", data_dump_path=str(tmp_path / "tensors"))
+    assert {path.name for path in tmp_path.iterdir()} == {"graphs", "tensors"}
+
+
+def test_the_parent_of_the_folder_must_exist(tmp_path):
+    missing = str(tmp_path / "no" / "folder")
     assert Config(dump_path=missing)  # nothing is dumped there
     with pytest.raises(ConfigError) as error:
         Config(dump="py", dump_path=missing)
@@ -185,8 +206,7 @@ def test_knobs_read_the_environment_each_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, allowed",
-    [("AIRGRAPH_VERIFY", "'0', '1'"), ("AIRGRAPH_LOG", "'', 'debug', 'info', 'event', 'warning', 'error'")],
+    "name, allowed", [("AIRGRAPH_VERIFY", "'0', '1'"), ("AIRGRAPH_CHIP", "'Ascend910B', 'Ascend910_95'")]
 )
 def test_wrong_knobs(name, allowed, monkeypatch):
     monkeypatch.setenv(name, "yes")

@@ -29,7 +29,7 @@ ORDER = [
     {"analysis", "passes", "convert"},
     {"ir"},
     {"journal"},
-    {"config"},
+    {"config", "locks"},
     {"errors"},
 ]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airgraph.pipeline import backend, compile, export, get_compiler, load_export
     from airgraph.runtime.recording import mark_step_begin
     from airgraph.runtime.replay import graphs, release
+    from airgraph.tools.bench.run import bench
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Config",
     "backend",
+    "bench",
     "compare",
     "compile",
     "explain",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "Config": "config",
     "backend": "pipeline",
+    "bench": "tools.bench.run",
     "compare": "tools.compare",
     "compile": "pipeline",
     "explain": "tools.explain",

@@ -6,7 +6,6 @@ airgraph.backend(dump="py", dump_path="graphs", strict=True)
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import typing
 import warnings
@@ -15,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from airgraph.errors import ConfigError
+from airgraph.errors import ConfigError, did_you_mean
 
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
-EngineName = Literal["auto", "native", "reference"]
 DumpStage = Literal["original", "optimized"]
 OutputPolicy = Literal["lease", "clone", "error"]
 ErrorMode = Literal["global", "thread_local", "relaxed"]
@@ -39,12 +37,12 @@ class Config:
     autotune: bool = option(
         False, 'time the ways to do each matrix product and keep the fastest; on where mode="max-autotune" is asked for'
     )
-    engine: EngineName = option(
-        "auto", "what runs the graph: native (LLVM, on a CPU), reference (each op by its PyTorch meaning)"
+    engine: str = option(
+        "auto", "what runs the graph (docs/engines.md); auto: the first of the table that serves its device and mode"
     )
     strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
     dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
-    dump_path: str = option(".", "the folder dumps are written to; it must exist")
+    dump_path: str = option(".", "the folder dumps are written to; created if its parent exists")
     summary: Literal["csv"] | None = option(
         None, "write a table of the ops of each graph and what runs them to dump_path"
     )
@@ -53,7 +51,7 @@ class Config:
         None, "as run_eagerly, and write the tensors of every op, a file for each"
     )
     data_dump_stage: DumpStage = option("optimized", "data_dump: the FX graph before (original) or after its passes")
-    data_dump_path: str = option(".", "the folder data_dump writes to; it must exist")
+    data_dump_path: str = option(".", "the folder data_dump writes to; created if its parent exists")
     data_dump_filter: Callable[..., Any] | None = option(
         None, "called with an FX node: gives it back if its tensors are to be written, else None"
     )
@@ -137,16 +135,28 @@ class Config:
     def make(cls, base: Config | None = None, **options: Any) -> Config:
         """`base` with `options` on top; an unknown name is an error that lists the known ones.
 
-        Asking for mode="max-autotune" asks for `autotune` too; the same mode by default times nothing. As in Inductor, `-`
-        may stand for `_`.
+        `mode` may be any of torch.compile's: see MODES. As in Inductor, `-` may stand for `_`.
         """
         options = {name.replace("-", "_"): value for name, value in options.items()}
         for name in options:
             if name not in cls.names():
-                raise ConfigError(f"unknown option {name!r}", where={"known": ", ".join(cls.names())})
-        if "mode" in options:
-            options.setdefault("autotune", options["mode"] == "max-autotune")
-        return dataclasses.replace(base or cls(), **options)
+                nearest = did_you_mean(name, cls.names())
+                raise ConfigError(f"unknown option {name!r}{nearest}", where={"known": ", ".join(cls.names())})
+        mode = options.pop("mode", None)
+        if mode is not None and mode not in MODES:
+            nearest = did_you_mean(str(mode), MODES)
+            raise ConfigError(f"mode cannot be {mode!r}{nearest}", where={"allowed": ", ".join(map(repr, MODES))})
+        return dataclasses.replace(base or cls(), **{**(MODES[mode] if mode else {}), **options})
+
+
+# What torch.compile's modes are here. Only a mode that is asked for has kernels timed; the default times nothing.
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {"mode": "max-autotune", "autotune": False},
+    "max-autotune": {"mode": "max-autotune", "autotune": True},
+    "max-autotune-no-cudagraphs": {"mode": "max-autotune", "autotune": True},
+    "reduce-overhead": {"mode": "reduce-overhead", "autotune": False},
+    "lite": {"mode": "reduce-overhead", "autotune": False, "force_eager": True},
+}
 
 
 def _check_value(name: str, value: Any, hint: Any) -> None:
@@ -179,8 +189,16 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_dump_path(path: str, option: str = "dump_path") -> None:
-    """Dumps go to a folder the user made, so that a typing error does not scatter files."""
-    if not Path(path).is_dir():
+    """The folder dumps go to is created, but not its parents: a typing error must not scatter files."""
+    folder = Path(path)
+    if not folder.exists() and folder.absolute().parent.is_dir():
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{option} {path!r} cannot be created: {error.strerror}", hint="another folder"
+            ) from error
+    if not folder.is_dir():
         raise ConfigError(f"{option} {path!r} is not a folder", hint=f"mkdir -p {path}")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {path!r} is not writable", hint=f"chmod u+wx {path}, or another folder")
@@ -203,8 +221,7 @@ class Knob:
         shown = ", ".join(map(repr, self.allowed))
         if not self.lenient:
             raise ConfigError(f"{self.name} cannot be {value!r}", where={"allowed": shown})
-        nearest = difflib.get_close_matches(value, self.allowed, 1)
-        asked = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        asked = did_you_mean(value, self.allowed)
         warnings.warn(f"{self.name}={value!r} is ignored{asked} (allowed: {shown})", stacklevel=2)
         return self.default
 
@@ -219,7 +236,7 @@ KNOBS = {
     knob.name: knob
     for knob in (
         Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
-        Knob("AIRGRAPH_ENGINE", "", ("", "native", "reference"), 'what engine="auto" means; empty: the best there is'),
+        Knob("AIRGRAPH_ENGINE", "", (), 'what engine="auto" means on a CPU; empty: the first that serves'),
         Knob(
             "AIRGRAPH_CHIP",
             "Ascend910B",

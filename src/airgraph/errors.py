@@ -9,7 +9,8 @@ raise ConvertError(
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NoReturn
 
@@ -29,6 +30,12 @@ class AirgraphError(RuntimeError):
             rows.append(("try", self.hint))
         width = max((len(key) for key, _ in rows), default=0) + 1
         return "\n".join([self.what, *(f"  {key + ':':<{width}} {value}" for key, value in rows)])
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'dump_path'?` where one of the known words is near, else nothing."""
+    nearest = difflib.get_close_matches(word, [*known], 1, 0.6)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 class ConfigError(AirgraphError, ValueError):

@@ -9,13 +9,10 @@ Each stage writes its result, its time and its reasons into the journal; dumps a
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,37 +21,30 @@ from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot, fixed_inputs
-from airgraph.capture.export import (
-    CompiledModel,
-    Exported,
-    all_dynamic,
-    capture_exported,
-    compile_exported,
-    export_model,
-)
+from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.convert.metadata import SYMBOLIC
-from airgraph.engine.in_place import NOWHERE, Wanted
-from airgraph.engine.protocol import Executable, Planned
-from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable
+from airgraph.engine import candidates, find_engine, warm_up
+from airgraph.engine.meanings import has_kernel
+from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
 from airgraph.errors import AirgraphError, ConfigError, ExportError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import FAMILIES, PASSES, run_passes
-from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.index import Refuse
 from airgraph.runtime.buckets import Buckets, Limits, bucketed
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.runtime.program import Program, Runner
-from airgraph.runtime.replay import ReplayProgram
+from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper, write_model
 from airgraph.store.fusion_result import write_fusion_result
@@ -94,10 +84,9 @@ def compile_graph(
     if config.run_eagerly or config.data_dump:
         return interpreted(gm, name, config, journal)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
-        executable, boundary = build(gm, name, config, journal, dump, device_of(inputs))
-    classify(executable.graph, inputs, journal, time.perf_counter() - start)
-    program: Runner = make_program(name, boundary, executable, journal, config)
-    program = in_buckets(program, gm, inputs, config, journal, marks or {})
+        made, graph = build(gm, name, config, journal, dump, device_of(inputs))
+    classify(graph, inputs, journal, time.perf_counter() - start)
+    program = in_buckets(made, gm, inputs, config, journal, marks or {})
     for wrap in _wraps:
         program = wrap(gm, program, config)
     return program
@@ -105,27 +94,27 @@ def compile_graph(
 
 def build(
     gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, dump: Dumper, device: torch.device
-) -> tuple[Executable, Boundary]:
+) -> tuple[Program, Graph]:
     """From an FX graph with its metadata to something that runs."""
-    engine = ReferenceEngine(computing_device)
     with journal.stage("convert"):
-        graph, boundary = to_graph(gm, name, config, journal, engine)
+        graph, boundary = to_graph(gm, name, config, journal)
     if config.summary:
         write_summary(gm, registry_of(config), journal, config.dump_path)
     dump.graph("original", as_emitted(gm, graph, config, journal))
-    return make_ready(graph, boundary, engine, config, journal, dump, device), boundary
+    fixed = fixed_inputs() if journal.phase != "backward" else frozenset()
+    return make_ready(graph, boundary, config, journal, dump, device, fixed)
 
 
 def make_ready(
     graph: Graph,
     boundary: Boundary,
-    engine: ReferenceEngine,
     config: Config,
     journal: Journal,
     dump: Dumper,
     device: torch.device,
-) -> Executable:
-    """From a graph to something that runs."""
+    fixed: frozenset[int],
+) -> tuple[Program, Graph]:
+    """From a graph to a program. `fixed`: the arguments that stay where they are."""
     check = config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
@@ -134,115 +123,41 @@ def make_ready(
     )
     dump.graph("optimized", graph)
     write_fusion_result(journal, config)
-    with journal.stage("load") as stage:
-        executable = load(graph, boundary, engine, config, computing_device(device), journal)
-        stage.notes += in_place_notes(executable)
+    request = Request(
+        graph,
+        boundary,
+        computing_device(device),
+        mode=config.mode,
+        map_device=computing_device,
+        frozen=config.frozen_parameter,
+        autotune=config.autotune,
+        in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
+        journal=journal,
+    )
+    engine, executable = load(request, config)
     if isinstance(executable, Planned):
         dump.text("plan", executable.plan.text())
-    return executable
+    return engine.program(executable, ProgramMaker(graph.name, boundary, journal, config, fixed)), graph
 
 
-def load(
-    graph: Graph, boundary: Boundary, reference: ReferenceEngine, config: Config, device: torch.device, journal: Journal
-) -> Executable:
-    """The graph made ready by the engine that is asked for, or by the best there is for the device."""
-    wanted = config.engine if config.engine != "auto" else KNOBS["AIRGRAPH_ENGINE"].get()
-    if device.type != "cpu" and config.engine == "auto":
-        wanted = "reference"
-    if not wanted:
-        wanted = "native" if config.mode == "max-autotune" else "reference"
-    if wanted == "native" and device.type != "cpu":
-        raise ConfigError(f"the native engine runs on a CPU, this graph is on {device}", hint='engine="auto"')
-    if wanted == "native":
-        engine = native_engine(reference)
-        if engine is not None:
-            fulfilled_waits(graph)
-            try:
-                executable = engine.load(
-                    graph,
-                    device,
-                    boundary,
-                    frozen=config.frozen_parameter,
-                    tuner=make_tuner(journal) if config.autotune else None,
-                )
-                for note in executable.plan.notes:
-                    journal.remark(note)
-                return executable
-            except Refuse as reason:
-                journal.remark(f"the reference engine runs this graph, as the native one cannot: {reason}")
-    return reference.load(graph, device, in_place_of(config))
-
-
-def in_place_of(config: Config) -> Wanted:
-    """Only where every op is PyTorch's: the same engine is the oracle of the other mode, and obvious."""
-    return Wanted(config.inplace_pass, config.input_inplace_pass) if config.mode == "reduce-overhead" else NOWHERE
-
-
-def in_place_notes(executable: Executable) -> list[str]:
-    """`2 ops write over their first argument: relu_, index_put_`"""
-    writers = executable.writers.values() if isinstance(executable, ReferenceExecutable) else ()
-    names = [writer.name for writer in writers if writer.name]
-    return [f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"] if names else []
-
-
-def native_engine(reference: ReferenceEngine) -> Any:
-    """The native engine, or None (and one warning) where it cannot be: no llvmlite, a CPU that LLVM does not know."""
-    problem = native_problem()
-    if problem is None:
-        from airgraph.engine.native.engine import NativeEngine
-
-        return NativeEngine(reference)
-    return None
-
-
-def make_tuner(journal: Journal) -> Any:
-    from airgraph.engine.native.kernels.tune import Tuner
-
-    return Tuner(journal)
-
-
-_loading = threading.Lock()
-
-
-def warm_up(config: Config) -> None:
-    """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
-    if config.engine != "reference" and config.mode == "max-autotune" and KNOBS["AIRGRAPH_ENGINE"].get() != "reference":
-        threading.Thread(target=native_problem, name="airgraph-warm-up", daemon=True).start()
-
-
-def native_problem() -> str | None:
-    """Why there is no native engine here; None if there is one."""
-    with _loading:
-        return find_native_problem()
-
-
-@cache
-def find_native_problem() -> str | None:
-    try:
-        from airgraph.engine.native.kernels.shared_kernels import kernels
-        from airgraph.engine.native.runtime import entry
-
-        entry(), kernels()
-        return None
-    except (ImportError, OSError, RuntimeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        warnings.warn(f"airgraph: no native engine here, graphs run on the reference engine ({problem})", stacklevel=2)
-        return problem
-
-
-def make_program(
-    name: str, boundary: Boundary, executable: Any, journal: Journal, config: Config, weights: int | None = None
-) -> Program:
-    """`weights`: how many of the first arguments stay where they are; None: AOTAutograd knows."""
-    if isinstance(executable, Planned):
-        from airgraph.runtime.native_program import NativeProgram
-
-        return NativeProgram(name, boundary, executable, journal)  # type: ignore[arg-type]
-    if config.mode == "reduce-overhead":
-        fixed = fixed_inputs() if journal.phase != "backward" else frozenset()
-        fixed = fixed if weights is None else frozenset(range(weights))
-        return ReplayProgram(name, boundary, executable, journal, config, fixed)
-    return Program(name, boundary, executable, journal)
+def load(request: Request, config: Config) -> tuple[Engine, Executable]:
+    """The graph planned and made ready by the engine that is asked for, or by the first that serves its device and mode."""
+    journal, refusals = request.journal, []
+    notes: list[str] = []
+    for engine in candidates(config.engine, request.device, request.mode, notes.append):
+        try:
+            with journal.stage("plan") as stage:
+                stage.notes += notes
+                plan = engine.plan(request)
+            with journal.stage("load"):
+                executable = engine.load(replace(request, plan=plan))
+        except Refuse as reason:
+            refusals.append(f"as the {engine.name} one cannot: {reason}")
+            continue
+        for text in refusals:
+            journal.remark(f"the {engine.name} engine runs this graph, {text}")
+        return engine, executable
+    raise AssertionError("the reference engine runs every graph")
 
 
 def graph_to_analyse(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config) -> tuple[Graph, Boundary]:
@@ -275,16 +190,11 @@ def in_buckets(
 
 
 def to_graph(
-    gm: torch.fx.GraphModule,
-    name: str,
-    config: Config,
-    journal: Journal,
-    engine: ReferenceEngine,
-    made: dict[str, Any] | None = None,
+    gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal, made: dict[str, Any] | None = None
 ) -> tuple[Graph, Boundary]:
     """The graph before its passes. `made` is filled with what each FX node became."""
-    registry, kernel = registry_of(config), engine.has_kernel
-    return convert(gm, name, registry, journal, strict=config.strict, has_kernel=kernel, made=made)
+    registry = registry_of(config)
+    return convert(gm, name, registry, journal, strict=config.strict, has_kernel=has_kernel, made=made)
 
 
 def as_emitted(gm: torch.fx.GraphModule, graph: Graph, config: Config, journal: Journal) -> Graph:
@@ -417,7 +327,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
-        warm_up(chosen)
+        warm_up(chosen.engine, computing_device(device_of(example_inputs)), chosen.mode)
         model = next(_models)
         write_model(model, gm, chosen)
         marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
@@ -458,8 +368,8 @@ def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..
 
 
 def compile(
-    model: torch.nn.Module,
-    example_args: Sequence[Any],
+    model: Callable[..., Any] | torch.export.ExportedProgram,
+    example_args: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -468,19 +378,22 @@ def compile(
 ) -> CompiledModel:
     """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
 
-        fast = airgraph.compile(model, (x,))
+        fast = airgraph.compile(model, x)
         y = fast(x)
 
-    `dynamic_shapes` is torch.export's. Parameters and buffers stay the model's own: an optimiser's step or
-    `load_state_dict` is seen by the next call.
+    `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
+    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
+    is seen by the next call.
     """
     chosen = make_config(config, options)
+    start = time.perf_counter()
     programs, compiler = collecting(chosen)
-    warm_up(chosen)
+    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))
-    return CompiledModel(model, exported, shortest(programs, guarded, len(exported.inputs)))
+    run = shortest(programs, guarded, len(exported.inputs))
+    return CompiledModel(exported, run, time.perf_counter() - start)
 
 
 def export(
@@ -541,7 +454,7 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
     with journal.stage("fx_passes"):
         gm = run_fx_passes(captured.graph_module, captured.inputs, config, observe=lambda step, g: None)
     with _disable_current_modes(), journal.stage("convert"):
-        graph, boundary = to_graph(gm, name, config, journal, ReferenceEngine(computing_device))
+        graph, boundary = to_graph(gm, name, config, journal)
     dump.graph("original", graph)
     journal.classification = f"exported, {'static' if graph.is_static else 'dynamic'} GE graph"
     if graph.of("AtenCall"):
@@ -551,7 +464,7 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
 
 
 def load_export(
-    path: str | Path, *, device: str | None = None, config: Config | None = None, **options: Any
+    path: str | Path, *, device: str | None = None, trust: bool = False, config: Config | None = None, **options: Any
 ) -> LoadedModel:
     """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
 
@@ -559,12 +472,14 @@ def load_export(
         y = model(x)
 
     `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
-    CPU. Options are those of `airgraph.backend`.
+    CPU. `trust`: the file is your own; otherwise the sizes it states are checked against PyTorch's rules, for every new
+    set of sizes. Options are those of `airgraph.backend`.
     """
     from airgraph.store.load_export import by_memory, moved, read_export
+    from airgraph.store.rehearsal import rehearsal_of
 
     chosen = make_config(config, options)
-    warm_up(chosen)
+    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
     name = f"graph_{next(_numbers)}"
     journal = open_journal(name, "inference", chosen.log)
     dump = Dumper(name, "inference", chosen, next(_models))
@@ -573,27 +488,34 @@ def load_export(
             journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with journal.stage("read"):
         stored = moved(read_export(path), device, journal.remark)
+    rehearse = None
+    if not trust:
+        with journal.stage("rehearse"):
+            rehearse = rehearsal_of(stored, str(path), journal.remark)
+        chosen = chosen if rehearse else replace(chosen, engine="reference")
     arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     dump.graph("original", stored.graph)
     try:
-        executable = make_ready(
-            stored.graph, stored.boundary, ReferenceEngine(computing_device), chosen, journal, dump, torch.device(main)
-        )
+        weights = frozenset(range(len(stored.weights)))
+        program, _ = make_ready(stored.graph, stored.boundary, chosen, journal, dump, torch.device(main), weights)
     except AirgraphError:
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
         raise ExportError(
             f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
         ) from error
-    program = make_program(name, stored.boundary, executable, journal, chosen, len(stored.weights))
-    return LoadedModel(str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program)
+    return LoadedModel(
+        str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
+    )
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     config = Config.make(base, **options)
     Buckets.make(config.buckets or {})
     gears_of(config)
+    if config.engine != "auto":
+        find_engine(config.engine)
     known = [*PASSES, *FAMILIES]
     for name in config.passes_off:
         if name not in known:

@@ -1,10 +1,13 @@
 """airgraph.compile: a model ahead of time, and what its calls must agree to."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import airgraph
-from airgraph.errors import BindError
+from airgraph.errors import BindError, ConfigError
 
 
 class Scaled(torch.nn.Module):
@@ -16,10 +19,104 @@ def test_numbers_of_the_example_are_part_of_the_graph():
     x = torch.ones(3)
     fast = airgraph.compile(Scaled(), (x, 3), {"mode": "up"}, engine="reference")
     assert torch.equal(fast(x, 3, mode="up"), x * 3)
-    with pytest.raises(BindError, match="argument 1 is part of the graph: it must be 3, got 5"):
+    with pytest.raises(BindError, match="argument 'k' is part of the graph: it must be 3, got 5"):
         fast(x, 5, mode="up")
-    with pytest.raises(BindError, match="argument 2 is part of the graph: it must be 'up', got 'down'"):
+    with pytest.raises(BindError, match="argument 'mode' is part of the graph: it must be 'up', got 'down'"):
         fast(x, 3, mode="down")
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)])
+
+    def forward(self, input, scale=None, *, shift=None):
+        result = self.layers[1](self.layers[0](input).relu())
+        result = result if scale is None else result * scale
+        return result if shift is None else result + shift
+
+
+def test_one_tensor_a_function_a_method_and_an_exported_program():
+    model, x = TwoLayers(), torch.randn(3, 4)
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(airgraph.compile(model, x, engine="reference")(x), expected)
+        assert torch.equal(airgraph.compile(model.forward, x, engine="reference")(x), expected)
+        assert torch.equal(airgraph.compile(lambda a, b: a @ b, (x, x.t()), engine="reference")(x, x.t()), x @ x.t())
+        program = torch.export.export(model, (x,))
+        assert torch.equal(airgraph.compile(program, engine="reference")(x), expected)
+    with pytest.raises(ConfigError, match=r"TwoLayers cannot be compiled\n  try: Model\(\) instead of Model"):
+        airgraph.compile(TwoLayers, x)
+    with pytest.raises(ConfigError, match="example_args are the positional arguments"):
+        airgraph.compile(model, {"input": x})
+
+
+def test_arguments_by_place_and_by_name():
+    model, x = TwoLayers(), torch.randn(3, 4)
+    fast = airgraph.compile(model, (x,), {"shift": x[:, :2]}, engine="reference")
+    expected = fast(x, shift=x[:, :2])
+    assert torch.equal(fast(input=x, shift=x[:, :2]), expected)
+    assert torch.equal(fast(shift=x[:, :2], input=x, scale=None), expected)
+    compiled = "\n  compiled: (input: float32[3, 4], shift: float32[3, 2])"
+    for call, text in (
+        (lambda: fast(x), f"argument 'shift' is missing{compiled}"),
+        (lambda: fast(x, x, shift=x), f"argument 'scale' was not given when the model was compiled{compiled}"),
+        (lambda: fast(x, x, x, x), f"too many positional arguments{compiled}"),
+        (lambda: fast(x, shfit=x), f"got an unexpected keyword argument 'shfit'{compiled}"),
+        (lambda: fast([x], shift=x), "the arguments have another structure than those the model was compiled for"),
+    ):
+        with pytest.raises(BindError) as caught:
+            call()
+        assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_a_wrong_argument_is_named_as_the_user_names_it(engine):
+    model, x = TwoLayers(), torch.randn(3, 4)
+    fast = airgraph.compile(model, x, engine=engine)
+    for wrong, text in (
+        (x[:, :3], "argument 'input' must have shape [3, 4], got [3, 3]\n  try: compile again for these arguments"),
+        (
+            x.double(),
+            "argument 'input' must be torch.float32, got torch.float64\n  try: convert it: .to(torch.float32)",
+        ),
+        (3, "argument 'input' must be a tensor, got int"),
+    ):
+        with pytest.raises(BindError) as caught:
+            fast(wrong)
+        assert str(caught.value).startswith(text)
+    model.double()
+    with pytest.raises(BindError, match=r"argument 'layers\.0\.weight' must be torch\.float32, got torch\.float64"):
+        fast(x)
+
+
+def test_a_compiled_model_is_a_module():
+    model, x = TwoLayers(), torch.randn(3, 4)
+    fast = airgraph.compile(model, x, engine="reference")
+    assert isinstance(fast, torch.nn.Module)
+    assert {*fast.state_dict()} == {*model.state_dict()} == {n for n, _ in fast.named_parameters()}
+    twin = copy.deepcopy(fast)
+    fast.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    assert not fast(x).any() and not model(x).any() and twin(x).any()
+    text = repr(fast)
+    assert text.startswith(
+        "CompiledModel(TwoLayers(input: float32[3, 4]); 4 parameters and buffers of 120 bytes; compiled in"
+    )
+    assert fast.eval() is fast and not fast.training
+    with pytest.raises(BindError, match=r"is for inference and cannot train\n  try: torch\.compile\("):
+        fast.train()
+    with pytest.raises(BindError, match="cannot be pickled"):
+        pickle.dumps(fast)
+
+
+def test_names_in_dumps(tmp_path):
+    model, x = TwoLayers(), torch.randn(3, 4)
+    torch.compile(model, backend=airgraph.backend(dump="py", dump_path=str(tmp_path)))(x)
+    airgraph.compile(model, x, dump="pbtxt", dump_path=str(tmp_path))
+    text = next(tmp_path.glob("dynamo_original_*.py")).read_text()
+    assert "# layers.0.weight\nprimals_1_0 = ge.Data(" in text and "# input\n" in text
+    text = next(tmp_path.glob("dynamo_original_*.pbtxt")).read_text()
+    assert 's: "layers.1.bias"' in text and 's: "input"' in text and 's: "layers.0"' in text
 
 
 def test_a_dynamic_number_is_not():

@@ -72,7 +72,7 @@ def test_a_marked_size_stays_fixed():
     torch._dynamo.mark_static(x)
     torch._dynamo.mark_static(y)
     torchair.dynamo_export(x, y, model=Two(), dynamic=True)
-    with pytest.raises(airgraph.errors.BindError, match=r"must be shape \[3, 2\]"):
+    with pytest.raises(airgraph.errors.BindError, match=r"must have shape \[3, 2\]"):
         airgraph.load_export("export_file")(torch.randn(4, 2), torch.randn(4, 2))
 
 

@@ -333,7 +333,7 @@ def test_passes_that_are_asked_for_stay_on():
 
 def test_dump_paths(tmp_path):
     assert with_options(debug__graph_dump__type="py").to_config().dump_path == "."
-    config = with_options(debug__graph_dump__type="py", debug__graph_dump__path=str(tmp_path / "none"))
+    config = with_options(debug__graph_dump__type="py", debug__graph_dump__path=str(tmp_path / "no" / "none"))
     with pytest.raises(ConfigError, match=r"dump_path '.*none' is not a folder\n  try: mkdir -p"):
         config.to_config()
     config.debug.graph_dump.type = None

@@ -206,7 +206,7 @@ def test_a_file_that_is_no_result_is_written_anew(tmp_path):
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_folded_batch_norm(frozen):
     """The pass itself, since the parameters of a module are inputs of its graph."""
-    from airgraph.engine.reference import ReferenceEngine
+    from airgraph.engine.reference import ReferenceExecutable
     from airgraph.ir.text import from_py
     from airgraph.journal import Journal
     from airgraph.passes import run_passes
@@ -231,6 +231,6 @@ _ = ge.NetOutput([y])
     }
     run_passes(graph, Journal(), frozen=frozen, check=True)
     assert (graph.of("BNInfer") == []) == frozen
-    (y,), _ = ReferenceEngine().load(graph, torch.device("cpu")).run(given, {})
+    (y,), _ = ReferenceExecutable(graph, torch.device("cpu")).run(given, {})
     plain = F.batch_norm(F.conv2d(given["x"], given["f"], padding=1), given["m"], given["v"], given["g"], eps=0.001)
     torch.testing.assert_close(y, plain, rtol=1e-4, atol=1e-5)

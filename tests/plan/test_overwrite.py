@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
-from airgraph.ir.text import from_py
-from airgraph.plan.groups import make_plan
-from airgraph.plan.index import strides_of
+import pytest
+
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.steps import LoopStep
 from airgraph.plan.text import PlanText
@@ -18,21 +16,21 @@ y_0 = ge.Data(index=1, dtype=0, shape=[4, 8], placement="CPU", node_name="y")
 """
 
 
-def pairs(text: str) -> list[str]:
-    """What may lie where, by the names of the plan's text."""
-    graph = from_py(HEAD + textwrap.dedent(text))
-    inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
-    outputs = [
-        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
-    ]
-    plan = make_plan(graph, Boundary(inputs, outputs))
-    names = PlanText(plan)
-    names.lines()
-    found = [p for step in plan.steps if isinstance(step, LoopStep) for p in overwrites(step)]
-    return [f"{names.name(t)} over {names.name(x)}" for t, x in found]
+@pytest.fixture
+def pairs(planned):
+    """What may be written over what, by the names of the plan's text."""
+
+    def found(text: str) -> list[str]:
+        plan = planned(HEAD + textwrap.dedent(text))
+        names = PlanText(plan)
+        names.lines()
+        steps = [step for step in plan.steps if isinstance(step, LoopStep)]
+        return [f"{names.name(t)} over {names.name(x)}" for step in steps for t, x in overwrites(step)]
+
+    return found
 
 
-def test_element_by_element():
+def test_element_by_element(pairs):
     assert pairs("""
         Add_0 = ge.Add(x_0, y_0, node_name="Add")
         Relu_0 = ge.Relu(Add_0, node_name="Relu")
@@ -40,7 +38,7 @@ def test_element_by_element():
     """) == ["t0 over x", "t0 over y"]
 
 
-def test_elements_that_move_are_not_overwritten():
+def test_elements_that_move_are_not_overwritten(pairs):
     assert pairs("""
         Transpose_0 = ge.Transpose(x_0, [1, 0], node_name="Transpose")
         Reshape_0 = ge.Reshape(Transpose_0, [4, 8], node_name="Reshape")
@@ -49,7 +47,7 @@ def test_elements_that_move_are_not_overwritten():
     """) == ["t0 over y"]
 
 
-def test_elements_that_are_read_at_two_places_are_not_overwritten():
+def test_elements_that_are_read_at_two_places_are_not_overwritten(pairs):
     assert pairs("""
         Slice_0 = ge.StridedSliceV2(x_0, [0], [1], [0], [1], node_name="Slice")
         Add_0 = ge.Add(x_0, Slice_0, node_name="Add")
@@ -58,15 +56,15 @@ def test_elements_that_are_read_at_two_places_are_not_overwritten():
     """) == ["t0 over y"]
 
 
-def test_the_last_turn_over_a_row_may():
+def test_the_last_stage_of_a_row_may(pairs):
     assert pairs("""
         SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
         _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
     """) == ["t0 over x"]
 
 
-def test_an_earlier_turn_may_not():
-    """The sum is stored in the first turn; later turns compute it again from x and y."""
+def test_an_earlier_stage_may_not(pairs):
+    """The sum is stored in the first stage; later stages compute it again from x and y."""
     assert pairs("""
         Add_0 = ge.Add(x_0, y_0, node_name="Add")
         SoftmaxV2_0 = ge.SoftmaxV2(Add_0, axes=[-1], node_name="SoftmaxV2")
@@ -74,7 +72,7 @@ def test_an_earlier_turn_may_not():
     """) == ["t1 over x", "t1 over y"]
 
 
-def test_two_results_of_one_turn():
+def test_two_results_of_one_stage(pairs):
     """What the first store has read is at hand when the second one comes; what it has not read is not."""
     assert pairs("""
         Add_0 = ge.Add(x_0, y_0, node_name="Add")

@@ -7,27 +7,16 @@ import textwrap
 import pytest
 import sympy
 
-from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
-from airgraph.ir.text import from_py
-from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Affine, Refuse, SplitVar, Var, backwards, fits, reshape_index, strides_of
+from airgraph.plan.index import Affine, Refuse, SplitVar, Var, backwards, fits, reshape_index
+from airgraph.plan.steps import Plan
 
 
-def plan(text: str) -> str:
-    graph = from_py(textwrap.dedent(text))
-    inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
-    outputs = [
-        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
-    ]
-    return make_plan(graph, Boundary(inputs, outputs)).text()
+def same(found: Plan, wanted: str) -> None:
+    assert found.text() == textwrap.dedent(wanted).strip()
 
 
-def same(found: str, wanted: str) -> None:
-    assert found == textwrap.dedent(wanted).strip()
-
-
-def test_elementwise_chain_is_one_loop():
-    found = plan("""
+def test_elementwise_chain_is_one_loop(planned):
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
         b_0 = ge.Data(index=1, dtype=0, shape=[8], placement="CPU", node_name="b")
         Add_0 = ge.Add(x_0, b_0, node_name="Add")
@@ -44,8 +33,8 @@ def test_elementwise_chain_is_one_loop():
     )
 
 
-def test_softmax_is_a_row_kernel():
-    found = plan("""
+def test_softmax_is_a_row_kernel(planned):
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
         SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
         _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
@@ -61,9 +50,9 @@ def test_softmax_is_a_row_kernel():
     )
 
 
-def test_views_cost_nothing():
+def test_views_cost_nothing(planned):
     """A transpose, a slice and a reshape are only other indices."""
-    found = plan("""
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 6], placement="CPU", node_name="x")
         Transpose_0 = ge.Transpose(x_0, [1, 0], node_name="Transpose")
         StridedSliceV2_0 = ge.StridedSliceV2(Transpose_0, [2], [6], [0], [1], node_name="StridedSliceV2")
@@ -81,8 +70,8 @@ def test_views_cost_nothing():
     )
 
 
-def test_concatenation_is_two_ranges_of_one_loop():
-    found = plan("""
+def test_concatenation_is_two_ranges_of_one_loop(planned):
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[3], placement="CPU", node_name="x")
         y_0 = ge.Data(index=1, dtype=0, shape=[5], placement="CPU", node_name="y")
         ConcatV2_0 = ge.ConcatV2([x_0, y_0], 0, N=2, node_name="ConcatV2")
@@ -101,9 +90,9 @@ def test_concatenation_is_two_ranges_of_one_loop():
     )
 
 
-def test_a_residual_and_its_norm_share_a_kernel():
+def test_a_residual_and_its_norm_share_a_kernel(planned):
     """The sum is needed again later, so it is stored; the norm is computed in the same rows."""
-    found = plan("""
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
         w_0 = ge.Data(index=1, dtype=0, shape=[8, 8], placement="CPU", node_name="w")
         g_0 = ge.Data(index=2, dtype=0, shape=[8], placement="CPU", node_name="g")
@@ -126,8 +115,8 @@ def test_a_residual_and_its_norm_share_a_kernel():
     )
 
 
-def test_an_op_without_a_formula_is_a_call():
-    found = plan("""
+def test_an_op_without_a_formula_is_a_call(planned):
+    found = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
         Mul_0 = ge.Mul(x_0, x_0, node_name="Mul")
         Cumsum_0 = ge.Cumsum(Mul_0, 1, node_name="Cumsum")

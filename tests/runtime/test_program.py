@@ -1051,12 +1051,14 @@ def test_arguments_that_do_not_fit() -> None:
     x, y = pair()
     name = run.name
     assert refused(run, x) == f"{name} takes 2 arguments, got 1"
-    first = f"argument 0 (arg0_1) of {name} must be "
-    assert refused(run, x.double(), y) == first + "torch.float32, got torch.float64" + HINT
-    assert refused(run, x.to("meta"), y) == first + "device cpu, got device meta" + HINT
-    assert refused(run, x[0], y) == first + "shape [3, 4], got shape [4]" + HINT
-    assert refused(run, x[:2], y) == first + "shape [3, 4], got shape [2, 4]" + HINT
-    assert refused(run, 3, y) == first + "a tensor, got int" + HINT
+    first = f"argument 0 (arg0_1) of {name} must "
+    convert = "\n  try: convert it: .to(torch.float32), or compile again"
+    assert refused(run, x.double(), y) == first + "be torch.float32, got torch.float64" + convert
+    move = '\n  try: move it: .to("cpu"), or compile again'
+    assert refused(run, x.to("meta"), y) == first + "be on cpu, got meta" + move
+    assert refused(run, x[0], y) == first + "have shape [3, 4], got [4]" + HINT
+    assert refused(run, x[:2], y) == first + "have shape [3, 4], got [2, 4]" + HINT
+    assert refused(run, 3, y) == first + "be a tensor, got int\n  try: torch.as_tensor(...)"
 
 
 def test_symbolic_arguments_that_do_not_fit() -> None:
@@ -1069,7 +1071,7 @@ def test_two_sizes_that_must_be_one() -> None:
     run = program(lambda x, y: x + y, torch.randn(5), torch.randn(5), dynamic=True)
     *numbers, x, y = [5 if s.type_name == "number" else torch.randn(5) for s in map(described, run.boundary.arguments)]
     same(list(run([*numbers, x, y])), [x + y])
-    assert "must be s" in refused(run, *numbers, x, torch.randn(6))
+    assert "must have shape [s" in refused(run, *numbers, x, torch.randn(6))
 
 
 def described(argument: Any) -> Any:
@@ -1089,7 +1091,7 @@ def test_expressions_of_sizes_are_checked() -> None:
     numbers = [a for a in arguments if a is not None]
     x, y = torch.randn(5), torch.randn(10)
     same(list(run([*numbers, x, y])), [torch.cat([x, x]) + y])
-    assert "got shape [1]" in refused(run, *numbers, x, torch.randn(1))
+    assert "got [1]" in refused(run, *numbers, x, torch.randn(1))
 
 
 def test_the_cache_of_sizes_is_bounded() -> None:

@@ -101,7 +101,7 @@ def dumped_graph(variant):
     """A dump of the document is Python: run, it is a graph again, and that is run with numbers."""
     from torchair.ge._ge_graph import GeGraph, default_ge_graph
 
-    from airgraph.engine.reference import ReferenceEngine
+    from airgraph.engine.reference import ReferenceExecutable
 
     made = GeGraph()
     with default_ge_graph(made):
@@ -111,7 +111,7 @@ def dumped_graph(variant):
     for node in made.graph.inputs:
         shape = [size if isinstance(size, int) and size >= 0 else 100 for size in node.output.type.shape]
         inputs[node.name] = torch.randn(shape) if shape else torch.tensor(100)
-    (result,), _ = ReferenceEngine().load(made.graph, torch.device("cpu")).run(inputs, {})
+    (result,), _ = ReferenceExecutable(made.graph, torch.device("cpu")).run(inputs, {})
     return {
         "result": result,
         "inputs": [value for value in inputs.values() if value.dim()],

@@ -61,10 +61,11 @@ def test_rank_is_in_the_name(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_disappears(tmp_path):
-    folder = tmp_path / "graphs"
-    folder.mkdir()
+    folder = tmp_path / "no" / "graphs"
+    folder.mkdir(parents=True)
     backend = airgraph.backend(dump="py", dump_path=str(folder))
     folder.rmdir()
+    folder.parent.rmdir()
     with pytest.raises(Exception, match=r"dump_path '.*graphs' is not a folder\n.*try: +mkdir -p"):
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
 

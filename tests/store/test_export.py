@@ -498,7 +498,7 @@ def test_ops_and_kernels_of_the_users_own(tmp_path):
 # -- sizes ----------------------------------------------------------------------------------------------------------
 def test_static_sizes_are_checked(tmp_path):
     ours = load(airgraph.export(nn.Linear(4, 3), (torch.randn(5, 4),), path=str(tmp_path)))
-    with pytest.raises(BindError, match=r"must be shape \[5, 4\], got shape \[6, 4\]"):
+    with pytest.raises(BindError, match=r"must have shape \[5, 4\], got \[6, 4\]"):
         ours(torch.randn(6, 4))
     with pytest.raises(BindError, match=r"must be torch.float32, got torch.float64"):
         ours(torch.randn(5, 4, dtype=torch.float64))

@@ -18,6 +18,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
 from airgraph.capture.dtypes import correct_dtypes
+from airgraph.convert.names import names_of, tell
 
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
@@ -66,14 +67,24 @@ def compile_by_aot(
     *,
     keep_input_mutations: bool,
     decompositions: Mapping[Any, Callable[..., Any]] | None,
+    names: Sequence[str] | None = None,
 ) -> Traced:
-    """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it."""
+    """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it.
+
+    `names` are the users' names of the inputs; None: Dynamo knows them.
+    """
+    known = names_of(gm) if names is None else names
 
     def phase(name: str) -> FxCompiler:
-        return lambda graph, inputs: compiler(graph, inputs, name)
+        def compile_named(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+            tell(graph, known)
+            return compiler(graph, inputs, name)
+
+        return compile_named
 
     def corrected(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         correct_dtypes(graph)
+        tell(graph, known)
         return compiler(graph, inputs, "inference")
 
     inference: FxCompiler = corrected

@@ -6,17 +6,19 @@ exported.graph_module(*parameters, *buffers, *inputs)
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
-from airgraph.errors import BindError, ConvertError
+from airgraph.errors import ConfigError, ConvertError
 
 
 @dataclass
@@ -27,17 +29,42 @@ class Exported:
     in_spec: Any
     out_spec: Any
     names: list[str] = field(default_factory=list)  # of the state
+    model: torch.nn.Module = field(default_factory=torch.nn.Module)  # whose state it is
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Of the state, then of the arguments as the model's signature has them."""
+        placeholders = [node.name for node in self.graph_module.graph.find_nodes(op="placeholder")]
+        return [*self.names, *placeholders[len(self.names) :]]
+
+    def of(self, copied: torch.nn.Module, memo: dict[int, Any]) -> Exported:
+        """The same for a copy of the model."""
+        held = state_of(copied)
+        pairs = zip(self.names, self.state)
+        state = [held[name] if name in held else copy.deepcopy(tensor, memo) for name, tensor in pairs]
+        return replace(self, state=state, model=copied)
+
+
+def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: tensor for part in named for name, tensor in part}
 
 
 def export_model(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+    model: Callable[..., Any] | ExportedProgram, args: Any, kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> Exported:
-    with torch.no_grad():
-        program = torch.export.export(
-            model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-        )
+    """The model as one graph. A program of torch.export's is taken as it is, with the examples it was made with."""
+    owner: torch.nn.Module
+    if isinstance(model, ExportedProgram):
+        program, owner = model, model.module()
+    else:
+        owner = as_module(model)
+        with torch.no_grad():
+            program = torch.export.export(
+                owner, as_arguments(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+            )
     gm = program.graph_module
-    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    held = state_of(owner)
     state: list[torch.Tensor] = []
     names: list[str] = []
     for spec in program.graph_signature.input_specs:
@@ -46,7 +73,39 @@ def export_model(
             state.append(held[name] if name in held else program.constants[name])
             names.append(name)
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec, names)
+    return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec, names, owner)
+
+
+def as_arguments(args: Any) -> tuple[Any, ...]:
+    """`compile(model, x)` is `compile(model, (x,))`."""
+    if isinstance(args, (list, tuple)) and not hasattr(args, "_fields"):
+        return tuple(args)
+    if isinstance(args, Mapping):
+        raise ConfigError(
+            "example_args are the positional arguments, and this is a mapping",
+            hint="airgraph.compile(model, (), example_kwargs={...})",
+        )
+    return (args,)
+
+
+class PlainFunction(torch.nn.Module):
+    """A function as a module, as torch.export wants it; the owner of a bound method keeps its parameters' names."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            self._parameters, self._buffers, self._modules = owner._parameters, owner._buffers, owner._modules
+        self.forward = function
+
+
+def as_module(model: Callable[..., Any]) -> torch.nn.Module:
+    if isinstance(model, torch.nn.Module):
+        return model
+    if isinstance(model, type) or not callable(model):
+        hint = "Model() instead of Model" if isinstance(model, type) else "a module, a function or an ExportedProgram"
+        raise ConfigError(f"{getattr(model, '__name__', type(model).__name__)} cannot be compiled", hint=hint)
+    return PlainFunction(model)
 
 
 def compile_exported(
@@ -61,6 +120,7 @@ def compile_exported(
             compiler,
             keep_input_mutations=keep_input_mutations,
             decompositions=decompositions,
+            names=exported.argument_names,
         )
 
 
@@ -130,10 +190,10 @@ def symbolic_facts(inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, tuple[in
     return guards, whole  # type: ignore[return-value]
 
 
-def all_dynamic(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def all_dynamic(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export: every size and every int that PyTorch finds may change, but for 0 and 1, which are
     special in torch.compile too, and for those that `torch._dynamo.mark_static` fixed."""
-    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    bound = inspect.signature(as_module(model).forward).bind(*as_arguments(args), **kwargs)
     return {name: pytree.tree_map(dynamic_sizes, value) for name, value in bound.arguments.items()}
 
 
@@ -144,41 +204,3 @@ def dynamic_sizes(value: Any) -> Any:
         static = torch.export.Dim.STATIC
         return {i: static if i in fixed or size in (0, 1) else auto for i, size in enumerate(value.shape)}
     return auto if type(value) is int and value not in (0, 1) else None
-
-
-class CompiledModel:
-    """Called like the model. Arguments of another structure, type, size or device are errors."""
-
-    def __init__(self, model: torch.nn.Module, exported: Exported, run: Callable[..., Any]) -> None:
-        self.model = model
-        self.exported = exported
-        self.state = exported.state
-        self.run = run
-        self.in_spec, self.out_spec = exported.in_spec, exported.out_spec
-        self.count = self.in_spec.num_leaves
-        self.flat = self.in_spec == pytree.tree_structure((tuple(range(self.count)), {}))  # plain arguments, in a row
-        self.single = self.out_spec == pytree.tree_structure(0)
-        # Plain numbers and words of the example are part of the graph; another one would be another graph.
-        given = exported.inputs[len(exported.state) :]
-        symbolic = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-        self.fixed = [(i, value) for i, value in enumerate(given) if not isinstance(value, symbolic)]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
-        for i, value in self.fixed:
-            if type(leaves[i]) is not type(value) or leaves[i] != value:
-                raise BindError(
-                    f"argument {i} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
-                    hint="compile again with this value, or make it dynamic: dynamic_shapes",
-                )
-        results = self.run(*self.state, *leaves)
-        return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
-
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self.in_spec:
-            raise BindError(
-                "the arguments have another structure than those the model was compiled for",
-                where={"compiled": str(self.in_spec), "called": str(spec)},
-            )
-        return leaves

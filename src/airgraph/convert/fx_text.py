@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from airgraph.convert.metadata import SYMBOLIC
+from airgraph.convert.names import module_path
 from airgraph.ir.graph import Note
 
 EMULATION = f'"{Path(__file__).parents[1] / "compat"}'
 
 
 def note_of(node: torch.fx.Node) -> Note:
-    return Note(source_line(node), node_code(node))
+    return Note(source_line(node), node_code(node), module_path(node.meta))
 
 
 def source_line(node: torch.fx.Node) -> str | None:

@@ -20,6 +20,7 @@ import torch
 from airgraph.convert import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
 from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
+from airgraph.convert.names import NAME
 from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
 from airgraph.convert.scopes import Order, emits_views, marks_of
 from airgraph.convert.views import VIEWS, PendingView, extend, is_itself
@@ -94,6 +95,8 @@ class Walker:
     def argument(self, node: torch.fx.Node) -> Value:
         value, index = node.meta.get("val"), len(self.boundary.arguments)
         name = str(node.target)
+        if NAME in node.meta:
+            self.boundary.names[name] = self.graph.names[name] = node.meta[NAME]
         t, known = type_of(value), None
         if isinstance(value, torch.Tensor):
             self.boundary.arguments.append(TensorIn(name, t, strides_of(value), str(value.device)))

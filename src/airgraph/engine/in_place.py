@@ -28,21 +28,11 @@ from torch._ops import OpOverload
 
 from airgraph.convert.aten_call import find_target
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.protocol import InPlace
 from airgraph.engine.strides import contiguous_strides
 from airgraph.ir.graph import Graph, Node, Value
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """`values`: over what the graph computed. `arguments`: over arguments, where that is their new value."""
-
-    values: bool = False
-    arguments: bool = False
-
-
-NOWHERE = Wanted()
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,7 @@ class Memory:
         return any(last > place or (last == place and value is not written) for last, value in self.readers)
 
 
-def find_writers(graph: Graph, wanted: Wanted) -> dict[Node, Writer]:
+def find_writers(graph: Graph, wanted: InPlace) -> dict[Node, Writer]:
     """The nodes whose call may write over its first argument, and the `copy_` that is left to do nothing."""
     return Search(graph, wanted).run() if wanted.values or wanted.arguments else {}
 
@@ -151,7 +141,7 @@ def find_writers(graph: Graph, wanted: Wanted) -> dict[Node, Writer]:
 class Search:
     """One walk in the order of execution."""
 
-    def __init__(self, graph: Graph, wanted: Wanted) -> None:
+    def __init__(self, graph: Graph, wanted: InPlace) -> None:
         self.graph = graph
         self.wanted = wanted
         self.writers = {node: writer for node in graph.of("AtenCall") if (writer := writer_of(node, graph))}

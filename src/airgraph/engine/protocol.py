@@ -1,15 +1,70 @@
-"""What a program needs of an engine."""
+"""What engines, programs and capture agree on.
+
+    Engine       plans a graph, loads it, and says which kind of program runs it
+    Request      one graph to be made ready, with everything an engine may want to know
+    Executable   a graph made ready to run on one device
+    Steps        an executable as a list of steps on named memory: what capture and replay work on
+    Programs     the kinds of programs there are; the runtime provides them
+
+The table of engines is `airgraph.engine.ENGINES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from airgraph.ir.graph import Graph
+from airgraph.errors import raise_from_op
+from airgraph.ir.boundary import Boundary
+from airgraph.ir.graph import Graph, Node, Value
+from airgraph.ir.verify import place
+from airgraph.journal import Journal
+
+if TYPE_CHECKING:
+    from airgraph.plan.steps import Plan
 
 Symbols = dict[Any, Any]  # sympy symbol → its value in this call
+Env = dict[int, Any]  # key of a value → the tensor (or number) that holds it in this call
+Work = Callable[[Env, Symbols], Sequence[Any]]
+MapDevice = Callable[[torch.device], torch.device]
+# Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it gives back.
+Observe = Callable[[Node, Sequence[Any]], Sequence[Any]]
+
+
+def same_device(device: torch.device) -> torch.device:
+    return device
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Which ops may write over their first argument. `values`: over what the graph computed. `arguments`: over arguments,
+    where that is their new value."""
+
+    values: bool = False
+    arguments: bool = False
+
+
+NOT_IN_PLACE = InPlace()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One graph to be made ready. `map_device`: where the work for an emulated device is really done. `frozen`: parameters
+    never change. `autotune`: kernels with several strategies may be timed. What an engine has to say goes to `journal`."""
+
+    graph: Graph
+    boundary: Boundary
+    device: torch.device
+    mode: str = "max-autotune"
+    plan: Plan | None = None  # what `Engine.plan` gave
+    map_device: MapDevice = same_device
+    frozen: bool = False
+    autotune: bool = False
+    in_place: InPlace = NOT_IN_PLACE
+    journal: Journal = field(default_factory=Journal)
 
 
 class Executable(Protocol):
@@ -31,12 +86,95 @@ class Executable(Protocol):
 class Planned(Protocol):
     """An executable that was planned before it was compiled."""
 
-    plan: Any
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an executable: a kernel, a library call, or a call into PyTorch.
+
+    `run(env, symbols)` computes from the values it `reads` in `env` those it `makes`, and gives them in that order; it
+    changes neither `env` nor the values in it. `makes` says for each key which value of the graph it is; None for memory
+    between steps that is no value of the graph. `nodes` are the nodes it computes.
+    """
+
+    nodes: tuple[Node, ...]
+    run: Work
+    reads: tuple[int, ...]
+    makes: Mapping[int, Value | None]
+    last_uses: tuple[int, ...] = ()  # keys of the values nobody reads after this step
+    in_place: Work | None = None  # the same, writing over its first argument
+    over: int | None = None  # key of the value in_place writes over, which must die here; None for an argument
+
+    def chosen(self) -> Work:
+        """In place only while the value written over dies: whoever keeps values takes it out of `last_uses`."""
+        free = self.over is None or self.over in self.last_uses
+        return self.in_place if self.in_place is not None and free else self.run
+
+    def advance(self, env: Env, symbols: Symbols, graph: Graph, observe: Observe | None = None) -> None:
+        """Run it and put what it makes into `env`. (A function of its own: its local names would keep the results alive
+        during the next step.)"""
+        node = self.nodes[-1]
+        try:
+            results = (self.run if observe else self.chosen())(env, symbols)
+        except Exception as error:
+            raise_from_op(error, node.op, place(graph, node))
+        if observe:
+            results = observe(node, results)
+        env.update(zip(self.makes, results))
+        for key in self.last_uses:
+            env.pop(key, None)
+
+
+class Steps(Executable, Protocol):
+    """An executable as a list of steps, so that a program can capture, split and replay it.
+
+    A run is: `env` gets `constants` and, at the keys of `inputs`, the arguments; then each step in order; then `outputs`
+    and `writes` (name of the Data, key of its new value) are read from `env`. Keys are any integers.
+    """
+
+    device: torch.device
+    steps: list[Step]
+    inputs: dict[str, int]
+    constants: dict[int, Any]
+    outputs: list[int]
+    writes: list[tuple[str, int]]
+    cells: set[int]  # numbers that steps are handed as tensors on the device (runtime.numbers)
+
+
+class Programs(Protocol):
+    """What the runtime can make of an executable. An engine picks one in `Engine.program`."""
+
+    @property
+    def captures(self) -> bool:
+        """Mode reduce-overhead."""
+
+    def plain(self, executable: Executable) -> Any:
+        """Calls `run` and takes care of arguments, results and writes."""
+
+    def direct(self, executable: Any) -> Any:
+        """One native call that checks the arguments, makes the results and does the writes itself."""
+
+    def replayed(self, executable: Steps) -> Any:
+        """Captured at the second call of its sizes and replayed from then on."""
 
 
 class Engine(Protocol):
+    """A way to run graphs. `examples/engine` has one of about a page."""
+
     name: str
 
-    def has_kernel(self, op: str) -> bool: ...
+    def serves(self, device: torch.device, mode: str) -> str | None:
+        """Why engine="auto" does not choose it for graphs of this device and mode; None: it does."""
 
-    def load(self, graph: Graph, device: torch.device) -> Executable: ...
+    def warm_up(self) -> None:
+        """Called when a compilation begins, before the graph is known: prepares in another thread what takes long."""
+
+    def plan(self, request: Request) -> Plan | None:
+        """The plan of the graph; None for an engine that runs it node by node. Raises `Refuse` where it cannot run it."""
+
+    def load(self, request: Request) -> Executable:
+        """The graph made ready; `request.plan` is what `plan` gave."""
+
+    def program(self, executable: Any, programs: Programs) -> Any:
+        """What PyTorch calls."""

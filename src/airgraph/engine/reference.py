@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,62 +18,76 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.in_place import NOWHERE, Wanted, Writer, find_writers
-from airgraph.engine.meanings import MEANINGS, STRUCTURAL, USER_KERNELS
+from airgraph.engine.in_place import Writer, find_writers
+from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
-from airgraph.engine.protocol import Symbols
+from airgraph.engine.protocol import (
+    NOT_IN_PLACE,
+    Env,
+    InPlace,
+    MapDevice,
+    Observe,
+    Programs,
+    Request,
+    Step,
+    Symbols,
+    Work,
+    same_device,
+)
 from airgraph.engine.strides import contiguous_strides, restride
-from airgraph.errors import EngineError, raise_from_op
+from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, Slot
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
 
-Env = dict[int, Any]  # id of a value → tensor
-MapDevice = Callable[[torch.device], torch.device]
-# Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it gives back.
-Observe = Callable[[Node, Sequence[Any]], Sequence[Any]]
-
 
 class ReferenceEngine:
     name = "reference"
 
-    def __init__(self, map_device: MapDevice = lambda device: device) -> None:
-        self.map_device = map_device
+    def serves(self, device: torch.device, mode: str) -> str | None:
+        return None
 
-    def has_kernel(self, op: str) -> bool:
-        return op in MEANINGS or op in STRUCTURAL or op in USER_KERNELS
+    def warm_up(self) -> None:
+        """There is nothing to prepare."""
 
-    def load(self, graph: Graph, device: torch.device, in_place: Wanted = NOWHERE) -> ReferenceExecutable:
-        return ReferenceExecutable(graph, device, self.map_device, in_place)
+    def plan(self, request: Request) -> None:
+        return None
 
+    def load(self, request: Request) -> ReferenceExecutable:
+        """In place only in mode reduce-overhead, where every op is PyTorch's: elsewhere this engine is the oracle."""
+        in_place = request.in_place if request.mode == "reduce-overhead" else NOT_IN_PLACE
+        executable = ReferenceExecutable(request.graph, request.device, request.map_device, in_place)
+        names = [writer.name for writer in executable.writers.values() if writer.name]
+        if names:
+            note = f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"
+            request.journal.stages[-1].notes.append(note)
+        return executable
 
-@dataclass(frozen=True)
-class Step:
-    node: Node
-    run: Callable[[Env, Symbols], Sequence[Any]]
-    last_uses: tuple[int, ...]  # ids of the values nobody reads after this step
-    in_place: Callable[[Env, Symbols], Sequence[Any]] | None = None  # the same, writing over its first argument
-    over: int | None = None  # id of the value in_place writes over, which must die here; None for an argument
-
-    def chosen(self) -> Callable[[Env, Symbols], Sequence[Any]]:
-        """In place only while the value written over dies: whoever keeps values takes it out of `last_uses`."""
-        free = self.over is None or self.over in self.last_uses
-        return self.in_place if self.in_place is not None and free else self.run
+    def program(self, executable: ReferenceExecutable, programs: Programs) -> Any:
+        return programs.replayed(executable) if programs.captures else programs.plain(executable)
 
 
 class ReferenceExecutable:
-    def __init__(self, graph: Graph, device: torch.device, map_device: MapDevice, in_place: Wanted) -> None:
+    """A graph run node by node; a value's key in `env` is the id of its `Value`. `inputs` tells by the names of the Data
+    nodes where arguments go, `outputs` and `writes` where results and new values of arguments are found."""
+
+    def __init__(
+        self, graph: Graph, device: torch.device, map_device: MapDevice = same_device, in_place: InPlace = NOT_IN_PLACE
+    ) -> None:
         self.graph = graph
         self.writers = find_writers(graph, in_place)
         self.device = device
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
-        self.constants = {id(n.output): self.constant(n) for n in graph.of("Const")}
+        self.constants: dict[int, Any] = {id(n.output): self.constant(n) for n in graph.of("Const")}
         self.cells: set[int] = set()  # numbers that calls into PyTorch get as tensors (runtime.numbers)
         self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
-        self.writes = [(n.inputs[0].node.name, id(n.inputs[1])) for n in graph.of("Assign")]  # type: ignore[union-attr]
+        self.writes: list[tuple[str, int]] = [
+            (n.inputs[0].node.name, id(n.inputs[1]))  # type: ignore[union-attr]
+            for n in graph.of("Assign")
+        ]
         self.outputs = [id(v) for v in graph.net_output.values()]
         self.steps = self.schedule()
 
@@ -86,7 +99,9 @@ class ReferenceExecutable:
         for node in reversed(nodes):
             dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
             kept |= dying
-            steps.append(Step(node, self.step(node), tuple(dying), *self.in_place(node)))
+            reads = tuple(dict.fromkeys(id(v) for v in node.values()))
+            makes = {id(v): v for v in node.outputs}
+            steps.append(Step((node,), self.step(node), reads, makes, tuple(dying), *self.in_place(node)))
         return steps[::-1]
 
     def run(
@@ -99,21 +114,8 @@ class ReferenceExecutable:
             for node in (*self.graph.inputs, *self.graph.of("Const")):
                 (env[id(node.output)],) = observe(node, [env[id(node.output)]])
         for step in self.steps:
-            self.advance(step, env, symbols, observe)
+            step.advance(env, symbols, self.graph, observe)
         return [self.released(env[key]) for key in self.outputs], [(name, env[key]) for name, key in self.writes]
-
-    def advance(self, step: Step, env: Env, symbols: Symbols, observe: Observe | None) -> None:
-        """One step. (A function of its own: its local names would keep the results alive during the next step.)"""
-        try:
-            results = (step.run if observe else step.chosen())(env, symbols)
-        except Exception as error:
-            raise_from_op(error, step.node.op, place(self.graph, step.node))
-        if observe:
-            results = observe(step.node, results)
-        for value, result in zip(step.node.outputs, results):
-            env[id(value)] = result
-        for key in step.last_uses:
-            env.pop(key, None)
 
     def released(self, output: Any) -> Any:
         """Constants serve every call: one that is an output leaves as a copy."""
@@ -122,7 +124,7 @@ class ReferenceExecutable:
         return output
 
     # -- one node ---------------------------------------------------------------------------------------------------
-    def step(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def step(self, node: Node) -> Work:
         match node.op:
             case "AtenCall":
                 return self.aten_call(node)
@@ -162,7 +164,7 @@ class ReferenceExecutable:
         device = self.device if attrs["place"] == "NPU" else torch.device("cpu")
         return {**{name: value for name, value in attrs.items() if name != "place"}, "device": device}
 
-    def user_kernel(self, node: Node, kernel: Callable[..., Any]) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def user_kernel(self, node: Node, kernel: Callable[..., Any]) -> Work:
         attrs = {k: v.value for k, v in node.attrs.items() if k not in ("input_names", "output_names")}
         plain = Slot("x")
 
@@ -190,7 +192,7 @@ class ReferenceExecutable:
             return tensor.to(self.device)  # a constant or size that meets tensors of the device
         return tensor
 
-    def fill(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def fill(self, node: Node) -> Work:
         dims, value = node.inputs
         assert isinstance(dims, Value) and isinstance(value, Value)
         dtype = TORCH_TYPES[value.dtype]
@@ -206,7 +208,7 @@ class ReferenceExecutable:
 
         return run
 
-    def print(self, node: Node) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def print(self, node: Node) -> Work:
         (text,) = node.values()
         stream, end = attributes(node)["output_stream"], attributes(node)["end"]
 
@@ -223,7 +225,7 @@ class ReferenceExecutable:
         over = next(node.values())
         return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
 
-    def aten_call(self, node: Node, writer: Writer | None = None) -> Callable[[Env, Symbols], Sequence[Any]]:
+    def aten_call(self, node: Node, writer: Writer | None = None) -> Work:
         target = find_target(node.attrs["target"], self.graph)
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)

@@ -100,3 +100,4 @@ Result = Fresh | OfInput | OfOutput | Number | Plain
 class Boundary:
     arguments: list[Argument] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)  # what users call an argument, where that is known

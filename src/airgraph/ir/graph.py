@@ -68,10 +68,12 @@ UNMARKED = ("Data", "Const", "NetOutput")
 
 @dataclass(frozen=True)
 class Note:
-    """The FX node something was made from: the user's line (None where unknown) and the FX code, as dumps print them."""
+    """The FX node something was made from: the user's line (None where unknown) and the FX code, as dumps print them, and
+    the path of the module it belongs to."""
 
     file: str | None
     code: str
+    module: str = ""
 
 
 @dataclass(eq=False)
@@ -108,6 +110,7 @@ class Graph:
         self.name = name
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
+        self.names: dict[str, str] = {}  # what users call an input: `layers.0.weight`, by the name of its Data node
         self.marks: dict[str, Any] = {}  # what new nodes are marked with; constants and inputs belong to no scope
         self.waits: list[Node] = []  # what the next new node waits for
         self.modules: dict[str, Any] = {}  # sub-graphs and other objects AtenCall nodes hand to their op, by name

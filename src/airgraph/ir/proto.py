@@ -168,6 +168,8 @@ def _fill_op(op: Any, graph: Graph, node: Node) -> None:
         _put(op.attr, name, kind, value)
     for name, value in node.marks.items():
         _put(op.attr, name, *kind_of(name, value))
+    if node.op == "Data" and node.name in graph.names:
+        _put(op.attr, "_source_name", "s", graph.names[node.name])
     if node.op == "Const":
         _fill_const(op.attr, node.attrs["value"], node.output.type)
     for side, descs in (("input", op.input_desc), ("output", op.output_desc)):
@@ -178,6 +180,8 @@ def _fill_op(op: Any, graph: Graph, node: Node) -> None:
         _put(op.attr, "_fx_code", "s", note.code)
         if note.file is not None:
             _put(op.attr, "_source", "s", note.file)
+        if note.module:
+            _put(op.attr, "_module", "s", note.module)
 
 
 def _fill_desc(desc: Any, type_: TensorType | None) -> None:

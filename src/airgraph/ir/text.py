@@ -47,8 +47,11 @@ INLINE_LIMIT = 1000  # elements of a constant that is still written inline
 
 
 # -- printing -------------------------------------------------------------------------------------------------------
-def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bool = True) -> str:
-    """The dump. Constants too large to write inline are put into `files`, by the name the text uses for them."""
+def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bool = True, names: bool = False) -> str:
+    """The dump. Constants too large to write inline are put into `files`, by the name the text uses for them.
+
+    `names`: a comment above each input says what users call it. TorchAir's dumps have none.
+    """
     lines = [HEADER]
     printed = _Notes(graph, notes)
     for node in graph.nodes:
@@ -58,6 +61,7 @@ def to_py(graph: Graph, files: dict[str, np.ndarray] | None = None, *, notes: bo
             lines += [*printed.rest(), ""]
         else:
             lines += printed.up_to(node.note)
+            lines += [f"# {one_line(graph.names[node.name])}"] if names and node.name in graph.names else []
         lines.append(f"{targets(node)} = {call_text(node, files)}")
     return "\n".join(lines) + "\n"
 
@@ -248,7 +252,7 @@ def from_py(text: str, folder: str | Path = ".", name: str = "graph") -> Graph:
     reader = _Reader()
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, shown = getattr(error, "lineno", "?"), (getattr(error, "text", None) or "").strip()
         raise VerifyError("this is not Python", where={"line": str(line), "text": shown}) from error
     with ge.building(graph, folder):
@@ -267,8 +271,10 @@ class _Reader:
             self.statement(node)
         except AirgraphError as error:
             raise VerifyError(error.what, where={**place(node), **error.where}, hint=error.hint) from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise VerifyError(str(error), where=place(node)) from error
+        except RecursionError as error:
+            raise VerifyError("a line is nested too deeply", where={"line": str(node.lineno)}) from error
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.ImportFrom | ast.Import):

@@ -20,9 +20,11 @@ from airgraph.plan.index import Refuse, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
+from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
+from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
 
 JOINED = ("concat", "pad")
@@ -30,9 +32,8 @@ CHEAP = 6  # additions: what costs less is computed again rather than kept
 DEAR = 8  # what costs more is not computed again for every row of a broadcast
 
 
-def make_plan(graph: Graph, boundary: Boundary, has: frozenset[str] = frozenset({"gemm", "attention", "conv"})) -> Plan:
-    """`has` names the kernels that the engine brings."""
-    return Planner(graph, boundary, has).plan()
+def make_plan(graph: Graph, boundary: Boundary, target: Target) -> Plan:
+    return Planner(graph, boundary, target).plan()
 
 
 @dataclass
@@ -57,8 +58,8 @@ class Known:
 
 
 class Planner:
-    def __init__(self, graph: Graph, boundary: Boundary, has: frozenset[str]) -> None:
-        self.graph, self.boundary, self.has = graph, boundary, has
+    def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
+        self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
         self.places: dict[int, Place] = {}
         self.opaque: dict[Node, Opaque] = {}
@@ -168,7 +169,7 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.has)
+        found = opaque(node, self.of, self.target)
         if found is None:
             return False
         self.opaque[node] = found
@@ -304,6 +305,8 @@ class Planner:
             self.steps.append(step)
         self.drop_unread()
         self.drop_known()
+        for loop in [s for s in self.steps if isinstance(s, LoopStep)]:
+            loop.nests = [schedule(p, self.target) for p in loop.kernel.parts]
         return Plan(
             self.graph,
             self.boundary,
@@ -313,6 +316,7 @@ class Planner:
             list(self.graph.net_output.values()),
             self.symbols,
             self.notes,
+            self.target,
             self.loose,
         )
 

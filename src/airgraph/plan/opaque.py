@@ -16,6 +16,7 @@ from airgraph.plan.kernels import product
 from airgraph.plan.lowerings.core import FLOAT, NoFormula
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Matrix
+from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
 
 Of = Callable[[Value], Tensor]
@@ -156,12 +157,12 @@ def made(value: Value) -> Tensor:
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of, has: frozenset[str]) -> Opaque | None:
-    """What this node is, if it is not to be a formula. `has` names the kernels that the engine brings."""
+def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
+    """What this node is, if it is not to be a formula."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
-    if recognise is None or kernel not in has or node.control:
+    if recognise is None or kernel not in target.kernels or node.control:
         return None
     return recognise(node, of) if all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()) else None
 

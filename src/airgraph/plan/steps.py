@@ -10,6 +10,8 @@ from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import Dim
 from airgraph.plan.kernels import Domain, Kernel
+from airgraph.plan.nest import Nest
+from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor
 
 
@@ -31,6 +33,7 @@ class LoopStep:
     kernel: Kernel
     domain: Domain
     alone: bool = False  # for one thread: the order of its writes matters
+    nests: list[Nest] = field(default_factory=list)  # how each part of the kernel runs
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Plan:
     output_values: list[Value]
     symbols: set[Any]
     notes: list[str]
+    target: Target
     loose: set[int] = field(default_factory=set)  # outputs whose final strides the program has to make
 
     def place(self, t: Tensor) -> Place:

@@ -16,44 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airgraph.ir.types import DataType, Dim
+from airgraph.plan.functions import cost
 from airgraph.plan.index import Affine, Refuse, expand, same
 
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
-# What these cost beside an addition; a formula that costs much is computed once and kept.
-DEAR = (
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "tanh",
-    "erf",
-    "erfc",
-    "sin",
-    "cos",
-    "tan",
-    "sigmoid",
-    "sinh",
-    "cosh",
-    "asin",
-    "acos",
-    "atan",
-    "asinh",
-    "acosh",
-    "atanh",
-)
-COST = dict.fromkeys(DEAR, 12) | {
-    "pow": 30,
-    "atan2": 30,
-    "div": 3,
-    "sqrt": 4,
-    "rsqrt": 5,
-    "floor_div": 20,
-    "remainder": 20,
-}
 _ids = itertools.count()
 
 
@@ -74,7 +41,7 @@ class Tensor:
 
 def tensor(op: str, inputs: Sequence[Tensor], shape: Sequence[Dim], dtype: DataType, attrs: Any = None) -> Tensor:
     t = Tensor(op, tuple(inputs), tuple(shape), dtype, attrs)
-    own = COST.get(attrs, 1) if op == "point" else 1
+    own = cost(attrs) if op == "point" else 1
     t.cost = 0 if op in ("buffer", "const") else sum(i.cost for i in t.inputs) + own
     if op == "reduce":
         t.cost += 64

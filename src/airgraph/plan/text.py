@@ -7,12 +7,15 @@ loop 1 over [4096]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from airgraph.plan.index import Affine, Var
 from airgraph.plan.kernels import Part
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Expr, Tensor
+
+LEAVES = ("load", "const", "iota")  # written where they are used, however often
 
 
 def plan_text(plan: Plan) -> str:
@@ -92,8 +95,8 @@ class PlanText:
             for a in e.args:
                 uses[id(a)] = uses.get(id(a), 0) + 1
         for e in part.exprs():
-            text = self.expr(e, texts, loops)
-            if uses.get(id(e), 0) > 1 and e.op not in ("load", "const", "iota"):
+            text = expr_text(e, [texts[id(a)] for a in e.args], loops, self.name)
+            if uses.get(id(e), 0) > 1 and e.op not in LEAVES:
                 name, named = f"x{named}", named + 1
                 lines.append(f"    {name} = {text}")
                 text = name
@@ -103,23 +106,24 @@ class PlanText:
             lines.append(f"    {self.typed(s.target)} [{affine(s.at, loops)}{picked}] = {texts[id(s.value)]}")
         return lines
 
-    def expr(self, e: Expr, texts: dict[int, str], loops: dict[Var, str]) -> str:
-        args = [texts[id(a)] for a in e.args]
-        match e.op:
-            case "load":
-                assert e.at is not None
-                picked = "".join(f" + {stride}*{a}" for a, (stride, _, _) in zip(args, e.picks))
-                return f"{self.name(e.source)}[{affine(e.at, loops)}{picked}]"
-            case "const":
-                return repr(e.source)
-            case "iota":
-                assert e.at is not None
-                return f"({affine(e.at, loops)})"
-            case "reduce":
-                return f"{e.source}_i({args[0]})"
-            case "cast":
-                return f"{e.dtype.name[3:].lower()}({args[0]})"
-        return f"{e.op}({', '.join(args)})"
+
+def expr_text(e: Expr, args: list[str], loops: dict[Var, str], name: Callable[[Tensor], str]) -> str:
+    """An expression, given the texts of its operands."""
+    match e.op:
+        case "load":
+            assert e.at is not None
+            picked = "".join(f" + {stride}*{a}" for a, (stride, _, _) in zip(args, e.picks))
+            return f"{name(e.source)}[{affine(e.at, loops)}{picked}]"
+        case "const":
+            return repr(e.source)
+        case "iota":
+            assert e.at is not None
+            return f"({affine(e.at, loops)})"
+        case "reduce":
+            return f"{e.source}_i({args[0]})"
+        case "cast":
+            return f"{e.dtype.name[3:].lower()}({args[0]})"
+    return f"{e.op}({', '.join(args)})"
 
 
 def affine(at: Affine, loops: dict[Var, str]) -> str:

@@ -29,7 +29,7 @@ import torch
 
 from airgraph.convert.aten_call import find_target
 from airgraph.convert.scopes import stream_of
-from airgraph.engine.reference import Env, Step
+from airgraph.engine.protocol import Env, Step
 from airgraph.ir.graph import Graph, Node
 
 Label = str | None  # None: the main stream
@@ -77,7 +77,12 @@ class CudaStreams:
 
 
 def is_split(steps: Sequence[Step]) -> bool:
-    return any(stream_of(step.node) is not None for step in steps)
+    return any(lane_of(step) is not None for step in steps)
+
+
+def lane_of(step: Step) -> Label:
+    """The stream a step is on: that of its nodes, which do not differ."""
+    return stream_of(step.nodes[-1])
 
 
 def apart(steps: Sequence[Step]) -> list[Step]:
@@ -91,9 +96,7 @@ class Lanes:
     def __init__(self, streams: Streams, steps: Sequence[Step], graph: Graph) -> None:
         self.streams = streams
         self.graph = graph
-        self.awaited = {
-            node for step in steps for node in sources(step.node) if stream_of(node) != stream_of(step.node)
-        }
+        self.awaited = {node for step in steps for node in sources(step) if stream_of(node) != lane_of(step)}
         self.lanes: dict[Label, Stream] = {None: streams.named(None)}
         self.begin = self.lanes[None].record_event()
         self.done: dict[Node, Any] = {}  # a step somebody waits for → its event
@@ -101,21 +104,23 @@ class Lanes:
         self.waited: set[tuple[Label, Node]] = set()
 
     def run(self, step: Step, env: Env, call: Callable[[], None]) -> None:
-        label, node = stream_of(step.node), step.node
+        label = lane_of(step)
         lane = self.lane(label)
-        for source in sources(node):
+        for source in sources(step):
             if source in self.done and stream_of(source) != label and (label, source) not in self.waited:
                 lane.wait_event(self.done[source])
                 self.waited.add((label, source))
-        self.hold(node, env, lane)
+        for node in step.nodes:
+            self.hold(node, env, lane)
         alone = changes(step, self.graph)
         if alone:
             self.gather(label)
         with self.streams.on(lane):
             call()
-        self.ran.add(node)
-        if node in self.awaited:
-            self.done[node] = lane.record_event()
+        self.ran.update(step.nodes)
+        awaited = self.awaited.intersection(step.nodes)
+        if awaited:
+            self.done.update(dict.fromkeys(awaited, lane.record_event()))
         if alone:
             self.scatter(label)
 
@@ -148,14 +153,16 @@ class Lanes:
         self.gather(None)
 
 
-def sources(node: Node) -> set[Node]:
-    return {*(value.node for value in node.values()), *node.control}
+def sources(step: Step) -> set[Node]:
+    """The nodes of other steps that must have run before."""
+    found = {node for own in step.nodes for node in (*(value.node for value in own.values()), *own.control)}
+    return found.difference(step.nodes)
 
 
 def changes(step: Step, graph: Graph) -> bool:
     """Whether it writes to memory that others may read."""
     if step.in_place is not None:
         return True
-    target = find_target(step.node.attrs["target"], graph) if step.node.op == "AtenCall" else None
-    schema = getattr(target, "_schema", None)
-    return schema is not None and schema.is_mutable
+    targets = [find_target(node.attrs["target"], graph) for node in step.nodes if node.op == "AtenCall"]
+    schemas = [getattr(target, "_schema", None) for target in targets]
+    return any(schema is not None and schema.is_mutable for schema in schemas)

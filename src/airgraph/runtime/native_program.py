@@ -32,7 +32,11 @@ class NativeProgram(Program):
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         if not self.native.by_python and quiet(self.journal):
-            results = self.native.native(args)
+            try:
+                results = self.native.native(args)
+            except BaseException:
+                self.native.finish()
+                raise
             if type(results) is list:
                 self.calls += 1
                 return results

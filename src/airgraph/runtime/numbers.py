@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airgraph.engine.reference import ReferenceExecutable
+from airgraph.engine.protocol import Steps
 from airgraph.ir.boundary import Boundary, NumberIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
@@ -27,7 +27,7 @@ OPERANDS = {f"aten.{op}.Tensor" for op in ("add", "sub", "mul", "div")}
 EXACT = (DataType.DT_FLOAT, DataType.DT_DOUBLE)
 
 
-def free_numbers(boundary: Boundary, executable: ReferenceExecutable) -> frozenset[int]:
+def free_numbers(boundary: Boundary, executable: Steps) -> frozenset[int]:
     """The arguments that are such numbers; `executable` is told to hand them on as tensors."""
     graph = executable.graph
     values = {node.name: node.output for node in graph.inputs}
@@ -68,7 +68,7 @@ def is_updatable(node: Node) -> bool:
     return node.op == "AtenCall" and any(test(node.attrs["target"]) for test in _updatable)
 
 
-def other_numbers(boundary: Boundary, executable: ReferenceExecutable) -> dict[int, list[Node]]:
+def other_numbers(boundary: Boundary, executable: Steps) -> dict[int, list[Node]]:
     """The arguments that are numbers, but no sizes, and the nodes that read them or what is computed from them."""
     found = {}
     for i, spec in enumerate(boundary.arguments):
@@ -83,7 +83,7 @@ def tells(known: Any, expr: Any) -> bool:
     return any(expr in getattr(part, "free_symbols", ()) for part in flat([known]))
 
 
-def is_size(expr: Any, executable: ReferenceExecutable) -> bool:
+def is_size(expr: Any, executable: Steps) -> bool:
     """Whether a size or a stride is computed from the number."""
     for node in executable.graph.nodes:
         sizes = [output.type.shape or () for output in node.outputs]
@@ -92,7 +92,7 @@ def is_size(expr: Any, executable: ReferenceExecutable) -> bool:
     return False
 
 
-def is_derived(expr: Any, value: Value, executable: ReferenceExecutable) -> bool:
+def is_derived(expr: Any, value: Value, executable: Steps) -> bool:
     """Whether another number is computed from it."""
     return any(tells(o.known, expr) for node in executable.graph.nodes for o in node.outputs if o is not value)
 

@@ -21,8 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves as leaves
 
 from airgraph.convert.aten_call import find_target
-from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import Env, ReferenceExecutable, Step
+from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
@@ -125,7 +124,7 @@ def split_text(graph: Graph, node: Node, reason: str) -> str:
     return f"not captured: {node.attrs.get('target', node.op)} ({reason})" + (f", from {source}" if source else "")
 
 
-def why_open(node: Node, device: torch.device, executable: ReferenceExecutable, sizes: set[Any]) -> str | None:
+def why_open(node: Node, device: torch.device, executable: Steps, sizes: set[Any]) -> str | None:
     """The reason a step cannot be part of a captured program; None if it can. `sizes`: the symbols arguments tell."""
     if node.op == "PrintV2":
         return "it prints"
@@ -149,7 +148,7 @@ def why_open(node: Node, device: torch.device, executable: ReferenceExecutable, 
     return None
 
 
-def written_inputs(executable: ReferenceExecutable) -> set[str]:
+def written_inputs(executable: Steps) -> set[str]:
     """The names of the Data nodes a run writes to: by Assign, or by a call into PyTorch whose schema says so."""
     found = {name for name, _ in executable.writes}
     for node in executable.graph.of("AtenCall"):
@@ -191,7 +190,7 @@ class Recorder:
     to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
 
     def __init__(
-        self, executable: ReferenceExecutable, sizes: set[Any], refused: dict[Node, str], streams: Streams | None = None
+        self, executable: Steps, sizes: set[Any], refused: dict[Node, str], streams: Streams | None = None
     ) -> None:
         self.executable = executable
         self.sizes = sizes
@@ -231,50 +230,50 @@ class Recorder:
     def runs(self, steps: Sequence[Step]) -> list[Run]:
         found: list[Run] = []
         for step in steps:
-            is_open = self.why(step.node) is not None
+            is_open = self.why(step) is not None
             if found and found[-1].open == is_open:
                 found[-1] = Run((*found[-1].steps, step), is_open)
             else:
                 found.append(Run((step,), is_open))
         return found
 
-    def why(self, node: Node) -> str | None:
-        if node not in self.refused:
-            reason = why_open(node, self.executable.device, self.executable, self.sizes)
-            if reason:
-                self.refused[node] = reason
-        return self.refused.get(node)
+    def why(self, step: Step) -> str | None:
+        """Why a step is not captured: the reason of the first of its nodes that cannot be."""
+        for node in step.nodes:
+            if node not in self.refused:
+                reason = why_open(node, self.executable.device, self.executable, self.sizes)
+                if reason:
+                    self.refused[node] = reason
+        return next((self.refused[node] for node in step.nodes if node in self.refused), None)
 
     def placed(self, run: Run, later: Sequence[Run]) -> tuple[int, ...]:
         """Results of an open run that captured ones read: they need a fixed place."""
-        reads = {id(v) for r in later if not r.open for s in r.steps for v in s.node.values()}
+        reads = {key for r in later if not r.open for s in r.steps for key in s.reads}
         reads |= {*self.executable.outputs, *(key for _, key in self.executable.writes)}
         return tuple(
-            id(v)
+            key
             for s in run.steps
-            for v in s.node.outputs
-            if id(v) in reads and v.known is None and not symbols_of(v) - self.sizes
+            for key, v in s.makes.items()
+            if key in reads and (v is None or (v.known is None and not symbols_of(v) - self.sizes))
         )
 
 
 def confined(steps: Sequence[Step]) -> list[Step]:
     """Values that come from or go to another part stay; the others die as before."""
-    born = {id(v) for step in steps for v in step.node.outputs}
+    born = {key for step in steps for key in step.makes}
     return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
 
 
-def steps_work(
-    executable: ReferenceExecutable, steps: Sequence[Step], keep: bool = False, streams: Streams | None = None
-) -> Work:
+def steps_work(executable: Steps, steps: Sequence[Step], keep: bool = False, streams: Streams | None = None) -> Work:
     steps = [replace(s, last_uses=()) for s in steps] if keep else steps
     split = streams is not None and is_split(steps)
     steps = apart(steps) if split else steps
 
     def one(step: Step, env: Env, symbols: Symbols) -> None:
         try:
-            executable.advance(step, env, symbols, None)
+            step.advance(env, symbols, executable.graph)
         except Exception as error:
-            error.node = step.node  # type: ignore[attr-defined]
+            error.node = step.nodes[-1]  # type: ignore[attr-defined]
             raise
 
     def in_order(env: Env, symbols: Symbols) -> None:

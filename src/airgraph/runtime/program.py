@@ -28,6 +28,9 @@ CACHED = 64  # combinations of sizes whose expressions are kept
 NUMBER = {int: (int,), float: (int, float), bool: (bool, int)}
 
 
+AGAIN = "compile again for these arguments, or mark the size as dynamic"
+
+
 class Program:
     """Called with the arguments of the FX graph, as one list (PyTorch's boxed convention, which lets them be freed)."""
 
@@ -124,12 +127,13 @@ class Program:
         """Sizes that are expressions, once every symbol has its value."""
         for i, spec, axis, expr in self.derived:
             if self.size(expr, symbols) != args[i].shape[axis]:
-                wanted = f"{expr} = {self.size(expr, symbols)} in shape {list(spec.type.shape or ())}"
-                raise self.refuse(i, spec, wanted, f"shape {list(args[i].shape)}")
+                size = self.size(expr, symbols)
+                wanted = f"have shape {list(spec.type.shape or ())} with {expr} = {size}"
+                raise self.refuse(i, spec, wanted, str(list(args[i].shape)))
 
     def bind_number(self, i: int, spec: NumberIn, arg: Any, symbols: Symbols) -> None:
         if not isinstance(arg, NUMBER[spec.kind]):
-            raise self.refuse(i, spec, f"a number ({spec.kind.__name__})", repr(arg))
+            raise self.refuse(i, spec, f"be a number ({spec.kind.__name__})", repr(arg), "compile again for this type")
         if getattr(spec.expr, "is_Symbol", False):
             symbols[spec.expr] = arg
 
@@ -137,31 +141,31 @@ class Program:
         if arg is None and spec.type.shape == (0,):
             return  # PyTorch's token for the order of effects: an empty tensor in FX, None when it runs
         if not isinstance(arg, torch.Tensor):
-            raise self.refuse(i, spec, "a tensor", type(arg).__name__)
+            raise self.refuse(i, spec, "be a tensor", type(arg).__name__, "torch.as_tensor(...)")
         dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
         if arg.dtype != dtype and self.journal.phase != "backward":
             # (the backward gets what PyTorch saved, and for half-precision norms FX has the type of that wrong)
-            raise self.refuse(i, spec, str(dtype), str(arg.dtype))
+            raise self.refuse(i, spec, f"be {dtype}", str(arg.dtype), f"convert it: .to({dtype}), or compile again")
         saved_scalar = self.journal.phase == "backward" and arg.ndim == 0  # a seed, kept on the host
         if str(arg.device) != spec.device and not saved_scalar:
-            raise self.refuse(i, spec, f"device {spec.device}", f"device {arg.device}")
+            hint = f'move it: .to("{spec.device}"), or compile again'
+            raise self.refuse(i, spec, f"be on {spec.device}", str(arg.device), hint)
         shape = spec.type.shape or ()
         if len(shape) != arg.ndim:
-            raise self.refuse(i, spec, f"shape {list(shape)}", f"shape {list(arg.shape)}")
+            raise self.refuse(i, spec, f"have shape {list(shape)}", str(list(arg.shape)))
         for size, actual in zip(shape, arg.shape):
             if isinstance(size, int):
                 if size != actual:
-                    raise self.refuse(i, spec, f"shape {list(shape)}", f"shape {list(arg.shape)}")
+                    raise self.refuse(i, spec, f"have shape {list(shape)}", str(list(arg.shape)))
             elif size.is_Symbol and symbols.setdefault(size, actual) != actual:
-                raise self.refuse(
-                    i, spec, f"{size} = {symbols[size]} in shape {list(shape)}", f"shape {list(arg.shape)}"
-                )
+                wanted = f"have shape {list(shape)} with {size} = {symbols[size]}"
+                raise self.refuse(i, spec, wanted, str(list(arg.shape)))
 
-    def refuse(self, i: int, spec: Argument, wanted: str, got: str) -> BindError:
-        return BindError(
-            f"argument {i} ({spec.name}) of {self.name} must be {wanted}, got {got}",
-            hint="compile again for these arguments, or mark the size as dynamic",
-        )
+    def refuse(self, i: int, spec: Argument, wanted: str, got: str, hint: str = AGAIN) -> BindError:
+        """By the user's name of the argument where that is known."""
+        name = self.boundary.names.get(spec.name)
+        label = f"argument {name!r}" if name else f"argument {i} ({spec.name}) of {self.name}"
+        return BindError(f"{label} must {wanted}, got {got}", hint=hint)
 
     # -- results ----------------------------------------------------------------------------------------------------
     def own(self, outputs: Sequence[Any], inputs: Sequence[Any], symbols: Symbols) -> list[Any]:

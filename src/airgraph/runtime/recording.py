@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import Env
+from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
 from airgraph.runtime.parts import Part
 from airgraph.runtime.program import Program
@@ -104,7 +103,7 @@ class Recording:
     def settle(self) -> None:
         """After a call. On a CPU nothing inside has a fixed address, so nothing needs to be kept."""
         if self.whole is None and self.program.arena.device.type == "cpu":
-            self.env = dict(self.program.reference.constants)
+            self.env = dict(self.program.executable.constants)
 
     def write_back(self, args: Sequence[Any]) -> None:
         torch._foreach_copy_([args[i] for i, _ in self.back], [buffer for _, buffer in self.back])
@@ -115,7 +114,7 @@ class Recording:
             return [template.detach() for template in self.handed]
         program = self.program
         given: list[Any] = []
-        for index, key in enumerate(program.reference.outputs):
+        for index, key in enumerate(program.executable.outputs):
             template = self.templates.get(index)
             if template is None:
                 given.append(self.env[key])

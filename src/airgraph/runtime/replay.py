@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from airgraph.config import Config
-from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import Env, ReferenceExecutable, as_tensor
+from airgraph.engine.protocol import Env, Steps, Symbols
+from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
@@ -57,21 +57,26 @@ class Entry:
 
 
 class ReplayProgram(Program):
+    """A program that is captured at the second call of its sizes and replayed from then on. `parameters` are the arguments
+    that stay where they are."""
+
+    executable: Steps
+
     def __init__(
         self,
         name: str,
         boundary: Boundary,
-        executable: ReferenceExecutable,
+        executable: Steps,
         journal: Journal,
         config: Config,
         parameters: frozenset[int],
     ) -> None:
         super().__init__(name, boundary, executable, journal)
-        self.reference = executable
         self.config = config
         self.arena = arena_of(executable.device)
         self.parameters = parameters
         self.width = len(boundary.arguments)
+        self.makers = {key: step for step in executable.steps for key in step.makes}
         names = written_inputs(executable)
         self.written = {i for i, a in enumerate(boundary.arguments) if a.name in names}
         self.numbers = free_numbers(boundary, executable)  # arguments whose value is read from memory
@@ -208,9 +213,8 @@ class ReplayProgram(Program):
         """Whether an output has a slot: those of steps that are not captured, or on another device, have none."""
         if not isinstance(output, torch.Tensor) or not strided(output) or output.device != self.arena.device:
             return False
-        value = [*self.reference.graph.net_output.values()][index]
-        recorder = Recorder(self.reference, self.sizes, self.refused)
-        return value.node.op in ("Data", "Const") or recorder.why(value.node) is None
+        step = self.makers.get(self.executable.outputs[index])
+        return step is None or Recorder(self.executable, self.sizes, self.refused).why(step) is None
 
     # -- recording ------------------------------------------------------------------------------------------------------
     def record(self, entry: Entry, given: Sequence[Any], symbols: Symbols) -> list[Any]:
@@ -299,7 +303,7 @@ class ReplayProgram(Program):
         for index, slot in recording.slots.items():
             layout = layouts[index]
             recording.templates[index] = slot.template(layout.shape, layout.strides, layout.dtype)
-        if leased and len(recording.templates) == len(self.reference.outputs):
+        if leased and len(recording.templates) == len(self.executable.outputs):
             recording.handed = [recording.templates[i] for i in range(len(recording.templates))]
         return recording
 
@@ -307,14 +311,14 @@ class ReplayProgram(Program):
         if recording.buffers:
             torch._foreach_copy_(recording.buffers, [given[i] for i in recording.copied])
         env = recording.env
-        env.update(self.reference.constants)
+        env.update(self.executable.constants)
         self.fill(env, given, recording)
-        recorder = Recorder(self.reference, self.sizes, self.refused, self.arena.streams)
+        recorder = Recorder(self.executable, self.sizes, self.refused, self.arena.streams)
         recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
         for node, reason in self.refused.items():
             if node not in self.told:
                 self.told.add(node)
-                self.journal.remark(split_text(self.reference.graph, node, reason))
+                self.journal.remark(split_text(self.executable.graph, node, reason))
         (only, *others) = recording.parts
         if not others and isinstance(only, Captured):
             recording.whole = only.graph.replay
@@ -326,13 +330,13 @@ class ReplayProgram(Program):
         held = dict(zip(recording.copied, recording.buffers))
         held.update(recording.cells)
         for i, spec in enumerate(self.boundary.arguments):
-            key = self.reference.inputs.get(spec.name)
+            key = self.executable.inputs.get(spec.name)
             if key is not None:
                 env[key] = held.get(i, as_tensor(given[i]))
 
     def finish(self, recording: Recording) -> Work:
         """Results to their slots, then writes to arguments: results must not see those."""
-        keys, writes, names = self.reference.outputs, self.reference.writes, self.reference.inputs
+        keys, writes, names = self.executable.outputs, self.executable.writes, self.executable.inputs
 
         def work(env: Env, symbols: Symbols) -> None:
             for index, template in recording.templates.items():

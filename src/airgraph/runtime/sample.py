@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from airgraph.engine.protocol import Symbols
+from airgraph.engine.protocol import Steps, Symbols
+from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import ReplayError
 from airgraph.ir.verify import place
@@ -34,32 +36,41 @@ def checked(program: Any, recording: Recording, given: Sequence[Any], symbols: S
 
 def difference(program: Any, given: Sequence[Any], symbols: Symbols, state: Any) -> ReplayError:
     """The first node whose value differs between a recording that keeps all values and a run op by op."""
-    seen: dict[int, Any] = {}
-
-    def observe(node: Any, results: Sequence[Any]) -> Sequence[Any]:
-        seen.update({id(v): r.clone() if isinstance(r, torch.Tensor) else r for v, r in zip(node.outputs, results)})
-        return results
-
+    executable: Steps = program.executable
     set_random_state(program.arena, state)
-    names = [a.name for a in program.boundary.arguments]
-    program.reference.run(dict(zip(names, given)), dict(symbols), observe)
+    seen = every_value(program, given, dict(symbols))
     recording = program.bound({}, given, symbols, [], leased=False)
     set_random_state(program.arena, state)
     program.record_parts(recording, given, symbols, keep=True)
     set_random_state(program.arena, state)
     recording.replay(given, dict(symbols))
-    for step in program.reference.steps:
-        for value in step.node.outputs:
-            if id(value) in recording.env and not alike(recording.env[id(value)], seen.get(id(value))):
+    for step in executable.steps:
+        for key in step.makes:
+            if key in recording.env and not alike(recording.env[key], seen.get(key)):
                 return ReplayError(
-                    f"a replay of {program.name} differs from the same call op by op, first at {step.node.op}",
-                    where=place(program.reference.graph, step.node),
+                    f"a replay of {program.name} differs from the same call op by op, first at {step.nodes[-1].op}",
+                    where=place(executable.graph, step.nodes[-1]),
                     hint="force_recapture=True, then force_eager=True tell whether capturing or memory is at fault",
                 )
     return ReplayError(
         f"a replay of {program.name} differs from the same call op by op, though none of its nodes does",
         hint="force_recapture=True tells whether its memory was written to by others",
     )
+
+
+def every_value(program: Any, given: Sequence[Any], symbols: Symbols) -> dict[int, Any]:
+    """What the steps make in a run of their own, none of them in place."""
+    executable: Steps = program.executable
+    env, seen = dict(executable.constants), {}
+    for spec, arg in zip(program.boundary.arguments, given):
+        if spec.name in executable.inputs:
+            env[executable.inputs[spec.name]] = as_tensor(arg)
+    for step in executable.steps:
+        replace(step, last_uses=(), in_place=None).advance(env, symbols, executable.graph)
+        for key in step.makes:
+            value = env[key]
+            seen[key] = value.clone() if isinstance(value, torch.Tensor) else value
+    return seen
 
 
 def random_state(arena: Arena) -> Any:

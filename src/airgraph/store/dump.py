@@ -22,30 +22,30 @@ from airgraph.config import KNOBS, Config, check_dump_path
 from airgraph.errors import DumpError
 from airgraph.ir.graph import Graph
 from airgraph.ir.text import to_py
-from airgraph.journal import log_to_file, rank
+from airgraph.journal import OWN, log_to_file, rank
 
 
-def render(graph: Graph, kind: str, prefix: str) -> tuple[str, dict[str, np.ndarray]]:
-    """The text of a dump, and the files of constants it refers to."""
+def render(graph: Graph, kind: str, prefix: str, names: bool = False) -> tuple[str, dict[str, np.ndarray]]:
+    """The text of a dump, and the files of constants it refers to. `names`: with users' names of the inputs."""
     if kind != "py":
         from airgraph.ir import proto  # needs protobuf, which nothing else does
 
         return {"txt": proto.to_txt, "pbtxt": proto.to_pbtxt}[kind](graph), {}
     files: dict[str, np.ndarray] = {}
-    text = to_py(graph, files)
+    text = to_py(graph, files, names=names)
     for name in files:
         text = text.replace(f'ge.FileConstant("{name}"', f'ge.FileConstant("{prefix}_{name}"')
     return text, {f"{prefix}_{name}": array for name, array in files.items()}
 
 
-def write_dump(graph: Graph, stage: str, kind: str, path: str) -> Path:
+def write_dump(graph: Graph, stage: str, kind: str, path: str, names: bool = False) -> Path:
     """One dump, readable by its owner and group only, as TorchAir writes them."""
     check_dump_path(path)
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
     stem = f"dynamo_{stage}_{graph.name}_rank_{rank()}_pid_{os.getpid()}_ts_{stamp}"
     target = Path(path) / f"{stem}.{kind}"
     try:
-        write_graph(target, graph, kind, stem)
+        write_graph(target, graph, kind, stem, names)
     except OSError as error:
         raise DumpError(
             f"the graph could not be written to {target}", where={"reason": str(error)}, hint="another dump_path"
@@ -53,8 +53,8 @@ def write_dump(graph: Graph, stage: str, kind: str, path: str) -> Path:
     return target
 
 
-def write_graph(path: Path, graph: Graph, kind: str, prefix: str) -> None:
-    text, files = render(graph, kind, prefix)
+def write_graph(path: Path, graph: Graph, kind: str, prefix: str, names: bool = False) -> None:
+    text, files = render(graph, kind, prefix, names)
     write(path, text)
     for name, array in files.items():
         np.save(path.parent / name, array, allow_pickle=False)
@@ -70,13 +70,14 @@ class Dumper:
 
     def __init__(self, name: str, phase: str, config: Config, model: int) -> None:
         self.config = config
+        self.names = config.log == OWN  # a TorchAir script gets TorchAir's lines
         self.phase = "backward" if phase == "backward" else "forward"
         self.folder = bundle(config) / f"model__{model}" / self.phase if debugging(config) else None
         self.count = 0
 
     def graph(self, stage: str, graph: Graph) -> None:
         if self.config.dump:
-            write_dump(graph, stage, self.config.dump, self.config.dump_path)
+            write_dump(graph, stage, self.config.dump, self.config.dump_path, self.names)
         self.ge(f"{stage}_ge_graph", graph)
         if self.folder is not None and stage == "optimized":
             self.write_ge("output_code.py", "output_code", "py", graph)
@@ -107,7 +108,7 @@ class Dumper:
     def write_ge(self, file: str, stem: str, kind: str, graph: Graph) -> None:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_graph(self.folder / file, graph, kind, stem)
+        write_graph(self.folder / file, graph, kind, stem, self.names)
 
 
 # -- the debug bundle -----------------------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ def compare(args: argparse.Namespace) -> int:
     return compare_script(script_of(args), json_file=args.json)
 
 
+def bench(args: argparse.Namespace) -> int:
+    from airgraph.tools.bench.run import bench_script
+
+    files = {kind: name for kind, name in (("json", args.json), ("html", args.html)) if name}
+    names = args.contenders.split(",") if args.contenders else None
+    return bench_script(script_of(args), contenders=names, rounds=args.rounds, seconds=args.seconds, files=files)
+
+
 def doctor(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
@@ -98,6 +106,15 @@ def script_of(args: argparse.Namespace) -> Script:
 def with_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", metavar="FILE", help="also write the result as data to FILE")
     script_options(command)
+
+
+def bench_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--contenders", metavar="A,B", help="only these, by their names in the table")
+    command.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
+    seconds = "how long each is timed in a round (default: 0.2)"
+    command.add_argument("--seconds", type=float, default=0.2, metavar="S", help=seconds)
+    command.add_argument("--html", metavar="FILE", help="also write the result as a page to FILE")
+    with_json(command)
 
 
 def doctor_options(command: argparse.ArgumentParser) -> None:
@@ -149,6 +166,16 @@ COMMANDS = (
         "Runs SCRIPT as `airgraph run` does; every call of every graph is compared with PyTorch node by node."
         " Exit code 0: equal up to rounding, 3: something differs, 1: the script raised an exception.",
         ("airgraph compare infer.py", "airgraph compare --json found.json infer.py --batch 4"),
+    ),
+    Command(
+        "bench",
+        bench,
+        bench_options,
+        "time what a script compiles by eager PyTorch, airgraph and Inductor",
+        "Runs SCRIPT once for each contender, in a process of its own, and times the functions that it gives to"
+        " torch.compile with the arguments it calls them with: time per call, compile time, peak memory, and the distance"
+        " of the results from float64. The contenders take turns. Ends with advice where it applies.",
+        ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
     ),
     Command(
         "doctor",

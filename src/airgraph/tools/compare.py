@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
-from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable
+from airgraph.engine.reference import ReferenceExecutable
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import AirgraphError
 from airgraph.ir.graph import Node, Value
@@ -254,12 +254,13 @@ class Twin:
     """The graph once more, by the reference engine, with a table of which value belongs to which FX node."""
 
     def __init__(self, gm: torch.fx.GraphModule, program: Program, config: Config, passes: bool) -> None:
-        engine, journal = ReferenceEngine(computing_device), Journal(program.name, "compare", config.log)
+        journal = Journal(program.name, "compare", config.log)
         made: dict[str, Any] = {}
-        graph, _ = to_graph(gm, program.name, config, journal, engine, made)
+        graph, _ = to_graph(gm, program.name, config, journal, made)
         if passes:
             graph = run_passes(graph, journal, off=config.passes_off, frozen=config.frozen_parameter)
-        self.executable: ReferenceExecutable = engine.load(graph, program.executable.device)  # type: ignore[attr-defined]
+        device: torch.device = program.executable.device  # type: ignore[attr-defined]
+        self.executable = ReferenceExecutable(graph, device, computing_device)
         self.owners: dict[Value, list[tuple[torch.fx.Node, int]]] = {}  # (FX node, which of its results)
         for node in gm.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:

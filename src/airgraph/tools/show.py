@@ -21,9 +21,14 @@ from airgraph.store.load_export import find_air, read_export
 def show(path: str) -> int:
     file = find_air(path)
     stored = read_export(file, weights=False)
-    print("\n".join(summary(str(file), stored)))
-    print(to_py(stored.graph), end="")
+    for line in (*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")):
+        print(printable(line))
     return 0
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal would act on: names in a file may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(file: str, stored: StoredModel) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.runtime import Frame, Step
+from airgraph.engine.native.tables import Frame, Step
 from airgraph.plan.memory import BLOCK
 
 

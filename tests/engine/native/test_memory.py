@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.runtime import Frame
+from airgraph.engine.native.tables import Frame
 from airgraph.plan.memory import BLOCK, Unit, arrange
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

@@ -56,6 +56,11 @@ STRUCTURAL = frozenset({"Data", "Const", "NetOutput", "Assign", "AtenCall", "Fil
 USER_KERNELS: dict[str, Meaning] = {}
 
 
+def has_kernel(op: str) -> bool:
+    """Whether there is a PyTorch meaning of this GE op."""
+    return op in MEANINGS or op in STRUCTURAL or op in USER_KERNELS
+
+
 def register_kernel(op_type: str) -> Callable[[Meaning], Meaning]:
     """What a GE op of one's own means: a function of tensors, called when the graph reaches the node.
 
@@ -75,4 +80,4 @@ def register_kernel(op_type: str) -> Callable[[Meaning], Meaning]:
     return register
 
 
-__all__ = ["MEANINGS", "STRUCTURAL", "USER_KERNELS", "Meaning", "register_kernel", "torch_type"]
+__all__ = ["MEANINGS", "STRUCTURAL", "USER_KERNELS", "Meaning", "has_kernel", "register_kernel", "torch_type"]

@@ -1,1 +1,85 @@
-"""The native CPU engine: a whole graph as one machine-code function, made by LLVM."""
+"""The native engine for CPUs: the whole graph as one native call, through LLVM.
+
+This module needs neither LLVM nor the kernels: it says when the engine is chosen, and loads the rest when it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from airgraph.engine.fold import fold
+from airgraph.engine.native.target import CPU
+from airgraph.engine.protocol import Programs, Request
+from airgraph.errors import ConfigError
+from airgraph.locks import Depth, held_at_fork
+from airgraph.passes.cleanup import fulfilled_waits
+from airgraph.plan.groups import make_plan
+from airgraph.plan.index import Refuse
+from airgraph.plan.steps import Plan
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.engine import NativeExecutable
+
+
+class NativeEngine:
+    name = "native"
+
+    def serves(self, device: torch.device, mode: str) -> str | None:
+        if device.type != "cpu":
+            return f"it runs on a CPU, this graph is on {device}"
+        return None if mode == "max-autotune" else f"mode {mode} replays PyTorch's own ops"
+
+    def warm_up(self) -> None:
+        """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
+        threading.Thread(target=problem, name="airgraph-warm-up", daemon=True).start()
+
+    def plan(self, request: Request) -> Plan:
+        if request.device.type != "cpu":
+            reason = self.serves(request.device, request.mode)
+            raise ConfigError(f"the native engine cannot run this graph: {reason}", hint='engine="auto"')
+        missing = problem()
+        if missing is not None:
+            raise Refuse(missing)
+        fulfilled_waits(request.graph)
+        fold(request)
+        return make_plan(request.graph, request.boundary, CPU)
+
+    def load(self, request: Request) -> NativeExecutable:
+        from airgraph.engine.native.engine import NativeExecutable
+        from airgraph.engine.native.kernels.tune import Tuner
+
+        executable = NativeExecutable(request, Tuner(request.journal) if request.autotune else None)
+        for note in executable.plan.notes:
+            request.journal.remark(note)
+        return executable
+
+    def program(self, executable: NativeExecutable, programs: Programs) -> Any:
+        return programs.direct(executable)
+
+
+_loading = held_at_fork(threading.Lock(), Depth.LOADING)
+
+
+def problem() -> str | None:
+    """Why there is no native engine here (no llvmlite, a CPU that LLVM does not know); None if there is one."""
+    with _loading:
+        return find_problem()
+
+
+@cache
+def find_problem() -> str | None:
+    try:
+        from airgraph.engine.native.kernels.shared_kernels import kernels
+        from airgraph.engine.native.runtime import entry
+
+        entry(), kernels()
+        return None
+    except (ImportError, OSError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        warnings.warn(f"airgraph: no native engine here, graphs run on the reference engine ({problem})", stacklevel=2)
+        return problem

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airgraph.engine.native.kernels.loops import Compiled, compile_part
+from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
@@ -30,13 +30,13 @@ class NativeStep:
     unit: int
     cost: Dim
     origin: Step
-    checks: bool = False  # it may find an index out of range
+    checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
-    loops = {step: [compile_part(p) for p in step.kernel.parts] for step in plan.steps if isinstance(step, LoopStep)}
-    compile_kernels([c.text for parts in loops.values() for c in parts])
+    loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
+    compile_kernels(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
         match step:
@@ -55,36 +55,28 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 # -- loops ------------------------------------------------------------------------------------------------------------
 def loop_step(step: LoopStep, c: Compiled) -> NativeStep:
-    function, _ = _known[c.text]
-    return NativeStep("loop", function, [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks, c.scratch)
+    return NativeStep(
+        "loop", known_function(c), [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks, c.scratch
+    )
 
 
-def compile_kernels(texts: list[str]) -> None:
-    """Those that are new, shared out over a few modules of about the same size, which are compiled side by side."""
-    names = {text: f"k{i}" for i, text in enumerate(t for t in dict.fromkeys(texts) if t not in _known)}
-    if not names:
+def compile_kernels(kernels: Iterable[Compiled]) -> None:
+    """Compiles new ones, distributed over a few modules of about the same size, side by side."""
+    new = {c.body: c for c in kernels if c.body not in _known}
+    if not new:
         return
-    modules: list[dict[str, str]] = [{} for _ in range(min(MODULES, len(names)))]
-    for text in sorted(names, key=len, reverse=True):
-        min(modules, key=lambda m: sum(map(len, m.values())))[names[text]] = text
-    code = build([Unit(joined(m), tuple(m)) for m in modules])
-    for text, name in names.items():
-        _known[text] = code[name], code
+    named = {f"k{i}": c for i, c in enumerate(new.values())}
+    modules: list[dict[str, Compiled]] = [{} for _ in range(min(MODULES, len(named)))]
+    for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
+        min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
+    code = build([Unit(module_text(m), tuple(m)) for m in modules])
+    for name, c in named.items():
+        _known[c.body] = code[name], code
 
 
-def joined(kernels: dict[str, str]) -> str:
-    """Several kernels in one module: each declaration and each function of mathlib once."""
-    declares: dict[str, None] = {}
-    functions: dict[str, str] = {}
-    bodies: list[str] = []
-    for name, text in kernels.items():
-        for line in re.findall(r"^declare .*$", text, re.M):
-            declares[line] = None
-        for block in re.findall(r"^define internal .*?^}$", text, re.M | re.S):
-            functions[block.split("(")[0]] = block
-        start = text.index("define void @NAME")
-        bodies.append(text[start:].replace("@NAME", f"@{name}", 1))
-    return "\n".join([*declares, *functions.values(), *bodies])
+def known_function(c: Compiled) -> int:
+    """The address of a kernel that has been compiled."""
+    return _known[c.body][0]
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------

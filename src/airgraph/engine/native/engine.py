@@ -1,6 +1,6 @@
 """The native engine: plan, compile, and calls that are one native call.
 
-    engine.load(graph, device, boundary) → NativeExecutable
+    NativeEngine().load(request) → NativeExecutable
     executable.call(args) → the graph's outputs
 
 What has no native step is a call of PyTorch from inside the native function: straight to its dispatcher (calls.py) or,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,23 +21,23 @@ import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.native import runtime
+from airgraph.engine.native import runtime, tables
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
-from airgraph.engine.native.fold import fold
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layout, Released, Shared, step_words
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
-from airgraph.engine.native.runtime import Entry
-from airgraph.engine.protocol import Symbols
-from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable, as_tensor
+from airgraph.engine.native.libtorch import last_error, libtorch, torch_symbol
+from airgraph.engine.native.tables import Entry, in_a_word
+from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import BadIndexError, EngineError, raise_from_op
-from airgraph.ir.boundary import Argument, Boundary, NumberIn, OfInput, TensorIn
-from airgraph.ir.graph import Graph, Value
+from airgraph.ir.boundary import Argument, NumberIn, OfInput, TensorIn
+from airgraph.ir.graph import Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
-from airgraph.plan.groups import make_plan
+from airgraph.locks import Depth, held_at_fork
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, step_reads, step_writes
@@ -45,7 +46,6 @@ from airgraph.plan.tensors import Tensor
 FRAMES = 8  # sets of sizes a program keeps ready
 _numbers = itertools.count(1)
 _frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
-Callback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class Pool:
@@ -54,7 +54,7 @@ class Pool:
     def __init__(self) -> None:
         self.head = (ctypes.c_int64 * 1)(0)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = threading.Lock()
+        self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
     @property
     def address(self) -> int:
@@ -65,9 +65,9 @@ class Pool:
         with self.lock:
             memory = torch.empty(need + 64, dtype=torch.uint8)
             base = -(-memory.data_ptr() // 64) * 64
-            block = (ctypes.c_int64 * runtime.Block.WORDS)(0, base, need)
+            block = (ctypes.c_int64 * tables.Block.WORDS)(0, base, need)
             self.drop_smaller(need)
-            block[runtime.Block.NEXT] = self.head[0]
+            block[tables.Block.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
 
@@ -80,11 +80,11 @@ class Pool:
         self.head[0] = 0
         for block, memory in self.blocks:
             address = ctypes.addressof(block)
-            if address in free and block[runtime.Block.SIZE] < need:
+            if address in free and block[tables.Block.SIZE] < need:
                 continue
             kept.append((block, memory))
             if address in free:
-                block[runtime.Block.NEXT] = self.head[0]
+                block[tables.Block.NEXT] = self.head[0]
                 self.head[0] = address
         self.blocks = kept
 
@@ -92,39 +92,36 @@ class Pool:
 POOL = Pool()
 
 
-class NativeEngine:
-    name = "native"
+class Threads:
+    """How many threads a program uses. One in a forked child of a process that ran programs: PyTorch's thread pool is not
+    inherited, and OpenMP would wait for its threads for ever."""
 
-    def __init__(self, reference: ReferenceEngine) -> None:
-        self.reference = reference
+    def __init__(self) -> None:
+        self.forked = False
+        os.register_at_fork(after_in_child=self.after_fork)
 
-    def has_kernel(self, op: str) -> bool:
-        return self.reference.has_kernel(op)
+    def after_fork(self) -> None:
+        self.forked = self.forked or len(_frames) > 0
+        for frame in list(_frames.values()):
+            frame.words[tables.Frame.THREADS] = 1
 
-    def load(
-        self,
-        graph: Graph,
-        device: torch.device,
-        boundary: Boundary,
-        *,
-        frozen: bool = False,
-        tuner: Tuner | None = None,
-    ) -> NativeExecutable:
-        """`frozen`: parameters never change. `tuner`: matrix products are timed."""
-        reference = self.reference.load(graph, device)
-        if fold(graph, reference):
-            reference = self.reference.load(graph, device)
-        return NativeExecutable(graph, boundary, reference, frozen, tuner)
+    def count(self) -> int:
+        return 1 if self.forked else torch.get_num_threads()
+
+
+THREADS = Threads()
+_binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
 
 
 class NativeExecutable:
-    def __init__(
-        self, graph: Graph, boundary: Boundary, reference: ReferenceExecutable, frozen: bool, tuner: Tuner | None
-    ) -> None:
-        self.graph, self.boundary, self.reference = graph, boundary, reference
-        self.device = reference.device
+    def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
+        """`tuner`: matrix products are timed."""
+        assert request.plan is not None
+        graph, self.boundary, self.device = request.graph, request.boundary, request.device
+        self.graph = graph
+        self.reference = reference = ReferenceExecutable(graph, request.device, request.map_device)
         self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
-        self.plan: Plan = make_plan(graph, boundary, frozenset({"gemm", "attention", "conv"}))
+        self.plan: Plan = request.plan
         self.steps: list[NativeStep] = native_steps(self.plan)
         self.layout = Layout(self.plan, self.steps)
         constants = self.constants()
@@ -137,8 +134,7 @@ class NativeExecutable:
         self.read_by_loops = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)}
         given = self.layout.given
         self.handed = {t.id: [i for i, g in enumerate(given) if g is t] for t in given}  # handed out as they are
-        callback = ctypes.cast(_callback, ctypes.c_void_p).value or 0
-        kept = self.kept_arguments() if frozen else frozenset()
+        kept = self.kept_arguments() if request.frozen else frozenset()
         slot = self.layout.slot
         over = {
             step: [(slot(t), slot(x)) for t, x in overwrites(step)]
@@ -146,14 +142,22 @@ class NativeExecutable:
             if isinstance(step, LoopStep)
         }
         self.shared = Shared(
-            self.plan, self.steps, self.layout, constants, kept, callback, self.tapes, self.releases(), tuner, over
+            self.plan,
+            self.steps,
+            self.layout,
+            constants,
+            kept,
+            id(library_step),
+            self.tapes,
+            self.releases(),
+            tuner,
+            over,
         )
         if tuner is not None:
             tuner.learn(self.products(int, symbolic=False))
-        self.program = (ctypes.c_int64 * runtime.Program.WORDS)(0, POOL.address)
+        self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
-        self.lock = threading.Lock()
         self.frames: list[BoundFrame] = []
         self.local = threading.local()
 
@@ -199,7 +203,7 @@ class NativeExecutable:
 
     def products(self, value: Callable[[Any], int], *, symbolic: bool) -> list[Product]:
         """The matrix products whose sizes are known when compiling, or those whose sizes are not."""
-        threads = torch.get_num_threads()
+        threads = THREADS.count()
         steps = [
             s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
@@ -236,18 +240,18 @@ class NativeExecutable:
         if self.shared.tuner is not None and not self.frames:
             self.shared.tuner.learn(self.products(value, symbolic=True))
         still = {**self.shared.constants, **self.parameters(args, table, value)}
-        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=torch.get_num_threads())
+        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=THREADS.count())
         frame.bound, frame.owner = dict(symbols), weakref.ref(self)
         for given in table:
             if given.kind == Entry.FLOAT:
                 cell = (ctypes.c_double * 1)()
                 frame.kept.append(cell)
                 frame.slots[given.value] = ctypes.addressof(cell)
-        with self.lock:
+        with _binding:
             _frames[number] = frame
             self.frames.append(frame)
             self.trim()
-            frame.words[runtime.Frame.NEXT] = self.program[0]
+            frame.words[tables.Frame.NEXT] = self.program[0]
             self.program[0] = frame.address
         return frame
 
@@ -275,7 +279,7 @@ class NativeExecutable:
             if slot is not None:
                 return Given(Entry.FLOAT, slot)
             unused = isinstance(arg, float) or (node is None and spec.expr is None)
-            return nothing if unused else Given(Entry.WHOLE, int(arg))
+            return nothing if unused else Given(Entry.WHOLE, in_a_word(int(arg)))
         if not isinstance(spec, TensorIn) or not isinstance(arg, torch.Tensor):
             return nothing
         slot = self.argument_slot(spec.name)
@@ -307,28 +311,31 @@ class NativeExecutable:
     def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
         """The outputs, and the arguments as they were used. `symbols_of` checks them and says what the symbols are."""
         given = args
-        result = self.native(args)
-        while type(result) is int:
-            match result:
-                case runtime.NO_FRAME:
-                    args = self.fitting(args, self.bind(args, symbols_of(args)))
-                case runtime.NO_BLOCK:
-                    POOL.grow(max(f.need for f in self.frames))
-                case _:
-                    self.fail(result)
+        try:
             result = self.native(args)
+            while type(result) is int:
+                match result:
+                    case tables.NO_FRAME:
+                        args = self.fitting(args, self.bind(args, symbols_of(args)))
+                    case tables.NO_BLOCK:
+                        POOL.grow(max(f.need for f in self.frames))
+                    case _:
+                        self.fail(result)
+                result = self.native(args)
+        finally:
+            self.finish()
         if args is not given:
             self.write_through(args, given)
-        self.finish()
         return result, args
 
     def fail(self, code: int) -> None:
         """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
-        if code == runtime.FAILED:
-            self.finish()
-            error, self.local.error = self.local.error, None
-            raise error
-        if code == runtime.BAD_INDEX:
+        if code == tables.TORCH_FAILED:
+            raise EngineError(last_error(), where={"graph": self.graph.name})
+        if code == tables.ZERO_DIVISION:  # the text is eager's
+            hint = 'engine="reference" names the op and the line'
+            raise EngineError("ZeroDivisionError", where={"graph": self.graph.name}, hint=hint)
+        if code == tables.BAD_INDEX:
             raise BadIndexError(
                 "index out of range in self",
                 where={"graph": self.graph.name},
@@ -372,7 +379,7 @@ class NativeExecutable:
     def library(self, frame: BoundFrame, number: int) -> None:
         step = self.steps[number].origin
         assert isinstance(step, CallStep)
-        args = ctypes.cast(frame.words[runtime.Frame.LIST], ctypes.py_object).value
+        args = ctypes.cast(frame.words[tables.Frame.LIST], ctypes.py_object).value
         if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = dict(frame.bound)
             self.local.frame = frame
@@ -462,28 +469,19 @@ def lies_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return 0 in tensor.shape or all(a == b or n <= 1 for a, b, n in zip(tensor.stride(), strides, tensor.shape))
 
 
-@Callback
-def _callback(number: int, step: int) -> int:
-    """Called by the native side for a step that PyTorch does.
-
-    An exception cannot pass through native code, not even KeyboardInterrupt: any is kept, and `call` raises it again.
-    """
+def library_step(number: int, step: int) -> None:
+    """Called by native code for a step that PyTorch does; what it raises, the native call raises."""
     frame = _frames[number]
-    executable = frame.owner()
-    try:
-        executable.library(frame, step)
-        return 0
-    except BaseException as error:
-        executable.local.error = error
-        return 1
+    frame.owner().library(frame, step)
 
 
 def wrapped(handle: int) -> torch.Tensor:
     """A tensor that native code holds by its handle, as one of Python's. (To wrap is to move: hence a second handle.)"""
     again = ctypes.c_void_p()
-    torch_c = runtime.libtorch()
-    torch_c.aoti_torch_new_tensor_handle(ctypes.c_void_p(handle), ctypes.byref(again))
-    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(runtime.torch_symbol(runtime.WRAP))
+    torch_c = libtorch()
+    if torch_c.aoti_torch_new_tensor_handle(ctypes.c_void_p(handle), ctypes.byref(again)):
+        raise EngineError(last_error())
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(torch_symbol(runtime.WRAP))
     tensor = wrap(again)
     torch_c.aoti_torch_delete_tensor_object(again)
     return tensor

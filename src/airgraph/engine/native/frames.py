@@ -24,7 +24,7 @@ from airgraph.engine.native.kernels import conv, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, rule
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.kernels.tune import Tuner
-from airgraph.engine.native.runtime import Entry, Frame, Step
+from airgraph.engine.native.tables import Entry, Frame, Step, words
 from airgraph.plan.memory import BLOCK, Unit, aligned, arrange
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
@@ -99,10 +99,6 @@ class Layout:
         return self.slots[t.id]
 
 
-def words(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * max(len(values), 1))(*values)
-
-
 Span = tuple[int, int]  # the first step and the last
 
 
@@ -141,7 +137,7 @@ class Shared:
     layout: Layout
     constants: dict[int, torch.Tensor]  # by slot
     frozen: frozenset[int]  # slots of arguments that keep their content, if they are parameters
-    callback: int  # the address of what does a library call
+    callback: int  # the address of the Python function that does a library call
     calls: Calls
     released: Mapping[int, Released]  # by the number of a call's step
     tuner: Tuner | None  # matrix products are timed

@@ -15,7 +15,7 @@ from airgraph.engine.native import engine
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.calls import words as calls
 from airgraph.engine.native.calls.dispatch import Result
-from airgraph.engine.native.runtime import Step
+from airgraph.engine.native.tables import Step
 from airgraph.errors import EngineError
 
 pytestmark = pytest.mark.slow  # each compiles a program of its own

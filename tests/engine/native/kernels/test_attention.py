@@ -26,9 +26,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=[4, 8], ids=["width4", "width8"])
+@pytest.fixture(scope="module", params=[4, 8, 16], ids=["width4", "width8", "width16"])
 def attend(request):
-    """A call with tensors; width 8 runs on any machine, LLVM halves the vectors where it must."""
+    """A call with tensors; each width runs on any machine, LLVM halves the vectors where it must."""
     code = jit.build([jit.Unit(attention.source(request.param), attention.EXPORTS)])
     i, p = ctypes.c_int64, ctypes.c_void_p
     count, bytes_needed = (ctypes.CFUNCTYPE(i, p)(code[f"ag_attention_{what}"]) for what in ("jobs", "scratch"))

@@ -31,7 +31,6 @@ BOUNDS = {
     **dict.fromkeys(("expm1", "log1p", "log2", "log10", "atan", "atan2", "asin", "acos"), (3, 2.6)),
     **dict.fromkeys(("tan", "sigmoid", "erfc", "acosh", "asinh", "atanh"), (4, 4)),
     **dict.fromkeys(("erf", "sinh", "cosh"), (math.inf, 2)),
-    "rsqrt": (0, 1.5),
 }
 
 

@@ -18,9 +18,9 @@ from functools import cache
 
 import torch
 
+from airgraph.engine.native.libtorch import ask, checked, delete, torch_symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.text import Native
-from airgraph.engine.native.runtime import ask, torch_symbol
 
 
 class Arg:
@@ -90,7 +90,8 @@ LAYERS = {
     "include": "_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb",
 }
 ABOVE = ("AutogradFunctionality", "ADInplaceOrView", "AutocastCPU")  # layers of the dispatcher that calls go below
-NEW_OPTIONAL, NEW = "torch_new_stable_ivalue", "_Znwm"  # from 2.13 on; before that, what it does inside
+# From 2.13 on; before that, what they do inside.
+NEW_OPTIONAL, DELETE_OPTIONAL, NEW, FREE = "torch_new_stable_ivalue", "torch_delete_stable_ivalue", "_Znwm", "_ZdlPv"
 
 
 def value() -> str:
@@ -116,11 +117,31 @@ def value() -> str:
     return f.text(f"i64 {laid(f)}")
 
 
-def made(f: Native, call: str) -> str:
-    """What a function of the ABI leaves behind its last pointer."""
-    code = f.op(f"call i32 {call}")
-    f.when(f.test("ne", code, 0, "i32"), lambda: f.set("%failed", 0, "1"))
+def no_value(f: Native, undo: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    def out() -> None:
+        undo()
+        f.set("%failed", 0, "1")
+        f.do("ret i64 0")
+
+    return out
+
+
+def made(f: Native, call: str, undo: Callable[[], None] = lambda: None) -> str:
+    """What a function of the ABI leaves behind its last pointer; where it fails, `value` has none."""
+    checked(f, call, no_value(f, undo))
     return f.word("%out", 0)
+
+
+def inner_value(f: Native, node: str, undo: Callable[[str], None]) -> str:
+    """An operand in another one; `undo` where there is none."""
+    inner = f.op(f"call i64 @value(ptr {node}, ptr %failed)")
+    missing, on = f.name("bad"), f.name("fine")
+    f.do(f"br i1 {f.test('eq', f.word('%failed', 0), 0)}, label %{on}, label %{missing}")
+    f.label(missing)
+    undo(inner)
+    f.do("ret i64 0")
+    f.label(on)
+    return inner
 
 
 def another(f: Native, handle: str) -> str:
@@ -138,8 +159,14 @@ def over_memory(f: Native) -> str:
 
 
 def optional(f: Native) -> str:
-    inner = f.op(f"call i64 @value(ptr {f.word('%node', Arg.VALUE, 'ptr')}, ptr %failed)")
+    node = f.word("%node", Arg.VALUE, "ptr")
+    inner = inner_value(f, node, lambda _: None)
     cell = f.op("call ptr @new_optional()")
+    missing, on = f.name("bad"), f.name("fine")
+    f.do(f"br i1 {f.test('ne', cell, 'null', 'ptr')}, label %{on}, label %{missing}")
+    f.label(missing)
+    no_value(f, lambda: discard(f, node, inner))()
+    f.label(on)
     f.set(cell, 0, inner)
     return f.op(f"ptrtoint ptr {cell} to i64")
 
@@ -150,8 +177,18 @@ def items(f: Native) -> str:
     target = f.op(f"inttoptr i64 {handle} to ptr")
 
     def push(i: str) -> None:
-        item = f.op(f"call i64 @value(ptr {f.word(table, i, 'ptr')}, ptr %failed)")
-        f.op(f"call i32 @torch_list_push_back(ptr {target}, i64 {item})")
+        node = f.word(table, i, "ptr")
+
+        def drop() -> None:
+            f.invoke("@discard_items", ("ptr", table), ("i64", i), ("ptr", target))
+
+        item = inner_value(f, node, lambda _: drop())
+
+        def undo() -> None:
+            discard(f, node, item)
+            drop()
+
+        checked(f, f"@torch_list_push_back(ptr {target}, i64 {item})", no_value(f, undo))
 
     f.loop("0", count, 1, push)
     return handle
@@ -172,7 +209,7 @@ def laid(f: Native) -> str:
     is_made = f.test("ne", before, "null", "ptr")
 
     def strides_match() -> str:
-        ask(f, "aoti_torch_get_strides", before)
+        ask(f, "aoti_torch_get_strides", before, no_value(f))
         strides = f.word("%out", 0, "ptr")
 
         def one(d: str, so_far: str) -> list[str]:
@@ -191,14 +228,24 @@ def laid(f: Native) -> str:
     none = f.op(f"xor i1 {is_made}, true")
     blob = f.either(none, "ptr", lambda: f.op(f"inttoptr i64 {over_memory(f)} to ptr"), "null")
     source = f.choose(is_made, "ptr", before, blob)
+
+    def release_blob() -> None:
+        f.when(none, lambda: delete(f, blob))
+
     copy = made(
         f,
         f"@aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {wanted}, "
         f"i32 {narrow(f, '%node', Arg.DTYPE)}, i32 0, i32 0, ptr %out)",
+        release_blob,
     )
     target = f.op(f"inttoptr i64 {copy} to ptr")
-    f.op(f"call i32 @aoti_torch_copy_(ptr {target}, ptr {source}, i32 0)")
-    f.when(none, lambda: delete(f, blob))
+
+    def undo() -> None:
+        release_blob()
+        delete(f, target)
+
+    checked(f, f"@aoti_torch_copy_(ptr {target}, ptr {source}, i32 0)", no_value(f, undo))
+    release_blob()
     return copy
 
 
@@ -206,8 +253,51 @@ def narrow(f: Native, base: str, index: int) -> str:
     return f.op(f"trunc i64 {f.word(base, index)} to i32")
 
 
-def delete(f: Native, handle: str) -> None:
-    f.op(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
+TENSORS = (Arg.VIEW, Arg.LAID, Arg.FIXED, Arg.REGISTER)
+
+
+def discard(f: Native, node: str, word: str) -> None:
+    f.invoke("@discard_value", ("ptr", node), ("i64", word))
+
+
+def discard_value() -> str:
+    """Frees an operand that no call took over. (A string is a few bytes, and is left.)"""
+    f = Native("discard_value", "ptr %node, i64 %word")
+    kind, target = f.word("%node", Arg.KIND), f.op("inttoptr i64 %word to ptr")
+    for tensor in TENSORS:
+        f.when(f.test("eq", kind, tensor), lambda: delete(f, target))
+
+    def optional() -> None:
+        discard(f, f.word("%node", Arg.VALUE, "ptr"), f.word(target, 0))
+        f.invoke("@free_optional", ("ptr", target))
+
+    def items() -> None:
+        table, count = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+        f.invoke("@discard_items", ("ptr", table), ("i64", count), ("ptr", target))
+
+    f.when(f.test("eq", kind, Arg.MAYBE), optional)
+    f.when(f.test("eq", kind, Arg.ITEMS), items)
+    return f.text()
+
+
+def discard_items() -> str:
+    """The first `count` items of a list, and the list."""
+    f = Native("discard_items", "ptr %table, i64 %count, ptr %list")
+    f.do("%out = alloca i64")
+
+    def one(i: str) -> None:
+        code = f.op(f"call i32 @torch_list_get_item(ptr %list, i64 {i}, ptr %out)")
+        node = f.word("%table", i, "ptr")
+        f.when(f.test("eq", code, 0, "i32"), lambda: discard(f, node, f.word("%out", 0)))
+
+    f.loop("0", "%count", 1, one)
+    delete_list(f, "%list")
+    return f.text()
+
+
+def delete_list(f: Native, handle: str) -> None:
+    """Nothing follows from its return code: what cannot be freed is left."""
+    f.op(f"call i32 @torch_delete_list(ptr {handle})")
 
 
 def let_go() -> str:
@@ -239,13 +329,17 @@ def calls() -> str:
         row = f.row(table, i, Call.WORDS)
         name, overload, stack = (f.word(row, n, "ptr") for n in (Call.NAME, Call.OVERLOAD, Call.STACK))
         args = f.word(row, Call.ARG_TABLE, "ptr")
-        f.loop(
-            "0",
-            f.word(row, Call.ARGS),
-            1,
-            lambda j: f.set(stack, j, f.op(f"call i64 @value(ptr {f.word(args, j, 'ptr')}, ptr %failed)")),
-        )
-        f.give(f.test("ne", f.word("%failed", 0), 0), "i64 1")
+
+        def operand(j: str) -> None:
+            f.set(stack, j, f.op(f"call i64 @value(ptr {f.word(args, j, 'ptr')}, ptr %failed)"))
+            f.when(f.test("ne", f.word("%failed", 0), 0), lambda: unwind(j))
+
+        def unwind(j: str) -> None:
+            f.loop("0", j, 1, lambda k: discard(f, f.word(args, k, "ptr"), f.word(stack, k)))
+            f.do("ret i64 1")
+            f.label(f.name("never"))
+
+        f.loop("0", f.word(row, Call.ARGS), 1, operand)
         by_autograd = f.test("ne", f.word(row, Call.BY_AUTOGRAD), 0)
         layer = key("AutogradFunctionality")
         included = f.either(
@@ -279,17 +373,20 @@ def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
     def unpacked() -> list[str]:
         """A list of another length than planned is left, with what is in it: the step fails then."""
         handle, count = f.word(stack, j, "ptr"), f.word(row, Return.COUNT)
-        ask(f, "torch_list_size", handle)
-        other = f.test("ne", f.word("%out", 0), count)
+        f.set("%out", 0, "-1")
+        code = f.op(f"call i32 @torch_list_size(ptr {handle}, ptr %out)")
+        other = f.op(f"or i1 {f.test('ne', code, 0, 'i32')}, {f.test('ne', f.word('%out', 0), count)}")
         amount = f.choose(other, "i64", "0", count)
 
-        def item(k: str) -> None:
-            f.op(f"call i32 @torch_list_get_item(ptr {handle}, i64 {k}, ptr %out)")
+        def item(k: str, lost: str) -> list[str]:
+            f.set("%out", 0, "0")
+            code = f.op(f"call i32 @torch_list_get_item(ptr {handle}, i64 {k}, ptr %out)")
             f.set(register, k, f.word("%out", 0))
+            return [f.op(f"or i1 {lost}, {f.test('ne', code, 0, 'i32')}")]
 
-        f.loop("0", amount, 1, item)
-        f.op(f"call i32 @torch_delete_list(ptr {handle})")
-        return [f.op(f"or i64 {seen}, {f.op(f'zext i1 {other} to i64')}")]
+        (bad,) = f.loop("0", amount, 1, item, ("i1", other))
+        delete_list(f, handle)
+        return [f.op(f"or i64 {seen}, {f.op(f'zext i1 {bad} to i64')}")]
 
     return f.when(f.test("eq", kind, Return.LIST), unpacked, ("i64", seen))[0]
 
@@ -303,62 +400,66 @@ def results() -> str:
     f.set("%empty", 1, "1")
     table = f.word("%tape", TapeWords.RESULT_TABLE, "ptr")
 
+    def fail() -> None:
+        f.do("ret i64 1")
+
     def one(i: str) -> None:
         row = f.row(table, i, Result.WORDS)
         register, pair = f.word(row, Result.REGISTER, "ptr"), f.word(row, Result.MADE, "ptr")
         handle, dtype = f.word(register, 0, "ptr"), narrow(f, row, Result.DTYPE)
-        defined = truth(f, "aoti_torch_is_defined", handle)
+        defined = truth(f, "aoti_torch_is_defined", handle, fail)
         f.when(f.op(f"xor i1 {defined}, true"), lambda: nothing(pair, dtype))
         f.when(defined, lambda: something(row, register, pair, handle, dtype))
 
     def nothing(pair: str, dtype: str) -> None:
         """None, in Python: a tensor without elements stands for it."""
-        f.op(
-            f"call i32 @aoti_torch_empty_strided(i64 1, ptr %empty, ptr {f.at('%empty', 1, 'i64')}, i32 {dtype}, "
-            "i32 0, i32 0, ptr %out)"
-        )
+        shape = f"i64 1, ptr %empty, ptr {f.at('%empty', 1, 'i64')}, i32 {dtype}"
+        checked(f, f"@aoti_torch_empty_strided({shape}, i32 0, i32 0, ptr %out)", fail)
         f.set(pair, 0, f.word("%out", 0))
 
     def something(row: str, register: str, pair: str, handle: str, dtype: str) -> None:
         rank, sizes = f.word(row, Result.DIM), f.word(row, Result.SIZES, "ptr")
-        ask(f, "aoti_torch_get_dim", handle)
+        ask(f, "aoti_torch_get_dim", handle, fail)
         f.give(f.test("ne", f.word("%out", 0), rank), "i64 1")
-        ask(f, "aoti_torch_get_sizes", handle)
+        ask(f, "aoti_torch_get_sizes", handle, fail)
         given = f.word("%out", 0, "ptr")
         f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(given, d), f.word(sizes, d)), "i64 1"))
-        ask(f, "aoti_torch_get_dtype", handle)
+        ask(f, "aoti_torch_get_dtype", handle, fail)
         other = f.test("ne", f.op("load i32, ptr %out"), dtype, "i32")
         f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, Result.TYPED), 0)}"), "i64 1")
-        borrowed = f.op(f"or i1 {other}, {shares(f, row, handle)}")
+        borrowed = f.op(f"or i1 {other}, {shares(f, row, handle, fail)}")
         kept = f.either(borrowed, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
         f.set(register, 0, f.choose(borrowed, "ptr", handle, "null"), "ptr")
         f.set(pair, 0, kept, "ptr")
-        gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept)}, true")
+        gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept, fail)}, true")
         dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
         copied = f.either(dense, "ptr", lambda: copy(row, kept, rank, sizes, dtype), "null")
         f.set(pair, 1, copied, "ptr")
-        ask(f, "aoti_torch_get_data_ptr", f.choose(dense, "ptr", copied, kept))
+        ask(f, "aoti_torch_get_data_ptr", f.choose(dense, "ptr", copied, kept), fail)
         f.set(f.word(row, Result.SLOT, "ptr"), 0, f.word("%out", 0))
 
     def copy(row: str, handle: str, rank: str, sizes: str, dtype: str) -> str:
         """Contiguous, of the planned type."""
-        f.op(
-            f"call i32 @aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {f.word(row, Result.STRIDES, 'ptr')}, "
-            f"i32 {dtype}, i32 0, i32 0, ptr %out)"
-        )
+        shape = f"i64 {rank}, ptr {sizes}, ptr {f.word(row, Result.STRIDES, 'ptr')}, i32 {dtype}"
+        checked(f, f"@aoti_torch_empty_strided({shape}, i32 0, i32 0, ptr %out)", fail)
         made = f.word("%out", 0, "ptr")
-        f.op(f"call i32 @aoti_torch_copy_(ptr {made}, ptr {handle}, i32 0)")
+
+        def undo() -> None:
+            delete(f, made)
+            fail()
+
+        checked(f, f"@aoti_torch_copy_(ptr {made}, ptr {handle}, i32 0)", undo)
         return made
 
     f.loop("0", f.word("%tape", TapeWords.RESULTS), 1, one)
     return f.text("i64 0")
 
 
-def shares(f: Native, row: str, handle: str) -> str:
+def shares(f: Native, row: str, handle: str, fail: Callable[[], None]) -> str:
     """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
-    ask(f, "aoti_torch_get_storage_offset", handle)
+    ask(f, "aoti_torch_get_storage_offset", handle, fail)
     offset = f.mul(f.word("%out", 0), f.word(row, Result.ITEM))
-    ask(f, "aoti_torch_get_data_ptr", handle)
+    ask(f, "aoti_torch_get_data_ptr", handle, fail)
     start, table = f.sub(f.word("%out", 0), offset), f.word("%tape", TapeWords.LENT_TABLE, "ptr")
 
     def one(i: str, found: str) -> list[str]:
@@ -369,9 +470,9 @@ def shares(f: Native, row: str, handle: str) -> str:
     return f.loop("0", f.word("%tape", TapeWords.LENT), 1, one, ("i1", "false"))[0]
 
 
-def truth(f: Native, question: str, handle: str) -> str:
+def truth(f: Native, question: str, handle: str, fail: Callable[[], None]) -> str:
     f.set("%out", 0, "0")
-    ask(f, question, handle)
+    ask(f, question, handle, fail)
     return f.op(f"trunc i8 {f.op('load i8, ptr %out')} to i1")
 
 
@@ -407,13 +508,22 @@ def undo(f: Native) -> None:
 
 
 def new_optional(known: bool) -> str:
-    """A word on the heap, which the call takes over."""
+    """A word on the heap, which the call takes over; null if there is none."""
     f = Native("new_optional", "", "ptr")
     if not known:
         return f.text(f"ptr {f.op('call ptr @new(i64 8)')}")
     f.do("%out = alloca i64")
-    f.op(f"call i32 @{NEW_OPTIONAL}(ptr %out)")
+    checked(f, f"@{NEW_OPTIONAL}(ptr %out)", lambda: f.do("ret ptr null"))
     return f.text(f"ptr {f.word('%out', 0, 'ptr')}")
+
+
+def free_optional(known: bool) -> str:
+    f = Native("free_optional", "ptr %cell")
+    if known:
+        f.op(f"call i32 @{DELETE_OPTIONAL}(ptr %cell)")
+    else:
+        f.invoke("@free_word", ("ptr", "%cell"))
+    return f.text()
 
 
 def key(layer: str) -> int:
@@ -439,8 +549,12 @@ def source(known: bool) -> str:
     declares += [f"declare zeroext i1 @is_{what}d(i16 zeroext)" for what in ("exclude", "include")]
     declares += [f"declare void @{what}(i16 zeroext, i1 zeroext)" for what in ("exclude", "include")]
     declares += ["declare i64 @llvm.smin.i64(i64, i64)", "declare i64 @llvm.smax.i64(i64, i64)"]
-    declares.append(f"declare i32 @{NEW_OPTIONAL}(ptr)" if known else "declare ptr @new(i64)")
-    return "\n".join([*declares, "", new_optional(known), value(), let_go(), calls(), results(), dispatch()])
+    if known:
+        declares += [f"declare i32 @{name}(ptr)" for name in (NEW_OPTIONAL, DELETE_OPTIONAL)]
+    else:
+        declares += ["declare ptr @new(i64)", "declare void @free_word(ptr)"]
+    optional = [new_optional(known), free_optional(known), discard_value(), discard_items()]
+    return "\n".join([*declares, "", *optional, value(), let_go(), calls(), results(), dispatch()])
 
 
 @cache
@@ -450,7 +564,10 @@ def code() -> Code | str:
     try:
         imports = {name: torch_symbol(name) for name in TORCH}
         imports |= {name: torch_symbol(symbol) for name, symbol in LAYERS.items()}
-        imports |= {NEW_OPTIONAL: torch_symbol(NEW_OPTIONAL)} if known else {"new": torch_symbol(NEW)}
+        if known:
+            imports |= {name: torch_symbol(name) for name in (NEW_OPTIONAL, DELETE_OPTIONAL)}
+        else:
+            imports |= {"new": torch_symbol(NEW), "free_word": torch_symbol(FREE)}
     except OSError as error:
         return str(error)
     return build([Unit(source(known), ("dispatch", "let_go"), imports)])

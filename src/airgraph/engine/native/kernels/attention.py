@@ -36,12 +36,12 @@ the time, and three times with one query for four heads of 512 keys.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import e, log2
 
+from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.llvm.mathlib import Body, Value, literal, octaves, power_of_two, two_to_the
 from airgraph.engine.native.llvm.text import Function, Typed
 from airgraph.engine.native.llvm.text import vector as vec
@@ -69,17 +69,25 @@ PACKED_AT = STATE_AT + GROUPS * 2 * ROWS * 4
 SCRATCH_BYTES = PACKED_AT + MAX_D * ROWS * 4 + 2 * NEAR_KEYS * NEAR_D * 4  # the most there is
 
 # lanes of a vector → rows of a group → (rows, vectors of columns) of a tile of the output
-OUTPUT_TILES = {4: {8: (8, 2), 4: (4, 4), 1: (1, 16)}, 8: {8: (4, 2), 4: (4, 2), 1: (1, 8)}}
+OUTPUT_TILES = {
+    4: {8: (8, 2), 4: (4, 4), 1: (1, 16)},
+    8: {8: (4, 2), 4: (4, 2), 1: (1, 8)},
+    16: {8: (8, 2), 4: (4, 4), 1: (1, 8)},
+}
 
 
 @cache
 def source(width: int = 0) -> str:
-    """The module's text for vectors of `width` floats: 4 (Arm) or 8 (x86-64), by default this machine's."""
-    width = width or (4 if platform.machine() in ("aarch64", "arm64") else 8)
+    """The module's text for vectors of `width` floats: 4 (Arm), 8 (AVX2) or 16 (AVX-512), by default this machine's.
+
+    Scores have rows in their lanes, so that 8 of them are used; what the output has in its lanes are columns.
+    """
+    width = width or vector_lanes()
+    lanes = min(width, ROWS)
     functions = [fold(), jobs(), scratch_bytes(), copy_rows(), attention(), *map(exp, (*OUTPUT_TILES[width], LANES))]
     for rows in OUTPUT_TILES[width]:
-        functions += [pack(rows, width), scores(rows, width), softmax(rows), output(rows, width), group(rows)]
-        functions += [hide_later_keys(rows), *(add_mask(rows, width, kind) for kind in (1, 2))]
+        functions += [pack(rows, lanes), scores(rows, lanes), softmax(rows), output(rows, width), group(rows)]
+        functions += [hide_later_keys(rows), *(add_mask(rows, lanes, kind) for kind in (1, 2))]
     return "\n".join(functions) + "\ndeclare float @logf(float)\n"
 
 
@@ -322,7 +330,8 @@ def output(rows: int, width: int) -> str:
     high, most = OUTPUT_TILES[width][rows]
     starts = f.row_starts("%o", "%o_stride", "%last", rows)
     column = "0"
-    for vectors, n in [(c, width) for c in sorted({most, min(most, 4), 1}, reverse=True)] + [(1, 1)]:
+    tiles = [(c, width) for c in sorted({most, min(most, 4), 1}, reverse=True)]
+    for vectors, n in [*tiles, *((1, n) for n in (8, 4) if n < width), (1, 1)]:
         stop = f.add(column, f.down(f.sub("%dv", column), vectors * n))
         with f.each(column, stop, vectors * n) as loop:
             # rows repeat only inside the last part: what is stored twice was read before

@@ -24,7 +24,6 @@ from airgraph.engine.native.kernels.gemm import (
     ADD,
     LINE,
     RELU,
-    TILE_BYTES,
     V4,
     Machine,
     ceil,
@@ -43,9 +42,12 @@ DEEP = 512  # values of a patch in a block, or those of one channel if they are 
 MAX_KERNEL = 2048  # kh · kw: a deeper block would not fit in the scratch memory
 CHANNELS = 16  # output channels in a job
 ACROSS = 256  # pixels in a row of a depthwise block
-SLACK = 8  # pixels behind such a row: a vector may stick out
 WINDOW = PIXELS * MAX_KERNEL  # floats that such a block may see
-SCRATCH_BYTES = TILE_BYTES + 4 * PIXELS * (MAX_KERNEL + 2)
+
+
+def slack(host: Machine) -> int:
+    """Pixels behind a row of a depthwise block: a vector may stick out."""
+    return max(8, host.lanes)
 
 
 def supported(dims: Sequence[int]) -> bool:
@@ -54,7 +56,7 @@ def supported(dims: Sequence[int]) -> bool:
     if size["groups"] != size["c"]:
         return size["kh"] * size["kw"] <= MAX_KERNEL
     down, right = (size["kh"] - 1) * size["dh"] + 1, (size["kw"] - 1) * size["dw"] + 1
-    return down * ((min(size["ow"], ACROSS) + SLACK - 1) * size["sw"] + right) <= WINDOW
+    return down * ((min(size["ow"], ACROSS) + slack(this_machine()) - 1) * size["sw"] + right) <= WINDOW
 
 
 def jobs(dims: Sequence[int]) -> int:
@@ -70,24 +72,25 @@ def jobs(dims: Sequence[int]) -> int:
 
 
 def scratch_bytes(dims: Sequence[int], machine: Machine | None = None) -> int:
-    """What a thread needs for its jobs; SCRATCH_BYTES is the most there is."""
-    d, panel = dict(zip(DIMS, dims)), (machine or this_machine()).panel
+    """What a thread needs for its jobs."""
+    d, host = dict(zip(DIMS, dims)), machine or this_machine()
+    panel = host.panel
     if d["groups"] == d["c"]:
         reach_down, reach_right = (d["kh"] - 1) * d["dh"] + 1, (d["kw"] - 1) * d["dw"] + 1
-        pitch = (min(d["ow"], ACROSS) + SLACK - 1) * d["sw"] + reach_right
+        pitch = (min(d["ow"], ACROSS) + slack(host) - 1) * d["sw"] + reach_right
         rows = min(max(WINDOW // pitch - reach_down, 0) // d["sh"], d["oh"] - 1) * d["sh"] + reach_down
-        return TILE_BYTES + 4 * (rows * pitch + 2 * SLACK)
+        return host.tile_bytes + 4 * (rows * pitch + 2 * slack(host))
     kernel, mine, pixels = d["kh"] * d["kw"], d["c"] // d["groups"], d["oh"] * d["ow"]
     rounds = max(ceil(mine, max(DEEP // kernel, 1)), 1)
     panels = ceil(ceil(pixels, ceil(pixels, PIXELS)), panel)
-    return TILE_BYTES + 4 * panels * (ceil(mine, rounds) * kernel * panel + LINE)
+    return host.tile_bytes + 4 * panels * (ceil(mine, rounds) * kernel * panel + LINE)
 
 
 @cache
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
-    parts = [declarations(host.lanes), merge(by_row=True), *kernels(host, "conv", turned=False, bias_by_row=True)]
+    parts = [declarations(host.lanes), merge(host, by_row=True), *kernels(host, "conv", turned=False, bias_by_row=True)]
     parts += [quad(host), block(host), cut(host), plane(host), whole(), count()]
     parts += [taps(host, step, fixed=False) for step in (1, 2, None)] + [
         taps(host, step, fixed=True) for step in (1, 2)
@@ -158,7 +161,7 @@ def block(host: Machine) -> str:
     first_out = f.mul(group, group_out)
     here = f.at("%x", f.mul(f.add(f.mul(n, d["c"]), f.mul(group, group_in)), image))
     there = f.at("%out", f.mul(f.add(f.mul(n, d["o"]), first_out), pixels))
-    weight, panels = f.at("%weight", f.mul(first_out, depth)), f.at("%scratch", TILE_BYTES, "i8")
+    weight, panels = f.at("%weight", f.mul(first_out, depth)), f.at("%scratch", host.tile_bytes, "i8")
     bias = f.beside("%bias", first_out)
     rounds = f.max(f.ceil(group_in, f.max(f.div(str(DEEP), kernel), 1)), 1)
     each = f.ceil(group_in, rounds)
@@ -193,7 +196,7 @@ def block(host: Machine) -> str:
 
             f.loop(p0, p1, host.panel, tile)
 
-        f.loop(p0, p1, 4, pack)
+        f.loop(p0, f.add(p0, f.mul(f.ceil(f.sub(p1, p0), host.panel), host.panel)), 4, pack)  # zeros behind p1
         f.loop(o0, o1, host.rows[0], band)
 
     f.loop("0", rounds, 1, deep)
@@ -275,10 +278,10 @@ def plane(host: Machine) -> str:
     out = f.at("%out", f.mul("%job", f.mul(d["oh"], d["ow"])))
     weight = f.at("%weight", f.mul(o, f.mul(d["kh"], d["kw"])))
     bias = f.either(f.test("ne", "%bias", "null", "ptr"), "float", lambda: f.load("float", f.at("%bias", o)), "0.0")
-    window = f.at("%scratch", TILE_BYTES, "i8")
+    window = f.at("%scratch", host.tile_bytes, "i8")
     reach_down, reach_right = (f.add(f.mul(f.sub(d[k], 1), d[s]), 1) for k, s in (("kh", "dh"), ("kw", "dw")))
     across = f.min(d["ow"], ACROSS)
-    pitch = f.add(f.mul(f.add(across, SLACK - 1), d["sw"]), reach_right)
+    pitch = f.add(f.mul(f.add(across, slack(host) - 1), d["sw"]), reach_right)
     down = f.add(f.div(f.max(f.sub(f.div(str(WINDOW), pitch), reach_down), 0), d["sh"]), 1)
 
     square = both(f, [f.test("eq", d["kh"], 3), f.test("eq", d["kw"], 3)])
@@ -377,7 +380,20 @@ def taps(host: Machine, step: int | None, fixed: bool) -> str:
         for v, value in enumerate(sums):
             f.store(kind, f.choose(relu, kind, f.relu(kind, value), value), f.at(to, v * host.lanes))
 
+    def masked(ow: str) -> None:
+        (value,) = (small if fixed else general)(f.at("%x", f.mul(ow, stride)), [start])
+        value = f.choose(relu, kind, f.relu(kind, value), value)
+        left = f.op(f"insertelement <{host.lanes} x i64> poison, i64 {f.sub('%wide', ow)}, i64 0")
+        count = f.shuffle(f"<{host.lanes} x i64>", left, "poison", [0] * host.lanes)
+        numbers = ", ".join(f"i64 {lane}" for lane in range(host.lanes))
+        mask = f.op(f"icmp slt <{host.lanes} x i64> <{numbers}>, {count}")
+        arguments = f"{kind} {value}, ptr {f.at('%out', ow)}, i32 4, <{host.lanes} x i1> {mask}"
+        f.do(f"call void @llvm.masked.store.v{host.lanes}f32.p0({arguments})")
+
     def rest(ow: str) -> None:
+        if host.masks:
+            masked(ow)
+            return
         some(ow, 1, "%scratch")
         f.loop(
             ow, "%wide", 1, lambda j: f.store("float", f.load("float", f.at("%scratch", f.sub(j, ow))), f.at("%out", j))

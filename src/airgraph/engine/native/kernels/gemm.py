@@ -15,21 +15,26 @@ arithmetic, 81 instructions where the core could issue 128. What is packed is th
     nn   rows = A, panel = B
     tn   rows = Aᵀ (turned, 8 rows at a time into level 1), panel = B
 
+AVX-512 has tiles of 12 rows × 32 lanes. One core of a Xeon (Sapphire Rapids), GFLOP/s at rows×K→N 256×512→512, 384×768→768,
+32×1024→1024, 56×288→1152: 148, 150, 138, 136 (MKL: 156, 160, 134, 172; the AVX2 kernel: 86, 85, 82, 82). Tiles of 8, 10 and
+14 rows, blocks of 256 and prefetching the next tile's rows were no faster.
+
 A block is KC = 512 deep (8 rows and a panel: 32 KiB of a 64 KiB level 1) and 256 lanes wide (512 KiB of a 1 MiB level 2).
 Up to three rows of A are no matrix: nt takes dot products along k, nn adds up scaled rows of B; both read B once, in order.
 
-Tiles that stick out are computed in full (rows repeat the last one, lanes hold rubbish) into scratch memory, and the part
-that exists is merged into C.
+Tiles that stick out are computed in full (rows repeat the last one, lanes are zero) into scratch memory, and the part that
+exists is merged into C. Unused lanes must not hold whatever was in memory: x86 takes a microcode assist for every operation
+on a subnormal number, which made products with half a tile of garbage seven times as slow.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector
+from airgraph.engine.native.llvm.cpu import vector_lanes
+from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector, width
 
 EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
 SIGNATURE = (
@@ -38,9 +43,7 @@ SIGNATURE = (
 )
 MICRO = "ptr %rows, i64 %ldr, i64 %last, ptr %panel, i64 %k, ptr %c, i64 %ldc, ptr %bias, i64 %flags"
 KC, WIDE = 512, 256  # the depth and the lanes of a packed block
-SIDE = 16  # the row length of a tile in scratch memory
-TILE_BYTES, ROWS_BYTES = 4 * SIDE * SIDE, 4 * KC * 16
-SCRATCH_BYTES = TILE_BYTES + ROWS_BYTES + 4 * (KC + 2) * WIDE
+ROWS_BYTES = 4 * KC * 16
 ADD, RELU = 1, 2  # flags: C is added to; negative results become zero
 V2, V4 = vector(2), vector(4)
 LINE = 16  # floats in a line of the cache
@@ -51,7 +54,7 @@ Piece = tuple[int, int, str, str]  # (row of C, column of C, type, value): conse
 
 @dataclass(frozen=True)
 class Machine:
-    """Tile sizes by registers: 32 of 4 lanes on Arm, 16 of 8 lanes on x86-64 with AVX2."""
+    """Tile sizes by registers: 32 of 4 lanes on Arm, 16 of 8 lanes with AVX2, 32 of 16 lanes with AVX-512."""
 
     lanes: int
     rows: tuple[int, int]  # of a tile, and of a small one
@@ -64,26 +67,47 @@ class Machine:
         return vector(self.lanes)
 
     @property
+    def masks(self) -> bool:
+        """A vector can be stored in part, by one instruction."""
+        return self.lanes == 16
+
+    @property
     def panel(self) -> int:
         return self.lanes * self.vectors
 
+    @property
+    def side(self) -> int:
+        """The row length of a tile in scratch memory."""
+        return max(16, self.panel)
 
-ARM = Machine(lanes=4, rows=(8, 4), vectors=2, deep=4, by_element=True)
-X86 = Machine(lanes=8, rows=(6, 4), vectors=2, deep=4, by_element=False)
+    @property
+    def tile_bytes(self) -> int:
+        return 4 * self.side * self.side
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most that a product needs."""
+        return self.tile_bytes + ROWS_BYTES + 4 * (KC + 2) * WIDE
+
+
+NEON = Machine(lanes=4, rows=(8, 4), vectors=2, deep=4, by_element=True)
+AVX2 = Machine(lanes=8, rows=(6, 4), vectors=2, deep=4, by_element=False)
+AVX512 = Machine(lanes=16, rows=(12, 4), vectors=2, deep=4, by_element=False)
+MACHINES = {machine.lanes: machine for machine in (NEON, AVX2, AVX512)}
 
 
 def this_machine() -> Machine:
-    return X86 if platform.machine().lower() in ("x86_64", "amd64") else ARM
+    return MACHINES[vector_lanes()]
 
 
 def scratch_bytes(form: str, m: int, n: int, k: int, machine: Machine | None = None) -> int:
-    """What a thread needs for any share of this product; SCRATCH_BYTES is the most there is."""
+    """What a thread needs for any share of this product; `Machine.scratch_bytes` is the most there is."""
     host = machine or this_machine()
     if m <= 3 and form != "tn":
-        return TILE_BYTES
+        return host.tile_bytes
     deep = 4 * ceil(ceil(k, max(ceil(k, KC), 1)), 4)
     panels = ceil(min(m if form == "nt" else n, WIDE), host.panel)
-    return TILE_BYTES + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
+    return host.tile_bytes + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
 
 
 def ceil(a: int, b: int) -> int:
@@ -95,7 +119,7 @@ def ceil(a: int, b: int) -> int:
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
-    parts = [declarations(host.lanes), turn(), merge(by_row=False), copy(host), gather(host)]
+    parts = [declarations(host.lanes), turn(), clear(host), merge(host, by_row=False), copy(host), gather(host)]
     parts += kernels(host, "nt", turned=True, bias_by_row=False) + kernels(host, "nn", turned=False, bias_by_row=False)
     parts += [dots(host, m) for m in (1, 2, 3)] + [sweeps(host, m) for m in (1, 2, 3)]
     parts += [product(host, form) for form in FORMS]
@@ -137,7 +161,10 @@ def micro(host: Machine, stem: str, rows: int, vectors: int, turned: bool, bias_
     whole = f.down("%k", 4)
     tile = loop(whole, "%k", 1, loop("0", whole, 4, ["zeroinitializer"] * (rows * vectors)))
     lines = [tile[r * vectors : (r + 1) * vectors] for r in range(rows)]
-    finish(f, turned_pieces(f, host, lines) if turned else straight_pieces(host, lines), bias_by_row)
+    if turned:
+        finish_turned(f, host, lines)
+    else:
+        finish(f, straight_pieces(host, lines), bias_by_row)
     return f.text()
 
 
@@ -145,33 +172,66 @@ def straight_pieces(host: Machine, lines: Sequence[Sequence[str]]) -> list[Piece
     return [(r, v * host.lanes, host.kind, value) for r, line in enumerate(lines) for v, value in enumerate(line)]
 
 
-def turned_pieces(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> list[Piece]:
-    """The tile with its rows as columns, in blocks of 4 lanes × 4 (or 2) rows."""
-    pieces = []
+def finish_turned(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> None:
+    """+ bias, + C, then the tile with its rows as columns: a block is stored as soon as it is turned.
+
+    (All blocks at once, behind one branch for each addend, were 96 values with AVX-512: memory in place of registers.)
+    """
+    kinds = [host.kind] * (len(lines) * len(lines[0]))
+
+    def biased() -> list[str]:
+        each = [f.splat(host.kind, f.load("float", f.at("%bias", r))) for r in range(len(lines))]
+        return [f.fadd(host.kind, value, bias) for line, bias in zip(lines, each) for value in line]
+
+    flat = [value for line in lines for value in line]
+    flat = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *zip(kinds, flat))
+    across = len(lines[0])
+    lines = [flat[at : at + across] for at in range(0, len(flat), across)]
+
+    def store(add: bool) -> None:
+        for i, j, kind, value in turned_pieces(f, host, lines):
+            place = f.at(f.at("%c", f.mul("%ldc", i)), j)
+            f.store(kind, f.fadd(kind, value, f.load(kind, place)) if add else value, place)
+
+    adds = f.bit("%flags", ADD)
+    f.when(adds, lambda: store(True))
+    f.when(f.op(f"xor i1 {adds}, true"), lambda: store(False))
+
+
+def turned_pieces(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> Iterator[Piece]:
+    """The tile with its rows as columns: blocks of 4 lanes × 4 (or 2) rows, all blocks of a vector at once."""
     for v in range(len(lines[0])):
-        for part in range(0, host.lanes, 4):
-            column = [quarter(f, host, line[v], part) for line in lines]
-            for r in range(0, len(lines), 4):
-                turned = turn_four(f, column[r : r + 4]) if r + 4 <= len(lines) else turn_two(f, column[r : r + 2])
-                kind = vector(min(4, len(lines) - r))
-                pieces += [(v * host.lanes + part + i, r, kind, value) for i, value in enumerate(turned)]
-    return pieces
+        for r in range(0, len(lines), 4):
+            some = [line[v] for line in lines[r : r + 4]]
+            turned = turn_four(f, host.kind, some) if len(some) == 4 else turn_two(f, host.kind, some)
+            wide = len(some)
+            for part in range(host.lanes // 4):
+                for i, value in enumerate(turned):
+                    piece = part_of(f, host.lanes // 4 * wide, value, part * wide, wide)
+                    yield v * host.lanes + 4 * part + i, r, vector(wide), piece
 
 
-def quarter(f: Function, host: Machine, value: str, part: int) -> str:
-    return value if host.lanes == 4 else f.shuffle(host.kind, value, "poison", range(part, part + 4))
+def part_of(f: Function, lanes: int, value: str, start: int, count: int) -> str:
+    return value if lanes == count else f.shuffle(vector(lanes), value, "poison", range(start, start + count))
 
 
-def turn_four(f: Function, rows: Sequence[str]) -> list[str]:
+def by_blocks(kind: str, pattern: Sequence[int]) -> list[int]:
+    """A shuffle of two times 4 lanes, done in each block of 4 lanes of two vectors."""
+    lanes = width(kind)
+    return [block + (p if p < 4 else lanes + p - 4) for block in range(0, lanes, 4) for p in pattern]
+
+
+def turn_four(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
+    """Four rows → the four columns of each block of 4 lanes."""
     a, b, c, d = rows
-    low = [f.shuffle(V4, p, q, (0, 4, 2, 6)) for p, q in ((a, b), (c, d))]
-    high = [f.shuffle(V4, p, q, (1, 5, 3, 7)) for p, q in ((a, b), (c, d))]
-    firsts = [f.shuffle(V4, p, q, (0, 1, 4, 5)) for p, q in (low, high)]
-    return firsts + [f.shuffle(V4, p, q, (2, 3, 6, 7)) for p, q in (low, high)]
+    low = [f.shuffle(kind, p, q, by_blocks(kind, (0, 4, 2, 6))) for p, q in ((a, b), (c, d))]
+    high = [f.shuffle(kind, p, q, by_blocks(kind, (1, 5, 3, 7))) for p, q in ((a, b), (c, d))]
+    firsts = [f.shuffle(kind, p, q, by_blocks(kind, (0, 1, 4, 5))) for p, q in (low, high)]
+    return firsts + [f.shuffle(kind, p, q, by_blocks(kind, (2, 3, 6, 7))) for p, q in (low, high)]
 
 
-def turn_two(f: Function, rows: Sequence[str]) -> list[str]:
-    return [f.shuffle(V4, rows[0], rows[1], (lane, lane + 4)) for lane in range(4)]
+def turn_two(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
+    return [f.shuffle(kind, rows[0], rows[1], by_blocks(kind, (lane, lane + 4))) for lane in range(4)]
 
 
 def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
@@ -205,24 +265,33 @@ def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
         f.store(kind, value, place)
 
 
-def merge(by_row: bool) -> str:
-    """C[i,j] = tile[i,j] + bias + C[i,j] for the part of a tile that exists."""
+def merge(host: Machine, by_row: bool) -> str:
+    """C[i,j] = tile[i,j] + bias + C[i,j] for the part of a tile that exists, four columns at a time."""
     f = Function("merge", "ptr %tile, ptr %c, i64 %ldc, i64 %rows, i64 %columns, ptr %bias, i64 %flags")
+    zero = {"float": "0.0", V4: "zeroinitializer"}
 
-    def cell(i: str, j: str) -> None:
+    def cells(i: str, j: str, kind: str) -> None:
         place = f.at(f.at("%c", f.mul(i, "%ldc")), j)
-        value = f.load("float", f.at("%tile", f.add(f.mul(i, SIDE), j)))
-        value = f.fadd("float", value, f.either(biased, "float", lambda: bias(i if by_row else j), "0.0"))
-        value = f.either(adds, "float", lambda: f.fadd("float", value, f.load("float", place)), value)
+        value = f.load(kind, f.at("%tile", f.add(f.mul(i, host.side), j)))
+        value = f.fadd(kind, value, f.either(biased, kind, lambda: bias(i, j, kind), zero[kind]))
+        value = f.either(adds, kind, lambda: f.fadd(kind, value, f.load(kind, place)), value)
         if by_row:
-            value = f.either(f.bit("%flags", RELU), "float", lambda: f.relu("float", value), value)
-        f.store("float", value, place)
+            value = f.either(f.bit("%flags", RELU), kind, lambda: f.relu(kind, value), value)
+        f.store(kind, value, place)
 
-    def bias(index: str) -> str:
-        return f.load("float", f.at("%bias", index))
+    def bias(i: str, j: str, kind: str) -> str:
+        if not by_row:
+            return f.load(kind, f.at("%bias", j))
+        one = f.load("float", f.at("%bias", i))
+        return one if kind == "float" else f.splat(kind, one)
+
+    def row(i: str) -> None:
+        f.loop("0", fours, 4, lambda j: cells(i, j, V4))
+        f.loop(fours, "%columns", 1, lambda j: cells(i, j, "float"))
 
     biased, adds = f.test("ne", "%bias", "null", "ptr"), f.bit("%flags", ADD)
-    f.loop("0", "%rows", 1, lambda i: f.loop("0", "%columns", 1, lambda j: cell(i, j)))
+    fours = f.down("%columns", 4)
+    f.loop("0", "%rows", 1, row)
     return f.text()
 
 
@@ -235,7 +304,7 @@ def turn() -> str:
         source = f.at(f.at("%from", f.mul(i, "%ldf")), j)
         rows = [f.load(V4, f.at(source, f.mul("%ldf", r))) for r in range(4)]
         place = f.at(f.at("%to", f.mul(j, "%ldt")), i)
-        for c, column in enumerate(turn_four(f, rows)):
+        for c, column in enumerate(turn_four(f, V4, rows)):
             f.store(V4, column, f.at(place, f.mul("%ldt", c)))
 
     def cell(i: str, j: str) -> None:
@@ -249,13 +318,25 @@ def turn() -> str:
     return f.text()
 
 
+def clear(host: Machine) -> str:
+    """to[i][j] = 0 for i < rows, count ≤ j < panel: the lanes of a panel for which there is no row."""
+    f = Function("clear", "ptr %to, i64 %rows, i64 %count")
+
+    def line(i: str) -> None:
+        place = f.at("%to", f.mul(i, host.panel))
+        f.loop("%count", str(host.panel), 1, lambda j: f.store("float", "0.0", f.at(place, j)))
+
+    f.loop("0", "%rows", 1, line)
+    return f.text()
+
+
 def copy(host: Machine) -> str:
-    """to[j / panel][i][j % panel] = from[i·ldf + j] for i < rows, j < columns; panels lie `apart` floats apart.
+    """to[j / panel][i][j % panel] = from[i·ldf + j] for i < rows, j < columns, then zeros; panels lie `apart` floats apart.
 
     Row by row, as B lies in memory: panel by panel would touch a page for each 32 bytes.
     """
     f = Function("copy", "ptr %from, i64 %ldf, ptr %to, i64 %apart, i64 %rows, i64 %columns")
-    whole = f.down("%columns", host.panel)
+    whole, end = f.down("%columns", host.panel), f.down(f.add("%columns", host.panel - 1), host.panel)
 
     def line(i: str) -> None:
         source, to = f.at("%from", f.mul(i, "%ldf")), f.at("%to", f.mul(i, host.panel))
@@ -273,6 +354,7 @@ def copy(host: Machine) -> str:
 
         (rest,) = f.loop("0", whole, host.panel, part, ("ptr", to))
         f.loop(whole, "%columns", 1, cell)
+        f.loop("%columns", end, 1, lambda j: f.store("float", "0.0", f.at(rest, f.sub(j, whole))))
 
     f.loop("0", "%rows", 1, line)
     return f.text()
@@ -298,12 +380,12 @@ def gather(host: Machine) -> str:
 
 # -- few rows ---------------------------------------------------------------------------------------------------------
 def dots(host: Machine, m: int) -> str:
-    """nt with m ≤ 3 rows: dot products with two rows of B at a time, 64 bytes of each to a step.
+    """nt with m ≤ 3 rows: dot products with two rows of B at a time, 64 bytes of each to a step (128 with AVX-512).
 
     This is as fast as B arrives: 27 GB/s from level 3 with a prefetch 2 KiB ahead, 18 GB/s with eight rows and none.
     """
     f = Function(f"dots_{m}", SIGNATURE)
-    kind, line = host.kind, LINE // host.lanes
+    kind, long = host.kind, max(LINE, 2 * host.lanes)
     mine = [f.at("%a", f.mul(f.add("%m0", i), "%lda")) for i in range(m)]
 
     def pair(n: str, j: str, last: str) -> None:
@@ -312,7 +394,8 @@ def dots(host: Machine, m: int) -> str:
         def step(k: str, acc: Sequence[str], load: Callable[[str], str], vectors: int) -> list[str]:
             out = list(acc)
             for p in theirs if vectors > 1 else ():
-                f.prefetch(p, f.add(k, AHEAD))
+                for at in range(0, long, LINE):
+                    f.prefetch(p, f.add(k, AHEAD + at))
             for u in range(vectors):
                 ys = [load(f.at(p, f.add(k, u * host.lanes))) for p in theirs]
                 for i, p in enumerate(mine):
@@ -326,29 +409,31 @@ def dots(host: Machine, m: int) -> str:
             load = (lambda p: f.first(kind, f.load("float", p))) if one else (lambda p: f.load(kind, p))
             return f.loop(start, stop, by, lambda k, *v: step(k, v, load, vectors), *[(kind, a) for a in acc])
 
-        lines, whole = f.down("%k", LINE), f.down("%k", host.lanes)
-        acc = loop("0", lines, LINE, line, ["zeroinitializer"] * (4 * m))
+        lines, whole = f.down("%k", long), f.down("%k", host.lanes)
+        acc = loop("0", lines, long, long // host.lanes, ["zeroinitializer"] * (4 * m))
         acc = loop(whole, "%k", 1, 1, loop(lines, whole, host.lanes, 1, acc), one=True)
         for i in range(m):
             first, second = (f.fadd(kind, acc[i * 4 + r], acc[i * 4 + r + 1]) for r in (0, 2))
-            f.store(V2, sum_two(f, host, first, second), f.at("%scratch", f.add(j, i * SIDE)))
+            f.store(V2, sum_two(f, host.lanes, first, second), f.at("%scratch", f.add(j, i * host.side)))
 
     def block(n: str) -> None:
-        columns = f.min(f.sub("%n1", n), SIDE)
+        columns = f.min(f.sub("%n1", n), host.side)
         last = f.sub(columns, 1)
         f.loop("0", columns, 2, lambda j: pair(n, j, last))
         place = f.at(f.at("%c", f.mul("%m0", "%ldc")), n)
         bias = f.beside("%bias", n)
         f.call("@merge", f"ptr %scratch, ptr {place}, i64 %ldc, i64 {m}, i64 {columns}, ptr {bias}, i64 %beta")
 
-    f.loop("%n0", "%n1", SIDE, block)
+    f.loop("%n0", "%n1", host.side, block)
     return f.text()
 
 
-def sum_two(f: Function, host: Machine, a: str, b: str) -> str:
+def sum_two(f: Function, lanes: int, a: str, b: str) -> str:
     """The sums over the lanes of two vectors, as a vector of two."""
-    if host.lanes == 8:
-        a, b = (f.fadd(V4, quarter(f, host, v, 0), quarter(f, host, v, 4)) for v in (a, b))
+    while lanes > 4:
+        half = lanes // 2
+        a, b = (f.fadd(vector(half), *(part_of(f, lanes, v, at, half) for at in (0, half))) for v in (a, b))
+        lanes = half
     both = f.fadd(V4, f.shuffle(V4, a, b, (0, 1, 4, 5)), f.shuffle(V4, a, b, (2, 3, 6, 7)))
     return f.fadd(V2, f.shuffle(V4, both, both, (0, 2)), f.shuffle(V4, both, both, (1, 3)))
 
@@ -406,7 +491,7 @@ def product(host: Machine, kind: str) -> str:
         if stem:
             f.leave(f.test("eq", high, m), partial(f.call, f"@{stem}_{m}", SIGNATURE))
     rows, lanes = (("%n0", "%n1"), ("%m0", "%m1")) if kind == "nt" else (("%m0", "%m1"), ("%n0", "%n1"))
-    held, panels = f.at("%scratch", TILE_BYTES, "i8"), f.at("%scratch", TILE_BYTES + ROWS_BYTES, "i8")
+    held, panels = (f.at("%scratch", host.tile_bytes + at, "i8") for at in (0, ROWS_BYTES))
     parts = f.max(f.ceil("%k", KC), 1)
     deep = f.down(f.add(f.ceil("%k", parts), 3), 4)
 
@@ -435,6 +520,8 @@ def product(host: Machine, kind: str) -> str:
             corner = f.at(f.at("%a", f.mul(p, "%lda")), k0)
             to = panel_of(p, p0)
             f.call("@turn", f"ptr {corner}, i64 %lda, ptr {to}, i64 {host.panel}, i64 {count}, i64 {k}")
+            partial_panel = f.test("slt", count, host.panel)
+            f.when(partial_panel, lambda: f.call("@clear", f"ptr {to}, i64 {k}, i64 {count}"))
 
         def band(r: str, p0: str, p1: str) -> None:
             count = f.min(f.sub(rows[1], r), host.rows[0])
@@ -485,7 +572,7 @@ def run_tile(
     full_rows = f.choose(low, "i64", str(host.rows[1]), str(host.rows[0]))
     full_lanes = f.choose(thin, "i64", str(host.lanes), str(host.panel))
     ragged = f.op(f"or i1 {f.test('slt', count, full_rows)}, {f.test('slt', left, full_lanes)}")
-    where, pitch = f.choose(ragged, "ptr", "%scratch", place), f.choose(ragged, "i64", str(SIDE), ldc)
+    where, pitch = f.choose(ragged, "ptr", "%scratch", place), f.choose(ragged, "i64", str(host.side), ldc)
     now, how = f.choose(ragged, "ptr", "null", bias), f.choose(ragged, "i64", "0", flags)
     last, shown = f.sub(count, 1), f.min(left, host.panel)
     operands = f"ptr {rows}, i64 {ldr}, i64 {last}, ptr {panel}, i64 {k}"

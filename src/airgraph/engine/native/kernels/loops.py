@@ -1,63 +1,69 @@
-"""A kernel as LLVM text.
+"""Loop nests as LLVM text.
 
     define void @NAME(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch)
 
-`args` say where the addresses of the memory it reads and writes are, in the order of `Compiled.tensors`; `sizes` the
-values of the symbolic expressions in it; [begin, end) the share of the outermost loop this thread does. One loop is the
-vector loop: its body is written for LANES elements at a time, and once more for single ones, which do the rest. Every
-value is a vector, of one lane where it does not depend on the vector loop, and is computed in the outermost loop it can be
-computed in.
+`args` holds the addresses of the memory it reads and writes, in the order of `Compiled.tensors`; `sizes` the values of
+the symbolic expressions in it; [begin, end) is this thread's share of the parallel loop. The body of the vectorised loop
+is written for several lanes at a time, and once more for single elements, which do the rest. Every value is a vector, of
+one lane where it does not depend on the vectorised loop, and is computed in the outermost loop it can be computed in.
 
-Reductions run over the inner loops, one stage for each level: what is needed again in a later stage is kept in `scratch` if
-it was dear. No loop is left to LLVM to vectorise: its vectoriser would need O2, three times the time to compile.
+What runs in which order is decided by plan/nest.py. No loop is left to LLVM to vectorise: its vectoriser would need O2,
+three times the time to compile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from airgraph.engine.native.llvm import mathlib
 from airgraph.engine.native.llvm.numbers import (
+    BAD_NUMBER,
     BYTES,
     COMPUTED,
     HALVES,
-    LANES,
     STORED,
-    Function,
-    identity,
+    VectorMath,
     literal,
     spread_literal,
 )
 from airgraph.ir.types import DataType, Dim
-from airgraph.plan.collapse import collapsed
+from airgraph.plan.functions import identity
 from airgraph.plan.index import Affine, Var, expand, same
-from airgraph.plan.kernels import Part, Store
-from airgraph.plan.tensors import COST, Expr, Tensor
+from airgraph.plan.kernels import Store
+from airgraph.plan.nest import SPILLED_BYTES, Nest, Stage
+from airgraph.plan.tensors import Expr, Tensor
 
 T = DataType
-MOST_KEPT = 1 << 20  # bytes that a thread keeps between stages
-BLOCK = 512  # turns of a loop that are summed up by themselves
-KEPT = 10  # a formula that costs this much is kept for the next stage
 
 
 @dataclass
 class Compiled:
-    """A kernel's text (with NAME for its name, behind the functions it calls) and what it wants to be given."""
+    """The text of a kernel, what has to stand beside it in a module, and what it is to be called with."""
 
-    text: str
+    body: str  # its function, called NAME
+    declares: frozenset[str]
+    math: frozenset[mathlib.Use]  # the functions of mathlib that it calls
     tensors: list[Tensor]
     sizes: list[Dim]
-    jobs: Dim  # turns of the outermost loop
+    jobs: Dim  # iterations of the parallel loop
     unit: int  # threads get multiples of this
     cost: Dim  # of all, in additions
-    checks: bool  # it may find an index out of range
+    checks: bool  # it may find an index out of range, or a divisor that is 0
     scratch: int  # bytes that each thread needs
 
 
-def compile_part(part: Part) -> Compiled:
-    return Writer(collapsed(part)).write()
+def render(nest: Nest) -> Compiled:
+    return LoopWriter(nest).write()
+
+
+def module_text(kernels: Mapping[str, Compiled]) -> str:
+    """Several kernels, by the names they get, with the functions and declarations they need, each once."""
+    functions, declares = mathlib.module_text({use for c in kernels.values() for use in c.math})
+    needed = declares.union(*(c.declares for c in kernels.values()))
+    bodies = [c.body.replace("@NAME", f"@{name}", 1) for name, c in kernels.items()]
+    return "\n".join([*sorted(needed), functions, *bodies])
 
 
 @dataclass
@@ -68,55 +74,25 @@ class Level:
     values: dict[Any, str] = field(default_factory=dict)
 
 
-class Writer:
-    def __init__(self, part: Part) -> None:
-        self.part = part
+class LoopWriter:
+    """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one (see `Level`)."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        self.vector = nest.vector
+        self.wide = nest.target.lanes
         self.count = 0
         self.allocas: list[str] = []
         self.tensors: list[Tensor] = []
         self.sizes: list[Dim] = []
         self.declares: set[str] = set()
-        self.math: set[tuple[str, int, str]] = set()
+        self.math: set[mathlib.Use] = set()
         self.checks = False
-        self.scratch = 0
         self.depth: dict[Var, int] = {}  # open loops
         self.names: dict[Var, str] = {}
         self.levels: list[Level] = [Level()]
         self.lanes = 1
-        self.now = 0  # stage
-        self.vector = self.vector_loop()
-        self.spills: dict[int, int] = {}
-        self.exprs = part.exprs()
-
-    # -- choices ----------------------------------------------------------------------------------------------------
-    def vector_loop(self) -> Var | None:
-        """The loop along which most memory lies side by side."""
-        part = self.part
-        candidates = [*part.inner[-1:], *reversed(part.outer)]
-        if not candidates:
-            return None
-        loads = [(e.at, 1) for e in part.exprs() if e.op == "load" and e.at is not None]
-        places = [*loads, *((s.at, 2) for s in part.stores)]
-
-        def score(v: Var) -> float:
-            total = sum(
-                w if same(at.coefficient(v), 1) else 0 if same(at.coefficient(v), 0) else -2 * w for at, w in places
-            )
-            small = isinstance(v.size, int) and v.size < LANES
-            return total - (1000 if small else 0)
-
-        best = max(score(v) for v in candidates)
-        return next(v for v in candidates if score(v) == best)
-
-    def outer_order(self) -> list[Var]:
-        """The longest loop outermost, for the threads; the vector loop innermost."""
-        rest = [v for v in self.part.outer if v is not self.vector]
-        if not rest:
-            return []
-        longest = max(rest, key=lambda v: v.size if isinstance(v.size, int) else 1 << 40)
-        if isinstance(rest[0].size, int) and rest[0].size >= 8:
-            longest = rest[0]
-        return [longest, *(v for v in rest if v is not longest)]
+        self.now = 0  # number of the stage
 
     # -- text -------------------------------------------------------------------------------------------------------
     def name(self) -> str:
@@ -152,23 +128,15 @@ class Writer:
         return f"%p{self.tensors.index(t)}"
 
     def write(self) -> Compiled:
-        part = self.part
-        outer = self.outer_order()
-        vector_outside = self.vector is not None and self.vector not in part.inner
-        jobs: Dim = 1
-        unit = 1
+        nest = self.nest
+        outer = [v for v in nest.outer if v is not self.vector]
         if outer:
-            jobs = outer[0].size
-            self.nest(outer, lambda: self.rows(vector_outside), shared=True)
-        elif vector_outside:
-            assert self.vector is not None
-            jobs, unit = self.vector.size, 64
-            self.rows(True, shared=True)
+            self.loops(outer, self.rows, parallel=True)
         else:
-            self.rows(False)
-        return self.finish(jobs, unit)
+            self.rows(parallel=True)
+        return self.finish()
 
-    def finish(self, jobs: Dim, unit: int) -> Compiled:
+    def finish(self) -> Compiled:
         head = ["define void @NAME(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch) nounwind {", "entry:"]
         for i in range(len(self.tensors)):
             head += [
@@ -178,23 +146,20 @@ class Writer:
             ]
         for i in range(len(self.sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
-        functions, declares = mathlib.module_text(self.math)
-        text = "\n".join(
-            [
-                *sorted(declares | self.declares),
-                functions,
-                *head,
-                *self.allocas,
-                *self.levels[0].lines,
-                "  ret void",
-                "}",
-            ]
+        body = "\n".join([*head, *self.allocas, *self.levels[0].lines, "  ret void", "}"])
+        nest = self.nest
+        return Compiled(
+            body,
+            frozenset(self.declares),
+            frozenset(self.math),
+            self.tensors,
+            self.sizes,
+            nest.jobs,
+            nest.grain,
+            nest.cost,
+            self.checks,
+            nest.scratch,
         )
-        turns: Dim = 1
-        for v in (*self.part.outer, *self.part.inner):
-            turns = turns * v.size
-        each = sum(COST.get(e.op, 1) for e in self.exprs) + len(self.part.stores)
-        return Compiled(text, self.tensors, self.sizes, jobs, unit, expand(turns * each), self.checks, self.scratch)
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop(self, var: Var, start: str, end: str, step: int, body: Any) -> None:
@@ -218,147 +183,118 @@ class Writer:
         self.line(f"{label}.body:")
         self.levels[-1].lines += closed.lines
 
-    def nest(self, loops: Sequence[Var], body: Any, shared: bool = False) -> None:
+    def loops(self, loops: Sequence[Var], body: Any, parallel: bool = False) -> None:
         if not loops:
             body()
             return
         first, *rest = loops
-        start, end = ("%begin", "%end") if shared else ("0", self.size(first.size))
-        self.loop(first, start, end, 1, lambda: self.nest(rest, body))
+        start, end = ("%begin", "%end") if parallel else ("0", self.size(first.size))
+        self.loop(first, start, end, 1, lambda: self.loops(rest, body))
 
     def blocks(self, var: Var, start: str, end: str, step: int, body: Any, fold: Any) -> None:
-        """The loop, with `fold` after every BLOCK turns: sums of sums are exact where one long sum would lose digits."""
+        """The loop, with `fold` after every block of iterations: a sum of sums rounds less than one long sum."""
         if fold is None:
             self.loop(var, start, end, step, body)
             return
-        block = Var(var.size)
+        block, length = Var(var.size), self.nest.target.block * step
 
         def one() -> None:
             first = self.names[block]
-            last = self.emit(f"add i64 {first}, {BLOCK * step}")
+            last = self.emit(f"add i64 {first}, {length}")
             less = self.emit(f"icmp slt i64 {last}, {end}")
             stop = self.emit(f"select i1 {less}, i64 {last}, i64 {end}")
             self.loop(var, first, stop, step, body)
             fold()
 
-        self.loop(block, start, self.emit(f"add i64 {end}, {BLOCK * step - 1}"), BLOCK * step, one)
+        self.loop(block, start, self.emit(f"add i64 {end}, {length - 1}"), length, one)
 
     def vectorised(self, start: str, end: str, body: Any, fold: Any = None) -> None:
-        """The vector loop, LANES at a time, then the rest one by one."""
+        """The vectorised loop, several lanes at a time, then the rest one by one."""
         assert self.vector is not None
-        small = isinstance(self.vector.size, int) and self.vector.size < LANES
+        size, wide = self.vector.size, self.wide
         at = start
-        if not small:
+        if not isinstance(size, int) or size >= wide:
             length = self.emit(f"sub i64 {end}, {start}")
-            whole = self.emit(f"and i64 {length}, -{LANES}")
+            whole = self.emit(f"and i64 {length}, -{wide}")
             at = self.emit(f"add i64 {start}, {whole}")
-            self.lanes = LANES
-            self.blocks(self.vector, start, at, LANES, body, fold)
+            self.lanes = wide
+            self.blocks(self.vector, start, at, wide, body, fold)
         self.lanes = 1
-        whole_number = isinstance(self.vector.size, int) and self.vector.size % LANES == 0 and start == "0"
-        if not whole_number:
+        no_rest = isinstance(size, int) and size % wide == 0 and start == "0"
+        if not no_rest:
             self.loop(self.vector, at, end, 1, body)
 
-    def rows(self, vector_outside: bool, shared: bool = False) -> None:
-        """What is done for one turn of the outer loops: all stages, and the results of the row."""
-        if vector_outside:
+    def rows(self, parallel: bool = False) -> None:
+        """One iteration of the outer loops but the vectorised one: all stages, then the single elements."""
+        if self.nest.vector_outside:
             assert self.vector is not None
-            start, end = ("%begin", "%end") if shared else ("0", self.size(self.vector.size))
+            start, end = ("%begin", "%end") if parallel else ("0", self.size(self.vector.size))
             self.vectorised(start, end, self.stages)
         else:
             self.lanes = 1
             self.stages()
 
     def stages(self) -> None:
-        inner = set(self.part.inner)
-        reduces = [e for e in self.exprs if e.op == "reduce"]
-        full = [s for s in self.part.stores if s.value.vars & inner or s.at.vars() & inner]
-        single = [s for s in self.part.stores if s not in full]
-        last = max([e.level - 1 for e in reduces] + [s.value.level for s in full], default=-1)
-        self.choose_spills(last)
         lanes = self.lanes
-        for level in range(last + 1):
-            due = [e for e in reduces if e.level - 1 == level]
-            stores = [s for s in full if s.value.level == level]
-            if due or stores:
-                self.stage(level, due, stores)
+        for stage in self.nest.stages:
+            self.stage(stage)
             self.lanes = lanes
-        for s in single:
+        for s in self.nest.single:
             self.store(s)
 
-    def stage(self, level: int, reduces: list[Expr], stores: list[Store]) -> None:
+    def stage(self, stage: Stage) -> None:
         outside = self.lanes
-        inside = self.vector in self.part.inner
-        self.now = level
+        inside = not self.nest.vector_outside and self.vector is not None
+        reduces, blocked, wide = stage.reductions, stage.blocked, self.wide
+        self.now = stage.number
         sums: dict[int, dict[int, str]] = {e.id: {} for e in reduces}
         for e in reduces:
-            for lanes in (1, LANES) if inside else (self.width(e),):
+            for lanes in (1, wide) if inside else (self.width(e),):
                 sums[e.id][lanes] = self.accumulator(e, lanes)
 
         def body() -> None:
-            for s in stores:
+            for s in stage.stores:
                 self.store(s)
             for e in reduces:
                 lanes = self.lanes if inside else self.width(e)
                 self.accumulate(e, sums[e.id][lanes], lanes)
-            for key in [k for k in self.spills if self.by_id(k).level == level]:
-                self.spill(self.by_id(key))
+            for e in stage.spills:
+                self.spill(e)
 
-        others, final = self.part.inner[:-1], self.part.inner[-1] if self.part.inner else None
-        long = [e for e in reduces if final is not None and is_long_sum(e, final)]
-        totals = {e.id: self.accumulator(e, LANES if inside else self.width(e)) for e in long}
+        totals = {e.id: self.accumulator(e, wide if inside else self.width(e)) for e in blocked}
 
         def fold() -> None:
-            for e in long:
-                lanes = LANES if inside else self.width(e)
+            for e in blocked:
+                lanes = wide if inside else self.width(e)
                 self.move(e, sums[e.id][lanes], totals[e.id], lanes)
 
-        if final is None:
-            body()
-        elif inside:
-            self.nest(others, lambda: self.vectorised("0", self.size(final.size), body, fold if long else None))
-        else:
-            end = self.size(final.size)
-            self.nest(others, lambda: self.blocks(final, "0", end, 1, body, fold if long else None))
-        for e in long:
-            sums[e.id][LANES if inside else self.width(e)] = totals[e.id]
+        self.inner(body, fold if blocked else None, inside)
+        for e in blocked:
+            sums[e.id][wide if inside else self.width(e)] = totals[e.id]
         self.lanes = outside
         for e in reduces:
             self.levels[-1].values[("expr", e.id, self.width(e))] = self.reduced(e, sums[e.id], inside)
 
-    def by_id(self, key: int) -> Expr:
-        return next(e for e in self.exprs if e.id == key)
+    def inner(self, body: Any, fold: Any, inside: bool) -> None:
+        """The inner loops, the last of which may be vectorised and may be done in blocks."""
+        *others, final = self.nest.inner or (None,)
+        if final is None:
+            body()
+        elif inside:
+            self.loops(others, lambda: self.vectorised("0", self.size(final.size), body, fold))
+        else:
+            end = self.size(final.size)
+            self.loops(others, lambda: self.blocks(final, "0", end, 1, body, fold))
 
     # -- kept for a later stage -------------------------------------------------------------------------------------
-    def choose_spills(self, last: int) -> None:
-        self.spills = {}
-        inner = set(self.part.inner)
-        length: Dim = 1
-        for v in self.part.inner:
-            length = length * v.size
-        if last < 1 or not isinstance(length, int) or self.vector not in inner:
-            return
-        costs: dict[int, int] = {}  # of computing it again, down to what is at hand
-        for e in self.exprs:
-            costs[e.id] = 1 + (0 if e.op in ("load", "reduce") else COST.get(e.op, 0))
-            costs[e.id] += sum(costs[a.id] for a in e.args if a.vars & inner and e.op != "reduce")
-            later = any(e in u.args and u.level - (u.op == "reduce") > e.level for u in self.exprs)
-            if e.vars & inner and later and costs[e.id] >= KEPT and e.dtype != T.DT_BOOL:
-                need = (len(self.spills) + 1) * length * 8
-                if need > MOST_KEPT:
-                    return
-                self.spills[e.id] = len(self.spills)
-                self.scratch = max(self.scratch, need)
-                costs[e.id] = 1
-
     def spill_address(self, e: Expr) -> str:
         length, at = 1, Affine()
-        for v in reversed(self.part.inner):
+        for v in reversed(self.nest.inner):
             at = at + Affine.of(v) * length
             length *= v.size
         type = COMPUTED[e.dtype]
         index = self.offset(at)
-        start = self.spills[e.id] * length * 8
+        start = self.nest.spills[e.id] * length * SPILLED_BYTES
         base = self.emit(f"getelementptr i8, ptr %scratch, i64 {start}")
         return self.emit(f"getelementptr {type}, ptr {base}, i64 {index}")
 
@@ -396,7 +332,7 @@ class Writer:
 
     def stage_level(self, e: Expr) -> int:
         """What depends on a reduction is computed behind it: not further out than the row."""
-        return self.level_of(self.part.outer) if e.level else 0
+        return self.level_of(self.nest.outer) if e.level else 0
 
     def level_of_value(self, e: Expr) -> int:
         key = ("expr", e.id, self.width(e))
@@ -441,7 +377,7 @@ class Writer:
         return total
 
     def compute(self, e: Expr, lanes: int, level: int) -> str:
-        if e.id in self.spills and self.now > e.level:
+        if e.id in self.nest.spills and self.now > e.level:
             return self.emit(
                 f"load <{lanes} x {COMPUTED[e.dtype]}>, ptr {self.spill_address(e)}, align {BYTES[COMPUTED[e.dtype]]}",
                 level,
@@ -454,8 +390,7 @@ class Writer:
             case "iota":
                 return self.iota(e, lanes, level)
         args = [self.lanes_of(self.value(a), a, lanes) for a in e.args]
-        function = Function(self, lanes, level)
-        return function.rounded(e, function.apply(e, args))
+        return VectorMath(self, lanes, level).apply(e, args)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def load(self, e: Expr, lanes: int, level: int) -> str:
@@ -492,7 +427,6 @@ class Writer:
 
     def picked(self, index: str, number: str, dtype: DataType, stride: Dim, size: Dim, wraps: bool, level: int) -> str:
         """index + number·stride. A number out of range sets the error word, and element 0 is read instead."""
-        self.checks = True
         type = COMPUTED[dtype]
         if type != "i64":
             number = self.emit(f"{'zext' if dtype == T.DT_UINT8 else 'sext'} {type} {number} to i64", level)
@@ -503,12 +437,16 @@ class Writer:
             number = self.emit(f"select i1 {negative}, i64 {turned}, i64 {number}", level)
         good = self.emit(f"icmp ult i64 {number}, {limit}", level)
         number = self.emit(f"select i1 {good}, i64 {number}, i64 0", level)
-        bad = self.emit(f"select i1 {good}, i64 0, i64 1", level)
-        old = self.emit("load i64, ptr %sizes", level)
-        both = self.emit(f"or i64 {old}, {bad}", level)
-        self.levels[level].lines.append(f"  store i64 {both}, ptr %sizes")
+        self.flag(self.emit(f"xor i1 {good}, true", level), BAD_NUMBER, level)
         scaled = self.emit(f"mul i64 {number}, {self.size(stride)}", level)
         return self.emit(f"add i64 {index}, {scaled}", level)
+
+    def flag(self, condition: str, error: int, level: int) -> None:
+        self.checks = True
+        bits = self.emit(f"select i1 {condition}, i64 {error}, i64 0", level)
+        old = self.emit("load i64, ptr %sizes", level)
+        both = self.emit(f"or i64 {old}, {bits}", level)
+        self.levels[level].lines.append(f"  store i64 {both}, ptr %sizes")
 
     def loaded(self, raw: str, dtype: DataType, lanes: int, level: int) -> str:
         if dtype == T.DT_BOOL:
@@ -579,13 +517,15 @@ class Writer:
                 first = self.emit(f"add <{lanes} x i64> {spread}, {steps}", level)
         if e.dtype == T.DT_INT64:
             return first
-        return Function(self, lanes, level).cast(first, T.DT_INT64, e.dtype)
+        return VectorMath(self, lanes, level).cast(first, T.DT_INT64, e.dtype)
 
     # -- reductions -------------------------------------------------------------------------------------------------
     def accumulator(self, e: Expr, lanes: int) -> str:
         type = COMPUTED[e.dtype]
         place = self.alloca(f"<{lanes} x {type}>")
-        self.line(f"  store <{lanes} x {type}> {spread_literal(identity(e), e.dtype, lanes)}, ptr {place}")
+        self.line(
+            f"  store <{lanes} x {type}> {spread_literal(identity(e.source, e.dtype), e.dtype, lanes)}, ptr {place}"
+        )
         return place
 
     def accumulate(self, e: Expr, place: str, lanes: int) -> None:
@@ -593,16 +533,16 @@ class Writer:
         type = COMPUTED[e.dtype]
         value = self.lanes_of(self.value(body), body, lanes)
         old = self.emit(f"load <{lanes} x {type}>, ptr {place}")
-        new = Function(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, old, value)
+        new = VectorMath(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, old, value)
         self.line(f"  store <{lanes} x {type}> {new}, ptr {place}")
 
     def move(self, e: Expr, place: str, into: str, lanes: int) -> None:
         """Add what has come together in one place to another, and begin anew."""
         type = f"<{lanes} x {COMPUTED[e.dtype]}>"
         a, b = self.emit(f"load {type}, ptr {place}"), self.emit(f"load {type}, ptr {into}")
-        both = Function(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, a, b)
+        both = VectorMath(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, a, b)
         self.line(f"  store {type} {both}, ptr {into}")
-        self.line(f"  store {type} {spread_literal(identity(e), e.dtype, lanes)}, ptr {place}")
+        self.line(f"  store {type} {spread_literal(identity(e.source, e.dtype), e.dtype, lanes)}, ptr {place}")
 
     def reduced(self, e: Expr, places: dict[int, str], inside: bool) -> str:
         type = COMPUTED[e.dtype]
@@ -610,12 +550,6 @@ class Writer:
             ((lanes, place),) = places.items()
             return self.emit(f"load <{lanes} x {type}>, ptr {place}")
         one = self.emit(f"load <1 x {type}>, ptr {places[1]}")
-        many = self.emit(f"load <{LANES} x {type}>, ptr {places[LANES]}")
-        f = Function(self, 1, len(self.levels) - 1)
-        return f.combine(e.source, e.dtype, one, f.across(e.source, e.dtype, many))
-
-
-def is_long_sum(e: Expr, loop: Var) -> bool:
-    return (
-        e.source == "sum" and COMPUTED[e.dtype] == "float" and (not isinstance(loop.size, int) or loop.size > 4 * BLOCK)
-    )
+        many = self.emit(f"load <{self.wide} x {type}>, ptr {places[self.wide]}")
+        f = VectorMath(self, 1, len(self.levels) - 1)
+        return f.combine(e.source, e.dtype, one, f.across(e.source, e.dtype, many, self.wide))

@@ -63,7 +63,9 @@ class Way(NamedTuple):
     def unit(self, p: Product) -> int:
         """Threads get multiples of this; where fewer of them are to work, it is so large that the others get none."""
         unit = UNITS[self.split]
-        return unit if self.threads == p.threads else gemm.ceil(gemm.ceil(self.jobs(p), self.threads), unit) * unit
+        if self.threads == p.threads:
+            return unit
+        return max(gemm.ceil(gemm.ceil(self.jobs(p), self.threads), unit), 1) * unit
 
     def __str__(self) -> str:
         how = f"{SPLITS[self.split]} by {self.threads} threads" if self.threads > 1 else "1 thread"

@@ -22,8 +22,10 @@ import torch
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TURNED, Product, Way, best, rule, ways
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.runtime import Frame, Step, entry
+from airgraph.engine.native.runtime import entry
+from airgraph.engine.native.tables import Frame, Step
 from airgraph.journal import Journal
+from airgraph.locks import Depth, held_at_fork
 
 TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
 REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
@@ -31,7 +33,7 @@ WEIGHTS = 16 << 20  # bytes of all copies of a weight
 SPEED = 1e10  # multiplications in a second: a guess, for the number of repeats
 
 _seconds: dict[Product, dict[Way, float]] = {}  # what was timed in this process
-_lock = threading.Lock()
+_lock = held_at_fork(threading.Lock(), Depth.TUNING)
 
 
 class Tuner:

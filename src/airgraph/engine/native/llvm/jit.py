@@ -4,7 +4,8 @@
     code["f"]                                        → the address of f, as long as `code` lives
 
 Units are compiled side by side, one thread for each core. llvmlite holds one lock around every call into LLVM, although
-LLVM needs none while each thread has a context of its own; the two calls that take long go around that lock.
+LLVM needs none while each thread has a context of its own; the two calls that take long go around that lock. A fork waits
+until no thread is inside LLVM, and the child starts threads of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -24,6 +26,7 @@ import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
+from airgraph.locks import Depth, held_at_fork
 
 _names = itertools.count()
 _local = threading.local()
@@ -97,13 +100,15 @@ def optimised(text: str) -> tuple[Any, Any]:
     manager.add_instruction_combine_pass()
     manager.add_new_gvn_pass()
     manager.add_simplify_cfg_pass()
-    unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
+    with inside_llvm():
+        unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
     return machine, module
 
 
 def emit(machine: Any, module: Any, use_object: bool) -> bytes:
     with ffi.OutputString() as error:
-        buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, int(use_object), error)
+        with inside_llvm():
+            buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, int(use_object), error)
         if not buffer:
             raise RuntimeError(str(error))
     try:
@@ -117,6 +122,49 @@ def unlocked(name: str) -> Any:
     """A function of LLVM without llvmlite's lock (with it, where a later llvmlite keeps it elsewhere)."""
     function = getattr(ffi.lib, name)
     return getattr(function, "_cfn", function)
+
+
+# -- forks ----------------------------------------------------------------------------------------------------------
+class Inside:
+    """How many threads are inside LLVM without llvmlite's lock; whoever forks waits until there are none."""
+
+    def __init__(self) -> None:
+        self.count, self.changed = 0, threading.Condition()
+
+    def acquire(self) -> None:
+        self.changed.acquire()
+        self.changed.wait_for(lambda: self.count == 0)
+
+    def release(self) -> None:
+        self.changed.release()
+
+    def add(self, number: int) -> None:
+        with self.changed:
+            self.count += number
+            self.changed.notify_all()
+
+
+class LlvmliteLock:
+    """What llvmlite holds during a call into LLVM."""
+
+    def acquire(self) -> None:
+        ffi.lib._lock.__enter__()
+
+    def release(self) -> None:
+        ffi.lib._lock.__exit__()
+
+
+held_at_fork(LlvmliteLock(), Depth.LLVM)
+_inside = held_at_fork(Inside(), Depth.COMPILING)
+
+
+@contextmanager
+def inside_llvm() -> Iterator[None]:
+    _inside.add(1)
+    try:
+        yield
+    finally:
+        _inside.add(-1)
 
 
 # -- one of each ----------------------------------------------------------------------------------------------------
@@ -151,3 +199,6 @@ def jit() -> Any:
 @cache
 def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="airgraph-llvm")
+
+
+os.register_at_fork(after_in_child=workers.cache_clear)

@@ -9,8 +9,7 @@ calls lane by lane too: exp takes three times as long (8 lanes, Neoverse-N1).
 
 A function here is its formula: `Value` has Python's operators, and every operation writes one line into its `Body`.
 Polynomials are weighted minimax fits, made in float64 against mpmath; "fit 2^-28" is the greatest relative error of the
-fit. Coefficients begin with the constant one. The greatest errors seen, in ulp of the float32 result, against float64
-(a plain division after a square root, as in rsqrt, has 1.5):
+fit. Coefficients begin with the constant one. The greatest errors seen, in ulp of the float32 result, against float64:
 
     exp 1.3  exp2 1.2  expm1 2.5  sigmoid 2.4  tanh 1.6  erf 1.9  sinh 1.8  cosh 1.7  log 1.5  log2 1.7  log10 2.0
     log1p 1.6  pow 0.7  sin 1.5  cos 1.5  tan 3.0  atan 2.0  atan2 2.0  asin 2.5  acos 1.3  atanh 2.7  (libm's erfc 2.8)
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf, log, log10, nan, pi
 from typing import Union
+
+from airgraph.plan import functions
 
 
 # -- writing LLVM text ----------------------------------------------------------------------------------------------
@@ -54,6 +55,7 @@ class Value:
 
 
 Operand = Union["Value", float]
+Use = tuple[str, int, str]  # a function of this module: its name, lanes and element type
 
 
 class Body:
@@ -62,7 +64,7 @@ class Body:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.declares: set[str] = set()
-        self.uses: set[tuple[str, int, str]] = set()  # functions of this module that are called
+        self.uses: set[Use] = set()  # functions of this module that are called
         self._names = itertools.count()
 
     def emit(self, type: str, text: str) -> Value:
@@ -475,36 +477,30 @@ def acos(b: Body, x: Value) -> Value:
     return b.select(beyond, b.select(negative, b.fma(y, -2.0, pi), y * 2.0), near)
 
 
-def rsqrt(b: Body, x: Value) -> Value:
-    """As torch computes it."""
-    return 1.0 / b.intrinsic("sqrt", x)
-
-
 # -- the functions there are ----------------------------------------------------------------------------------------
 FORMULAS: dict[str, Callable[..., Value]] = {
     **{f.__name__: f for f in (exp, exp2, expm1, sigmoid, tanh, erf, sinh, cosh, log1p, atanh, pow)},
-    **{f.__name__: f for f in (sin, cos, tan, atan, atan2, asin, acos, rsqrt)},
+    **{f.__name__: f for f in (sin, cos, tan, atan, atan2, asin, acos)},
     "log": natural_log,
     "log2": log_to_base(1 / log(2), 1.0),
     "log10": log_to_base(1 / log(10), log10(2)),
 }
-DOUBLE_FORMULAS: dict[str, Callable[..., Value]] = {
-    "rsqrt": rsqrt,
-    "sigmoid": lambda b, x: 1.0 / (b.own("exp", -x) + 1.0),
-}
+DOUBLE_FORMULAS: dict[str, Callable[..., Value]] = {"sigmoid": lambda b, x: 1.0 / (b.own("exp", -x) + 1.0)}
 LIBM = ("erfc", "asinh", "acosh")  # not worth a polynomial
-FUNCTIONS: dict[str, int] = {name: 2 if name in ("pow", "atan2") else 1 for name in (*FORMULAS, *LIBM)}
+FUNCTIONS = {name: functions.FUNCTIONS[name].arity for name in (*FORMULAS, *LIBM)}
 
 
 @dataclass(frozen=True)
-class Function:
+class MathFunction:
+    """The text of a function, the `declare` lines it needs and the functions of this module that it calls."""
+
     text: str
     declares: frozenset[str]
-    uses: frozenset[tuple[str, int, str]]
+    uses: frozenset[Use]
 
 
 @cache
-def function(name: str, lanes: int, type: str) -> Function:
+def function(name: str, lanes: int, type: str) -> MathFunction:
     name, _, libm = name.partition(".")
     b = Body()
     args = [Value(b, f"%a{i}", vector(lanes, type)) for i in range(FUNCTIONS[name])]
@@ -518,7 +514,7 @@ def function(name: str, lanes: int, type: str) -> Function:
         *b.lines,
         f"  ret {result.type} {result.name}",
     ]
-    return Function("\n".join([*lines, "}"]), frozenset(b.declares), frozenset(b.uses))
+    return MathFunction("\n".join([*lines, "}"]), frozenset(b.declares), frozenset(b.uses))
 
 
 def symbol(name: str, lanes: int, type: str) -> str:
@@ -530,9 +526,9 @@ def define(name: str, lanes: int, type: str = "float") -> str:
     return function(name, lanes, type).text
 
 
-def module_text(uses: Iterable[tuple[str, int, str]]) -> tuple[str, set[str]]:
+def module_text(uses: Iterable[Use]) -> tuple[str, set[str]]:
     """The functions (name, lanes, type) with all they call, and the `declare` lines these need."""
-    found: dict[tuple[str, int, str], Function] = {}
+    found: dict[Use, MathFunction] = {}
     todo = list(uses)
     while todo:
         if (use := todo.pop()) not in found:

@@ -1,18 +1,20 @@
-"""Functions of numbers in LLVM's words, on vectors of a few lanes; element types and literals as LLVM writes them.
+"""Scalar functions as LLVM instructions on vectors; element types and literals as LLVM writes them.
 
-A type is stored as one thing and computed as another: halves as floats, truth values as single bits.
+A type may be stored as one thing and computed as another: half precision as float, bools as single bits.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from airgraph.engine.native.llvm import mathlib
 from airgraph.ir.types import DataType
+from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, Rounding
 from airgraph.plan.tensors import Expr
 
-LANES = 8
 T = DataType
 STORED = {
     T.DT_FLOAT: "float",
@@ -29,20 +31,27 @@ STORED = {
 COMPUTED = {**STORED, T.DT_FLOAT16: "float", T.DT_BF16: "float", T.DT_BOOL: "i1"}
 BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 HALVES = (T.DT_FLOAT16, T.DT_BF16)
+COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}  # of floats
 SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
+
+
+BAD_NUMBER, ZERO_DIVISOR = 1, 2  # bits of the word in which kernels report errors
 
 
 class Sink(Protocol):
     """Where lines of a kernel go, with the declarations and the functions of mathlib that they need."""
 
     declares: set[str]
-    math: set[tuple[str, int, str]]
+    math: set[mathlib.Use]
 
     def emit(self, text: str, level: int | None = None) -> str: ...
 
+    def flag(self, condition: str, error: int, level: int) -> None:
+        """Where the condition (an i1) holds, the kernel reports this error."""
 
-class Function:
-    """Functions of numbers, in LLVM's words."""
+
+class VectorMath:
+    """Writes scalar functions, applied lane by lane to vectors, into one level of a kernel."""
 
     def __init__(self, sink: Sink, lanes: int, level: int) -> None:
         self.sink, self.lanes, self.level = sink, lanes, level
@@ -50,71 +59,59 @@ class Function:
     def emit(self, text: str) -> str:
         return self.sink.emit(text, self.level)
 
-    def rounded(self, e: Expr, value: str) -> str:
-        """Eager rounds what an op of halves gives; differences of near numbers show it."""
-        if e.dtype not in HALVES or e.op in ("copy", "cast", "select", "max", "min", "neg", "abs", "relu", "sign"):
+    def vector(self, dtype: DataType) -> str:
+        return f"<{self.lanes} x {COMPUTED[dtype]}>"
+
+    def spread(self, value: Any, dtype: DataType) -> str:
+        return spread_literal(value, dtype, self.lanes)
+
+    def apply(self, e: Expr, args: list[str]) -> str:
+        """The value of an expression, given those of its operands.
+
+        Eager rounds the result of every half-precision op; differences of nearby numbers show it.
+        """
+        value = RENDER[e.op](self, e, *args)
+        if e.dtype not in HALVES or FUNCTIONS[e.op].rounding is Rounding.EXACT:
             return value
         short = self.emit(f"fptrunc <{self.lanes} x float> {value} to <{self.lanes} x {STORED[e.dtype]}>")
         return self.emit(f"fpext <{self.lanes} x {STORED[e.dtype]}> {short} to <{self.lanes} x float>")
 
-    def apply(self, e: Expr, args: list[str]) -> str:
-        dtype = e.dtype
-        source = e.args[0].dtype
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        floating = COMPUTED[dtype] in ("float", "double")
-        match e.op:
-            case "copy":
-                return args[0]
-            case "cast":
-                return self.cast(args[0], source, dtype)
-            case "add" | "sub" | "mul":
-                return self.emit(f"{'f' if floating else ''}{e.op} {type} {args[0]}, {args[1]}")
-            case "div":
-                return self.emit(f"fdiv {type} {args[0]}, {args[1]}")
-            case "neg":
-                return self.emit(f"fneg {type} {args[0]}" if floating else f"sub {type} zeroinitializer, {args[0]}")
-            case "and" | "or" | "xor":
-                return self.emit(f"{e.op} {type} {args[0]}, {args[1]}")
-            case "not" | "invert":
-                if source == T.DT_BOOL or e.op == "invert":
-                    return self.emit(f"xor {type} {args[0]}, {spread_literal(-1, dtype, self.lanes)}")
-                zero = spread_literal(0, source, self.lanes)
-                return self.compare("eq", source, args[0], zero)
-            case "eq" | "ne" | "lt" | "le" | "gt" | "ge":
-                return self.compare(e.op, source, args[0], args[1])
-            case "select":
-                return self.emit(f"select <{self.lanes} x i1> {args[0]}, {type} {args[1]}, {type} {args[2]}")
-            case "max" | "min":
-                return self.combine(e.op, dtype, args[0], args[1])
-            case "relu":
-                zero = spread_literal(0, dtype, self.lanes)
-                if not floating:
-                    return self.combine("max", dtype, args[0], zero)
-                low = self.compare("lt", dtype, args[0], zero)  # NaN stays, -0 stays
-                return self.emit(f"select <{self.lanes} x i1> {low}, {type} {zero}, {type} {args[0]}")
-            case "abs":
-                return self.intrinsic("fabs", dtype, args) if floating else self.whole_abs(dtype, args[0])
-            case "floor" | "ceil" | "trunc" | "sqrt":
-                return self.intrinsic(e.op, dtype, args)
-            case "round":
-                return self.intrinsic("roundeven", dtype, args)
-            case "reciprocal":
-                return self.emit(f"fdiv {type} {spread_literal(1, dtype, self.lanes)}, {args[0]}")
-            case "rsqrt":
-                root = self.intrinsic("sqrt", dtype, args)
-                return self.emit(f"fdiv {type} {spread_literal(1, dtype, self.lanes)}, {root}")
-            case "is_nan":
-                return self.emit(f"fcmp uno <{self.lanes} x {COMPUTED[source]}> {args[0]}, {args[0]}")
-            case "is_inf":
-                size = self.intrinsic("fabs", source, args)
-                return self.compare("eq", source, size, spread_literal(float("inf"), source, self.lanes))
-            case "sign":
-                return self.sign(dtype, args[0])
-            case "floor_div" | "remainder":
-                return self.whole_division(e.op, dtype, *args)
-        return self.library(e.op, dtype, args)
+    def binary(self, op: str, dtype: DataType, a: str, b: str) -> str:
+        return self.emit(f"{op} {self.vector(dtype)} {a}, {b}")
 
-    def library(self, name: str, dtype: DataType, args: list[str]) -> str:
+    def arithmetic(self, op: str, dtype: DataType, a: str, b: str) -> str:
+        return self.binary(f"f{op}" if is_floating(dtype) else op, dtype, a, b)
+
+    def negated(self, dtype: DataType, x: str) -> str:
+        vector = self.vector(dtype)
+        return self.emit(f"fneg {vector} {x}" if is_floating(dtype) else f"sub {vector} zeroinitializer, {x}")
+
+    def inverted(self, dtype: DataType, x: str) -> str:
+        return self.binary("xor", dtype, x, self.spread(-1, dtype))
+
+    def logical_not(self, source: DataType, x: str) -> str:
+        return (
+            self.inverted(source, x) if source == T.DT_BOOL else self.compare("eq", source, x, self.spread(0, source))
+        )
+
+    def select(self, dtype: DataType, condition: str, a: str, b: str) -> str:
+        vector = self.vector(dtype)
+        return self.emit(f"select <{self.lanes} x i1> {condition}, {vector} {a}, {vector} {b}")
+
+    def relu(self, dtype: DataType, x: str) -> str:
+        zero = self.spread(0, dtype)
+        if not is_floating(dtype):
+            return self.combine("max", dtype, x, zero)
+        return self.select(dtype, self.compare("lt", dtype, x, zero), zero, x)  # NaN and -0 stay
+
+    def reciprocal(self, dtype: DataType, x: str) -> str:
+        return self.binary("fdiv", dtype, self.spread(1, dtype), x)
+
+    def is_infinite(self, source: DataType, x: str) -> str:
+        size = self.intrinsic("fabs", source, (x,))
+        return self.compare("eq", source, size, self.spread(float("inf"), source))
+
+    def library(self, name: str, dtype: DataType, args: Sequence[str]) -> str:
         kind = COMPUTED[dtype]
         self.sink.math.add((name, self.lanes, kind))
         vector = f"<{self.lanes} x {kind}>"
@@ -130,30 +127,26 @@ class Function:
     def compare(self, op: str, dtype: DataType, a: str, b: str) -> str:
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         if COMPUTED[dtype] in ("float", "double"):
-            word = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}[op]
-            return self.emit(f"fcmp {word} {type} {a}, {b}")
+            return self.emit(f"fcmp {COMPARISONS[op]} {type} {a}, {b}")
         sign = "u" if dtype in (T.DT_UINT8, T.DT_BOOL) else "s"
         word = op if op in ("eq", "ne") else sign + op
         return self.emit(f"icmp {word} {type} {a}, {b}")
 
-    def combine(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        type = f"<{self.lanes} x {COMPUTED[dtype]}>"
-        floating = COMPUTED[dtype] in ("float", "double")
-        match op:
-            case "sum":
-                return self.emit(f"{'fadd' if floating else 'add'} {type} {a}, {b}")
-            case "prod":
-                return self.emit(f"{'fmul' if floating else 'mul'} {type} {a}, {b}")
-            case "and" | "or":
-                return self.emit(f"{op} {type} {a}, {b}")
-        if floating:
+    def combine(self, reduction: str, dtype: DataType, a: str, b: str) -> str:
+        op = REDUCTIONS[reduction]
+        if op in ("max", "min"):
+            return self.extremum(op, dtype, a, b)
+        return self.binary(op, dtype, a, b) if op in ("and", "or") else self.arithmetic(op, dtype, a, b)
+
+    def extremum(self, op: str, dtype: DataType, a: str, b: str) -> str:
+        if is_floating(dtype):
             return self.intrinsic({"max": "maximum", "min": "minimum"}[op], dtype, (a, b))
         sign = "u" if dtype in (T.DT_UINT8, T.DT_BOOL) else "s"
         return self.intrinsic(f"{sign}{op}", dtype, (a, b))
 
-    def across(self, op: str, dtype: DataType, many: str) -> str:
-        """All lanes of a vector as one: halves are put together until one is left."""
-        lanes, type = LANES, COMPUTED[dtype]
+    def across(self, op: str, dtype: DataType, many: str, lanes: int) -> str:
+        """All lanes of a vector combined into one, half with half."""
+        type = COMPUTED[dtype]
         while lanes > 1:
             half = lanes // 2
             low, high = (", ".join(f"i32 {i}" for i in r) for r in (range(half), range(half, lanes)))
@@ -161,7 +154,7 @@ class Function:
                 self.emit(f"shufflevector <{lanes} x {type}> {many}, <{lanes} x {type}> poison, <{half} x i32> <{m}>")
                 for m in (low, high)
             )
-            many = Function(self.sink, half, self.level).combine(op, dtype, a, b)
+            many = VectorMath(self.sink, half, self.level).combine(op, dtype, a, b)
             lanes = half
         return many
 
@@ -195,7 +188,9 @@ class Function:
         wide = self.emit(f"fptosi <{self.lanes} x {a}> {value} to <{self.lanes} x i64>")
         return wide if b == "i64" else self.emit(f"trunc <{self.lanes} x i64> {wide} to <{self.lanes} x {b}>")
 
-    def whole_abs(self, dtype: DataType, x: str) -> str:
+    def absolute(self, dtype: DataType, x: str) -> str:
+        if is_floating(dtype):
+            return self.intrinsic("fabs", dtype, (x,))
         if dtype == T.DT_UINT8:
             return x
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
@@ -214,8 +209,20 @@ class Function:
             f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}"
         )
 
+    def checked_division(self, op: str, e: Expr, a: str, b: str) -> str:
+        if e.args[1].op != "const" or not e.args[1].source:
+            self.no_zero(e.dtype, b)
+        return self.whole_division(op, e.dtype, a, b)
+
+    def no_zero(self, dtype: DataType, divisor: str) -> None:
+        """Reports a divisor that is 0."""
+        zero = self.compare("eq", dtype, divisor, spread_literal(0, dtype, self.lanes))
+        vector, name = f"<{self.lanes} x i1>", f"llvm.vector.reduce.or.v{self.lanes}i1"
+        self.sink.declares.add(f"declare i1 @{name}({vector})")
+        self.sink.flag(self.emit(f"call i1 @{name}({vector} {zero})"), ZERO_DIVISOR, self.level)
+
     def whole_division(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        """Rounded towards minus infinity. Division by 0 gives -1, the remainder of it the number itself, not a trap."""
+        """Rounded towards minus infinity. What is divided by 0 is divided by 1, not a trap: the error is reported."""
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         one, zero = (spread_literal(n, dtype, self.lanes) for n in (1, 0))
         null = self.compare("eq", dtype, b, zero)
@@ -241,18 +248,40 @@ class Function:
         return self.emit(f"select <{self.lanes} x i1> {minus}, {type} {turned}, {type} {floor}")
 
 
-def identity(e: Expr) -> Any:
-    """The neutral element of a reduction."""
-    floating = e.dtype.is_float
-    bits = 8 * BYTES.get(STORED[e.dtype], 1)
-    match e.source:
-        case "sum" | "or":
-            return 0
-        case "prod" | "and":
-            return 1 if e.source == "prod" else -1
-        case "max":
-            return float("-inf") if floating else (0 if e.dtype == T.DT_UINT8 else -(1 << (bits - 1)))
-    return float("inf") if floating else (255 if e.dtype == T.DT_UINT8 else (1 << (bits - 1)) - 1)
+def is_floating(dtype: DataType) -> bool:
+    return COMPUTED[dtype] in ("float", "double")
+
+
+# Every scalar function of plan/functions.py, as what writes it: (math, expression, operands) → the result.
+RENDER: dict[str, Callable[..., str]] = {
+    **{
+        name: partial(lambda m, e, *args, name: m.library(name, e.dtype, args), name=name) for name in mathlib.FUNCTIONS
+    },
+    **{op: partial(lambda m, e, a, b, op: m.arithmetic(op, e.dtype, a, b), op=op) for op in ("add", "sub", "mul")},
+    **{op: partial(lambda m, e, a, b, op: m.binary(op, e.dtype, a, b), op=op) for op in ("and", "or", "xor")},
+    **{op: partial(lambda m, e, a, b, op: m.extremum(op, e.dtype, a, b), op=op) for op in ("max", "min")},
+    **{op: partial(lambda m, e, a, b, op: m.compare(op, e.args[0].dtype, a, b), op=op) for op in COMPARISONS},
+    **{
+        op: partial(lambda m, e, x, op: m.intrinsic(op, e.dtype, (x,)), op=op)
+        for op in ("floor", "ceil", "trunc", "sqrt")
+    },
+    **{op: partial(lambda m, e, a, b, op: m.checked_division(op, e, a, b), op=op) for op in ("floor_div", "remainder")},
+    "copy": lambda m, e, x: x,
+    "cast": lambda m, e, x: m.cast(x, e.args[0].dtype, e.dtype),
+    "div": lambda m, e, a, b: m.binary("fdiv", e.dtype, a, b),
+    "neg": lambda m, e, x: m.negated(e.dtype, x),
+    "invert": lambda m, e, x: m.inverted(e.dtype, x),
+    "not": lambda m, e, x: m.logical_not(e.args[0].dtype, x),
+    "select": lambda m, e, condition, a, b: m.select(e.dtype, condition, a, b),
+    "relu": lambda m, e, x: m.relu(e.dtype, x),
+    "abs": lambda m, e, x: m.absolute(e.dtype, x),
+    "round": lambda m, e, x: m.intrinsic("roundeven", e.dtype, (x,)),
+    "reciprocal": lambda m, e, x: m.reciprocal(e.dtype, x),
+    "rsqrt": lambda m, e, x: m.reciprocal(e.dtype, m.intrinsic("sqrt", e.dtype, (x,))),
+    "is_nan": lambda m, e, x: m.emit(f"fcmp uno {m.vector(e.args[0].dtype)} {x}, {x}"),
+    "is_inf": lambda m, e, x: m.is_infinite(e.args[0].dtype, x),
+    "sign": lambda m, e, x: m.sign(e.dtype, x),
+}
 
 
 def number(value: Any, dtype: DataType) -> str:

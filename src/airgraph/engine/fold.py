@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from airgraph.engine.protocol import Request
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.ops import OPS, row
@@ -20,14 +21,12 @@ SHORTEST = 3  # nodes: less is not worth the memory
 SKIPPED = (DataType.DT_BF16, DataType.DT_STRING)  # numpy has no such type
 
 
-def fold(graph: Graph, reference: ReferenceExecutable) -> int:
+def fold(request: Request) -> int:
     """Replace every value that is constant and read by something that is not. Gives their number."""
-    env: dict[int, Any] = dict(reference.constants)
+    graph = request.graph
     depth: dict[Node, int] = dict.fromkeys(graph.of("Const"), 0)
     for node in graph.nodes:
         if foldable(node, depth):
-            results = reference.step(node)(env, {})
-            env.update({id(v): r for v, r in zip(node.outputs, results)})
             depth[node] = 1 + sum(depth[v.node] for v in set(node.values()))
     edge = [
         v
@@ -36,11 +35,22 @@ def fold(graph: Graph, reference: ReferenceExecutable) -> int:
         for v in node.outputs
         if any(user not in depth for user in v.users)
     ]
-    for value in edge:
-        replace(graph, value, env[id(value)])
     if edge:
+        values = computed(request, depth)
+        for value in edge:
+            replace(graph, value, values[id(value)])
         dead_code(graph)
     return len(edge)
+
+
+def computed(request: Request, constant: dict[Node, int]) -> dict[int, Any]:
+    """The values of these nodes, by id."""
+    reference = ReferenceExecutable(request.graph, request.device, request.map_device)
+    env: dict[int, Any] = dict(reference.constants)
+    for node in constant:
+        if node.op != "Const":
+            env.update({id(v): r for v, r in zip(node.outputs, reference.step(node)(env, {}))})
+    return env
 
 
 def foldable(node: Node, constant: dict[Node, int]) -> bool:

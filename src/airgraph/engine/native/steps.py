@@ -1,0 +1,231 @@
+"""The steps of a frame, as LLVM text: kernels in parallel regions, calls of PyTorch between them.
+
+Steps between two library calls are one parallel region, with a barrier where a step reads what another thread wrote. The
+calling thread looks for signals between steps, so that Ctrl-C ends a long call.
+"""
+
+from __future__ import annotations
+
+from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.tables import RAISED, TORCH_FAILED, Context, Frame, Release, Step
+
+SPINS = 4096  # iterations of waiting at a barrier before the processor is offered to somebody else
+COARSE_CLOCK = 6  # Linux's CLOCK_MONOTONIC_COARSE: a few nanoseconds to read
+SIGNALS = 100  # milliseconds between two looks at pending signals
+
+
+def barrier() -> str:
+    """All of `n` threads come here for the k-th time before one goes on: a counter that only grows. (Or none waits any
+    more: STOP is set, and every thread leaves at its next step.)"""
+    f = Native("barrier", "ptr %counter, i64 %target, ptr %stop")
+    f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
+    f.do("br label %wait")
+    f.label("wait")
+    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %again ]")
+    f.do("%now = load atomic i64, ptr %counter acquire, align 8")
+    f.do("%stopped = load atomic i64, ptr %stop monotonic, align 8")
+    f.do("%there = icmp sge i64 %now, %target")
+    f.do("%leave = icmp ne i64 %stopped, 0")
+    f.do("%done = or i1 %there, %leave")
+    f.do("br i1 %done, label %out, label %again")
+    f.label("again")
+    f.do("%next = add i64 %turn, 1")
+    long = f.test("eq", f.op(f"and i64 %next, {SPINS - 1}"), 0)
+    f.do(f"br i1 {long}, label %rest, label %wait2")
+    f.label("rest")
+    f.op("call i32 @sched_yield()")
+    f.do("br label %wait2")
+    f.label("wait2")
+    f.do("br label %wait")
+    f.label("out")
+    text = f.text()
+    return text.replace("[ %next, %again ]", "[ %next, %wait2 ]")
+
+
+def milliseconds() -> str:
+    f = Native("milliseconds", "", "i64")
+    f.do("%time = alloca [2 x i64]")
+    f.op(f"call i32 @clock_gettime(i32 {COARSE_CLOCK}, ptr %time)")
+    return f.text(f"i64 {f.add(f.mul(f.word('%time', 0), 1000), f.div(f.word('%time', 1), 1_000_000))}")
+
+
+def interrupted() -> str:
+    """Whether a signal handler raised an exception, which is pending then. Python's lock is taken only now and then, and
+    never in a call that is shorter than that."""
+    f = Native("interrupted", "ptr %context", "i1")
+    now = f.op("call i64 @milliseconds()")
+    early = f.test("slt", f.sub(now, f.word("%context", Context.CHECKED)), SIGNALS)
+    f.give(early, "i1 false")
+    number = f.word(f.word("%context", Context.FRAME, "ptr"), Frame.NUMBER)
+    f.give(f.test("eq", number, 0), "i1 false")  # nobody would look for the exception
+    f.set("%context", Context.CHECKED, now)
+    state = f.op("call i32 @PyGILState_Ensure()")
+    raised = f.test("ne", f.op("call i32 @PyErr_CheckSignals()"), 0, "i32")
+    f.invoke("@PyGILState_Release", ("i32", state))
+    return f.text(f"i1 {raised}")
+
+
+def by_python() -> str:
+    """A step that Python does; RAISED, with the exception pending, or 0. What PyTorch left pending when it failed at the
+    step before is no exception of this call."""
+    f = Native("by_python", "ptr %frame, i64 %step", "i64")
+    callback, number = f.word("%frame", Frame.CALLBACK, "ptr"), f.word("%frame", Frame.NUMBER)
+    state = f.op("call i32 @PyGILState_Ensure()")
+    f.invoke("@PyErr_Clear")
+    given = f"ptr {callback}, ptr @two_numbers, i64 {number}, i64 %step"
+    done = f.op(f"call ptr (ptr, ptr, ...) @PyObject_CallFunction({given})")
+    fine = f.test("ne", done, "null", "ptr")
+    f.when(fine, lambda: f.invoke("@Py_DecRef", ("ptr", done)))
+    f.invoke("@PyGILState_Release", ("i32", state))
+    return f.text(f"i64 {f.choose(fine, 'i64', '0', str(RAISED))}")
+
+
+def worker() -> str:
+    """One thread's share of the steps [FIRST, LAST) of a context."""
+    f = Native("worker", "i64 %from, i64 %to, ptr %context")
+    frame = f.word("%context", Context.FRAME, "ptr")
+    first, last = f.word("%context", Context.FIRST), f.word("%context", Context.LAST)
+    planned = f.word("%context", Context.THREADS)
+    whole = f.test("sge", f.sub("%to", "%from"), planned)  # PyTorch gave all shares to this thread
+    threads = f.choose(whole, "i64", "1", planned)
+    me = f.choose(whole, "i64", "0", "%from")
+    table, base = f.word(frame, Frame.STEP_TABLE, "ptr"), f.word(frame, Frame.BASE, "ptr")
+    scratch = f.at(base, f.mul(me, f.word(frame, Frame.SCRATCH)), "i8")
+    counter, stop = f.at("%context", Context.COUNTER, "i64"), f.at("%context", Context.STOP, "i64")
+    several, caller = f.test("sgt", threads, 1), f.test("eq", me, 0)
+
+    def halt() -> None:
+        f.when(
+            f.op("call i1 @interrupted(ptr %context)"),
+            lambda: f.do(f"store atomic i64 1, ptr {stop} monotonic, align 8"),
+        )
+
+    def step(i: str, target: str) -> list[str]:
+        f.when(caller, halt)
+        stopped = f.op(f"load atomic i64, ptr {stop} monotonic, align 8")
+        f.leave(f.test("ne", stopped, 0), lambda: None)
+        row = f.row(table, i, Step.WORDS)
+        jobs, unit = f.word(row, Step.JOBS), f.word(row, Step.UNIT)
+        alone = f.test("ne", f.word(row, Step.ALONE), 0)
+        share = f.mul(f.ceil(f.ceil(jobs, threads), unit), unit)
+        share = f.choose(alone, "i64", jobs, share)
+        begin = f.mul(me, share)
+        end = f.min(f.add(begin, share), jobs)
+        works = f.test("slt", begin, end)
+        function, args, sizes = (f.word(row, n, "ptr") for n in (Step.FUNCTION, Step.ARGS, Step.SIZES))
+        f.when(
+            works, lambda: f.do(f"call void {function}(ptr {args}, ptr {sizes}, i64 {begin}, i64 {end}, ptr {scratch})")
+        )
+        due = f.op(f"and i1 {several}, {f.test('ne', f.word(row, Step.SYNC), 0)}")
+        return f.when(due, lambda: [wait(f, counter, target, threads, stop)], ("i64", target))
+
+    f.loop(first, last, 1, step, ("i64", threads))
+    return f.text()
+
+
+def wait(f: Native, counter: str, target: str, threads: str, stop: str) -> str:
+    f.invoke("@barrier", ("ptr", counter), ("i64", target), ("ptr", stop))
+    return f.add(target, threads)
+
+
+def run() -> str:
+    """All steps of a frame: calls of the library alone, what lies between two of them in one parallel region.
+
+    Gives back 0, or what `call` says in place of results.
+    """
+    f = Native("run", "ptr %frame", "i64", exported=True)
+    f.do(f"%context = alloca [{Context.WORDS} x i64]")
+    f.set("%context", Context.FRAME, "%frame", "ptr")
+    f.set("%context", Context.STOP, "0")
+    f.set("%context", Context.CHECKED, f.op("call i64 @milliseconds()"))
+    count, table = f.word("%frame", Frame.STEPS), f.word("%frame", Frame.STEP_TABLE, "ptr")
+    threads = f.word("%frame", Frame.THREADS)
+    f.do("br label %next")
+    before = f.block
+    f.label("next")
+    hole = len(f.lines)
+    f.do(f"%more = icmp slt i64 %i, {count}")
+    f.do("br i1 %more, label %go, label %end")
+    f.label("go")
+    row = f.row(table, "%i", Step.WORDS)
+    after = f.word(row, Step.END)
+    used_up = f.word(row, Step.RELEASE, "ptr")
+    f.when(f.test("ne", used_up, "null", "ptr"), lambda: f.invoke("@release", ("ptr", "%frame"), ("ptr", used_up)))
+    how = f.word(row, Step.CALL)
+    f.do(f"switch i64 {how}, label %region [ i64 {Step.PYTHON}, label %call  i64 {Step.DISPATCHER}, label %dispatch ]")
+    f.label("dispatch")
+    again = f.op(f"call i64 {f.word('%frame', Frame.DISPATCH, 'ptr')}(ptr {f.word(row, Step.TAPE, 'ptr')})")
+    f.do(f"br i1 {f.test('eq', again, 0)}, label %latch, label %call")
+    f.label("call")
+    failed = f.op("call i64 @by_python(ptr %frame, i64 %i)")
+    f.give(f.test("ne", failed, 0), f"i64 {failed}")
+    f.do("br label %latch")
+    f.label("region")
+    f.set("%context", Context.FIRST, "%i")
+    f.set("%context", Context.LAST, after)
+    f.set("%context", Context.COUNTER, "0")
+    wide = f.op(f"call i1 @wide(ptr {table}, i64 %i, i64 {after})")
+    both = f.op(f"and i1 {wide}, {f.test('sgt', threads, 1)}")
+    f.do(f"br i1 {both}, label %many, label %one")
+    f.label("many")
+    f.set("%context", Context.THREADS, threads)
+    parallel = f.op(f"call i32 @torch_parallel_for(i64 0, i64 {threads}, i64 1, ptr @worker, ptr %context)")
+    f.give(f.test("ne", parallel, 0, "i32"), f"i64 {TORCH_FAILED}")
+    f.do("br label %whole")
+    f.label("one")
+    f.set("%context", Context.THREADS, "1")
+    f.invoke("@worker", ("i64", "0"), ("i64", "1"), ("ptr", "%context"))
+    f.do("br label %whole")
+    f.label("whole")
+    f.give(f.test("ne", f.word("%context", Context.STOP), 0), f"i64 {RAISED}")
+    f.do("br label %latch")
+    f.label("latch")
+    f.give(f.op("call i1 @interrupted(ptr %context)"), f"i64 {RAISED}")
+    latch = f.block
+    f.do("br label %next")
+    f.lines[hole:hole] = [f"  %i = phi i64 [ 0, %{before} ], [ {after}, %{latch} ]"]
+    f.label("end")
+    return f.text("i64 0")
+
+
+def release() -> str:
+    """Lets go of arguments and of results of earlier calls that nothing reads any more (saved tensors, in a backward)."""
+    f = Native("release", "ptr %frame, ptr %words")
+    arguments, results = f.word("%words", Release.ARGUMENTS), f.word("%words", Release.RESULTS)
+
+    def drop(i: str) -> None:
+        none = f.word("%words", Release.NONE, "ptr")
+        f.invoke("@Py_IncRef", ("ptr", none))
+        index, given = f.word("%words", f.add(i, Release.FIRST)), f.word("%frame", Frame.LIST, "ptr")
+        f.op(f"call i32 @PyList_SetItem(ptr {given}, i64 {index}, ptr {none})")
+
+    def locked() -> None:
+        state = f.op("call i32 @PyGILState_Ensure()")
+        f.loop("0", arguments, 1, drop)
+        f.invoke("@PyGILState_Release", ("i32", state))
+
+    def forget(i: str) -> None:
+        handles = f.word("%words", f.add(f.add(i, Release.FIRST), arguments), "ptr")
+        f.invoke(f.word("%frame", Frame.LET_GO, "ptr"), ("ptr", handles), ("i64", "2"))
+
+    f.when(f.test("ne", arguments, 0), locked)
+    f.loop("0", results, 1, forget)
+    return f.text()
+
+
+def wide() -> str:
+    """Whether one of these steps is worth more than one thread."""
+    f = Native("wide", "ptr %table, i64 %first, i64 %last", "i1")
+    (found,) = f.loop(
+        "%first",
+        "%last",
+        1,
+        lambda i, seen: [f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, Step.WORDS), Step.ALONE), 0)}")],
+        ("i1", "false"),
+    )
+    return f.text(f"i1 {found}")
+
+
+def source() -> str:
+    parts = (milliseconds, interrupted, by_python, barrier, worker, release, wide, run)
+    return "\n".join(part() for part in parts)

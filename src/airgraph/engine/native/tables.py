@@ -1,0 +1,67 @@
+"""The tables that native code reads, all arrays of 64-bit words: these classes name the words."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+
+class Program:
+    FRAMES, POOL, WORDS = 0, 1, 2
+
+
+class Block:
+    NEXT, BASE, SIZE, WORDS = 0, 1, 2, 3
+
+
+class Frame:
+    NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
+    NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
+    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH, LENT, LENT_TABLE, WORDS = range(21, 29)
+
+
+class Entry:
+    """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE)."""
+
+    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
+    NOTHING, TENSOR, WHOLE, FLOAT = range(4)
+
+
+class Step:
+    """CALL: a step of native code, or a call of PyTorch by PYTHON or through its DISPATCHER (with a TAPE: dispatch.py)."""
+
+    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, RELEASE, WORDS = range(12)
+    NATIVE, PYTHON, DISPATCHER = range(3)
+
+
+class Release:
+    """What is let go before a call of PyTorch: so many ARGUMENTS, then so many RESULTS, from FIRST on."""
+
+    ARGUMENTS, RESULTS, NONE, FIRST = range(4)
+
+
+class Context:
+    """What the threads of a parallel region share. STOP: leave at the next step. CHECKED: when signals were looked at."""
+
+    FRAME, FIRST, LAST, THREADS, COUNTER, STOP, CHECKED, WORDS = range(8)
+
+
+# What `call` gives back in place of results. RAISED stays inside: `call` returns null, with the exception pending.
+NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, ZERO_DIVISION, TORCH_FAILED = range(1, 7)
+
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+
+
+def words(values: Sequence[int]) -> Any:
+    """An array of them. (ctypes would cut off what does not fit.)"""
+    for value in values:
+        in_a_word(value)
+    return (ctypes.c_int64 * max(len(values), 1))(*values)
+
+
+def in_a_word(number: int) -> int:
+    if not LEAST <= number <= MOST:
+        raise OverflowError(f"{number} does not fit in 64 bits")
+    return number

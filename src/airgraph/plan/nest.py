@@ -1,0 +1,206 @@
+"""Loop nests: how a part of a kernel runs on a target. `schedule` decides; an engine only renders the result.
+
+A softmax over [48, 256], as the text of its nest:
+
+    for o0<48 parallel
+      for i0<256 vector 8
+        r0 = max(x[256*o0 + i0])
+      for i0<256 vector 8
+        s0 = exp(sub(x[256*o0 + i0], r0))
+        r1 = sum(s0)
+      for i0<256 vector 8
+        t0[256*o0 + i0] = mul(s0, reciprocal(r1))
+
+Outer loops run in any order and in parallel. For each of their iterations the inner loops run once per stage: a stage
+computes the reductions and stores that need nothing but the reductions of earlier stages. An expensive expression that a
+later stage needs again is spilled: kept in the thread's scratch memory (`s0` above). Stores of single elements per row
+come after all stages. The vectorised loop is an outer one or the innermost inner one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from airgraph.ir.types import DataType, Dim
+from airgraph.plan.collapse import collapsed
+from airgraph.plan.functions import cost
+from airgraph.plan.index import Var, expand, same
+from airgraph.plan.kernels import Part, Store
+from airgraph.plan.target import Target
+from airgraph.plan.tensors import Expr
+
+SPILLED_BYTES = 8  # per element, whatever its type
+SUMMED_IN_FLOAT32 = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
+LONG = 4  # blocks: a sum of more iterations is computed block by block
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One pass over the inner loops. In each iteration the stores come first, then the reductions, then the spills."""
+
+    number: int
+    stores: tuple[Store, ...]
+    reductions: tuple[Expr, ...]
+    spills: tuple[Expr, ...]
+    blocked: tuple[Expr, ...]  # the reductions that are summed in blocks of `Target.block` iterations
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A part of a kernel with every decision about its loops."""
+
+    target: Target
+    exprs: tuple[Expr, ...]  # operands first
+    outer: tuple[Var, ...]  # outermost first; the vectorised loop, if it is one of them, last
+    inner: tuple[Var, ...]
+    vector: Var | None
+    stages: tuple[Stage, ...]
+    single: tuple[Store, ...]  # one element per iteration of the outer loops, after all stages
+    spills: Mapping[int, int]  # id of an expression → its number among the spilled rows
+    cost: Dim  # of the whole nest, in additions
+
+    @property
+    def vector_outside(self) -> bool:
+        return self.vector is not None and self.vector not in self.inner
+
+    @property
+    def parallel(self) -> Var | None:
+        """The loop whose iterations are distributed over threads."""
+        return self.outer[0] if self.outer else None
+
+    @property
+    def jobs(self) -> Dim:
+        return self.parallel.size if self.parallel is not None else 1
+
+    @property
+    def grain(self) -> int:
+        """Threads get multiples of this many iterations of the parallel loop."""
+        return self.target.grain if self.parallel is not None and self.parallel is self.vector else 1
+
+    @property
+    def row(self) -> Dim:
+        """Iterations of the inner loops."""
+        return product(self.inner)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that each thread needs; rows are only spilled where their length is a number."""
+        return len(self.spills) * self.row * SPILLED_BYTES if self.spills else 0
+
+    @property
+    def stores(self) -> list[Store]:
+        return [*(s for stage in self.stages for s in stage.stores), *self.single]
+
+    def order(self) -> list[tuple[int, Store | Expr]]:
+        """Stores and reductions in the order in which a row executes them, each with the number of its stage."""
+        found: list[tuple[int, Store | Expr]] = []
+        for stage in self.stages:
+            found += [(stage.number, s) for s in stage.stores]
+            found += [(stage.number, e) for e in stage.reductions]
+        return found + [(len(self.stages), s) for s in self.single]
+
+
+def schedule(part: Part, target: Target) -> Nest:
+    part = collapsed(part)
+    exprs = tuple(part.exprs())
+    vector = vector_loop(part, exprs, target)
+    full, single = rows_and_singles(part)
+    reductions = [e for e in exprs if e.op == "reduce"]
+    last = max([e.level - 1 for e in reductions] + [s.value.level for s in full], default=-1)
+    spills = spilled(part, exprs, vector, last, target)
+    stages = tuple(
+        stage(
+            number,
+            [s for s in full if s.value.level == number],
+            [e for e in reductions if e.level - 1 == number],
+            [e for e in exprs if e.id in spills and e.level == number],
+            part,
+            target,
+        )
+        for number in range(last + 1)
+    )
+    each = sum(cost(e.op) for e in exprs) + len(part.stores)
+    total = expand(product((*part.outer, *part.inner)) * each)
+    return Nest(
+        target, exprs, outer_order(part, vector), tuple(part.inner), vector, stages, tuple(single), spills, total
+    )
+
+
+def stage(
+    number: int, stores: list[Store], reductions: list[Expr], spills: list[Expr], part: Part, target: Target
+) -> Stage:
+    blocked = [e for e in reductions if part.inner and is_long_sum(e, part.inner[-1], target)]
+    return Stage(number, tuple(stores), tuple(reductions), tuple(spills), tuple(blocked))
+
+
+# -- loops ----------------------------------------------------------------------------------------------------------
+def vector_loop(part: Part, exprs: Iterable[Expr], target: Target) -> Var | None:
+    """The loop along which most memory accesses are contiguous: the innermost of the row, or any outer one."""
+    candidates = [*part.inner[-1:], *reversed(part.outer)]
+    if not candidates:
+        return None
+    accesses = [(e.at, 1) for e in exprs if e.op == "load" and e.at is not None]
+    accesses += [(s.at, 2) for s in part.stores]
+
+    def score(v: Var) -> int:
+        steps = [(at.coefficient(v), weight) for at, weight in accesses]
+        total = sum(w if same(step, 1) else 0 if same(step, 0) else -2 * w for step, w in steps)
+        short = isinstance(v.size, int) and v.size < target.lanes
+        return total - (1000 if short else 0)
+
+    return max(candidates, key=score)
+
+
+def outer_order(part: Part, vector: Var | None) -> tuple[Var, ...]:
+    """The longest loop outermost, for the threads, unless the first one is long enough; the vectorised loop last."""
+    rest = [v for v in part.outer if v is not vector]
+    if rest:
+        longest = max(rest, key=lambda v: v.size if isinstance(v.size, int) else 1 << 40)
+        if isinstance(rest[0].size, int) and rest[0].size >= 8:
+            longest = rest[0]
+        rest = [longest, *(v for v in rest if v is not longest)]
+    return (*rest, *(v for v in part.outer if v is vector))
+
+
+def rows_and_singles(part: Part) -> tuple[list[Store], list[Store]]:
+    """The stores that depend on the inner loops, and those of one element per row."""
+    inner = set(part.inner)
+    full = [s for s in part.stores if s.value.vars & inner or s.at.vars() & inner]
+    return full, [s for s in part.stores if s not in full]
+
+
+def product(loops: Iterable[Var]) -> Dim:
+    total: Dim = 1
+    for v in loops:
+        total = total * v.size
+    return total
+
+
+def is_long_sum(e: Expr, loop: Var, target: Target) -> bool:
+    long = not isinstance(loop.size, int) or loop.size > LONG * target.block
+    return e.source == "sum" and e.dtype in SUMMED_IN_FLOAT32 and long
+
+
+# -- kept for a later stage -----------------------------------------------------------------------------------------
+def spilled(part: Part, exprs: Iterable[Expr], vector: Var | None, last: int, target: Target) -> dict[int, int]:
+    """The expressions of the row that a later stage reads instead of computing them again, as far as scratch suffices."""
+    row = product(part.inner)
+    if last < 1 or not isinstance(row, int) or vector not in part.inner:
+        return {}
+    inner = set(part.inner)
+    needed: dict[int, int] = {}  # id → the last stage that reads it
+    for user in exprs:
+        for a in user.args:
+            needed[a.id] = max(needed.get(a.id, 0), user.level - (user.op == "reduce"))
+    spills: dict[int, int] = {}
+    costs: dict[int, int] = {}  # of computing it again, from what is loaded, reduced or spilled
+    for e in exprs:
+        costs[e.id] = cost(e.op) + sum(costs[a.id] for a in e.args if a.vars & inner and e.op != "reduce")
+        later = needed.get(e.id, 0) > e.level
+        if e.vars & inner and later and costs[e.id] >= target.spill_cost and e.dtype != DataType.DT_BOOL:
+            if (len(spills) + 1) * row * SPILLED_BYTES > target.scratch:
+                break
+            spills[e.id] = len(spills)
+            costs[e.id] = 1
+    return spills

@@ -1,0 +1,21 @@
+"""What a plan is made for: the numbers and the limits of one kind of machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """The properties of a machine that scheduling depends on.
+
+    Target("cpu", lanes=8)        a CPU whose kernels handle eight elements of the vectorised loop per iteration
+    """
+
+    name: str
+    lanes: int  # elements of the vectorised loop per iteration; 1: scalar code
+    scratch: int = 1 << 20  # bytes that each thread may keep between the stages of a nest
+    spill_cost: int = 10  # an expression at least this expensive is kept for a later stage instead of recomputed
+    block: int = 512  # iterations of a long float32 sum that are summed separately, for its rounding
+    grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
+    kernels: frozenset[str] = frozenset()  # which of gemm, attention and conv its engine brings

@@ -1,0 +1,39 @@
+"""The kinds of programs there are; an engine picks one for what it has loaded (`engine.protocol.Programs`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airgraph.config import Config
+from airgraph.engine.protocol import Executable, Steps
+from airgraph.ir.boundary import Boundary
+from airgraph.journal import Journal
+from airgraph.runtime.program import Program
+from airgraph.runtime.replay import ReplayProgram
+
+
+@dataclass(frozen=True)
+class ProgramMaker:
+    """Makes the program of one graph. `fixed`: the arguments that stay where they are."""
+
+    name: str
+    boundary: Boundary
+    journal: Journal
+    config: Config
+    fixed: frozenset[int] = frozenset()
+
+    @property
+    def captures(self) -> bool:
+        return self.config.mode == "reduce-overhead"
+
+    def plain(self, executable: Executable) -> Program:
+        return Program(self.name, self.boundary, executable, self.journal)
+
+    def direct(self, executable: Any) -> Program:
+        from airgraph.runtime.native_program import NativeProgram  # needs LLVM
+
+        return NativeProgram(self.name, self.boundary, executable, self.journal)
+
+    def replayed(self, executable: Steps) -> Program:
+        return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)

@@ -1,0 +1,32 @@
+"""Graphs as text to plans."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
+from airgraph.ir.text import from_py
+from airgraph.plan.groups import make_plan
+from airgraph.plan.index import strides_of
+from airgraph.plan.steps import Plan
+from airgraph.plan.target import Target
+
+TARGET = Target("test", lanes=8, kernels=frozenset({"gemm", "attention", "conv"}))
+
+
+def make(text: str, target: Target = TARGET) -> Plan:
+    """The plan of a graph whose arguments and outputs are contiguous."""
+    graph = from_py(textwrap.dedent(text))
+    inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
+    outputs = [
+        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
+    ]
+    return make_plan(graph, Boundary(inputs, outputs), target)
+
+
+@pytest.fixture
+def planned() -> Callable[..., Plan]:
+    return make
