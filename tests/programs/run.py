@@ -73,6 +73,7 @@ class Compiled:
                 lambda gm, inputs, phase: compile_graph(gm, inputs, phase, config),
                 keep_input_mutations=True,
                 decompositions=None,
+                names=[f"x{i}" for i in range(len(self.fake))],
             ).run
 
     def serves(self, arguments: Sequence[torch.Tensor]) -> bool:
