@@ -49,7 +49,8 @@ class Location:
 
 class Entry:
     """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE).
-    A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or a NUMBER (VALUE)."""
+    A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or
+    a NUMBER (VALUE)."""
 
     KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
     NOTHING, TENSOR, WHOLE, FLOAT, NUMBER, TOKEN = range(6)
