@@ -30,7 +30,7 @@ from airgraph.locks import Depth, held_at_fork
 
 _names = itertools.count()
 _local = threading.local()
-_objects: dict[bytes, bytes] = {}  # digest of a text → its object file: equal kernels are compiled once
+OBJECT_BYTES = 16 << 20  # of object files that are kept
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,37 @@ def load(unit: Unit, code: bytes) -> Any:
 
 def object_code(text: str) -> bytes:
     key = hashlib.sha256(text.encode()).digest()
-    if key not in _objects:
-        machine, module = optimised(text)
-        _objects[key] = emit(machine, module, use_object=True)
-    return _objects[key]
+    found = OBJECTS.get(key)
+    if found is None:
+        found = emit(*optimised(text), use_object=True)
+        OBJECTS.put(key, found)
+    return found
+
+
+class ObjectCache:
+    """Object files by the digest of their text, so that equal modules are compiled once; LRU eviction by bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.bytes = 0
+        self.lock = held_at_fork(threading.Lock(), Depth.LLVM)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self.lock:
+            found = self.files.pop(key, None)
+            if found is not None:
+                self.files[key] = found
+            return found
+
+    def put(self, key: bytes, file: bytes) -> None:
+        with self.lock:
+            self.bytes += len(file) - len(self.files.pop(key, b""))
+            self.files[key] = file
+            while self.bytes > OBJECT_BYTES and len(self.files) > 1:
+                self.bytes -= len(self.files.pop(next(iter(self.files))))
+
+
+OBJECTS = ObjectCache()
 
 
 def assembly(text: str) -> str:
