@@ -25,7 +25,7 @@ from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_ba
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -68,6 +68,7 @@ class Planner:
         self.steps: list[Step] = []
         self.made_by: dict[int, int] = {}  # tensor id → step
         self.notes: list[str] = []
+        self.makers: list[tuple[int, Node]] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
         self.symbols = {
@@ -128,6 +129,7 @@ class Planner:
                     self.formula(node)
 
     def formula(self, node: Node) -> None:
+        self.makers.append((next_id(), node))
         try:
             if not self.bound(node):
                 raise NoFormula("sizes that only running can tell")
@@ -318,6 +320,7 @@ class Planner:
             self.notes,
             self.target,
             self.loose,
+            makers=self.makers,
         )
 
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:

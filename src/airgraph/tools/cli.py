@@ -67,6 +67,12 @@ def bench(args: argparse.Namespace) -> int:
     return bench_script(script_of(args), contenders=names, rounds=args.rounds, seconds=args.seconds, files=files)
 
 
+def profile(args: argparse.Namespace) -> int:
+    from airgraph.tools.profile import profile_script
+
+    return profile_script(script_of(args), trace=args.trace, json_file=args.json)
+
+
 def doctor(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
@@ -77,6 +83,12 @@ def show(args: argparse.Namespace) -> int:
     from airgraph.tools.show import show
 
     return show(args.file)
+
+
+def cache(args: argparse.Namespace) -> int:
+    from airgraph.tools.cache import cache
+
+    return cache(args.action)
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -117,6 +129,11 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     with_json(command)
 
 
+def profile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trace", metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev")
+    with_json(command)
+
+
 def doctor_options(command: argparse.ArgumentParser) -> None:
     device_options(command)
     command.add_argument("scripts", nargs="*", metavar="SCRIPT")
@@ -124,6 +141,10 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
+
+
+def cache_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=("list", "verify", "prune", "clear", "path"))
 
 
 def no_options(command: argparse.ArgumentParser) -> None:
@@ -178,6 +199,15 @@ COMMANDS = (
         ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
     ),
     Command(
+        "profile",
+        profile,
+        profile_options,
+        "run a script, then show its time by kernel",
+        "Runs SCRIPT as `airgraph run` does, under PyTorch's profiler, and prints its most expensive kernels with their"
+        " modules and lines, and how much of the machine's bandwidth and arithmetic they use.",
+        ("airgraph profile infer.py", "airgraph profile --trace trace.json infer.py --batch 4"),
+    ),
+    Command(
         "doctor",
         doctor,
         doctor_options,
@@ -195,6 +225,15 @@ COMMANDS = (
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
         " Nothing of it is run.",
         ("airgraph show export_file/export.air",),
+    ),
+    Command(
+        "cache",
+        cache,
+        cache_options,
+        "the compilation cache on disk: what it holds, whether it is whole, making room",
+        "list: each entry, the last used one first. verify: exit code 3 where an entry is not whole. prune: the least"
+        " recently used entries go until the limit is kept. clear: all go. path: the folder.",
+        ("airgraph cache list",),
     ),
     Command(
         "demo",
