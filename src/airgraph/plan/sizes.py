@@ -253,6 +253,22 @@ class Sizes:
                     values.append(COMPUTE[op](values[a], values[b]))
         return values
 
+    def add(self, x: Any) -> None:
+        """An expression whose value will be asked for; left to sympy where it has other symbols."""
+        if not isinstance(x, sympy.Basic) or x.free_symbols <= set(self.symbols):
+            self.term(x)
+
+    def values(self, symbols: Mapping[Any, Any]) -> Callable[[Any], int]:
+        """For engines that compute in Python: a function from expressions (and numbers) to whole numbers."""
+        values = self.run(symbols) if all(s in symbols for s in self.symbols) else []
+
+        def value(x: Any) -> int:
+            term = self.find(x)
+            known = isinstance(term, Term) and term.index < len(values)
+            return self.value(term, values) if known or isinstance(term, int) else int(evaluate(x, symbols))
+
+        return value
+
     def value(self, x: Any, values: Sequence[int]) -> int:
         term = self.term(x)
         return term if isinstance(term, int) else int(values[term.index])
