@@ -1,10 +1,11 @@
-"""What a plan consists of: the memory of tensors, and steps in order. A plan prints as text; see `Plan.text`."""
+"""What a plan consists of: the memory of tensors, and steps in order. A plan prints as text (text.py) and is read back
+(parse.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
@@ -45,6 +46,13 @@ class Matrix:
     strides: tuple[Dim, ...]
 
 
+class GemmSizes(NamedTuple):
+    batch: Dim
+    m: Dim
+    n: Dim
+    k: Dim
+
+
 @dataclass(eq=False)
 class GemmStep:
     """out[b, m, n] = Σ a[b, m, k] · b[b, k, n] (+ bias[n])"""
@@ -53,30 +61,68 @@ class GemmStep:
     a: Matrix
     b: Matrix
     bias: Matrix | None
-    sizes: tuple[Dim, Dim, Dim, Dim]  # batch, m, n, k
+    sizes: GemmSizes
+
+
+class AttentionSizes(NamedTuple):
+    batch: Dim
+    heads: Dim
+    kv_heads: Dim
+    queries: Dim
+    keys: Dim
+    depth: Dim  # elements of a query and of a key
+    value_depth: Dim
 
 
 @dataclass(eq=False)
 class AttentionStep:
+    """out = softmax(q · kᵀ · scale + mask) · v for each head; `lse`, if wanted, the logarithms of the softmax' sums.
+
+    A mask of bools excludes the keys where it is false; one of floats is added.
+    """
+
     out: Tensor
     lse: Tensor | None
     q: Matrix
     k: Matrix
     v: Matrix
     mask: Matrix | None
-    mask_kind: int
-    sizes: tuple[Dim, ...]  # b h hk lq lk d dv
+    sizes: AttentionSizes
     causal: bool
     scale: float
 
 
+class ConvSizes(NamedTuple):
+    """x[n, c, h, w] and w[o, c / groups, kh, kw] to out[n, o, oh, ow]: kernel, stride, padding and dilation by height and
+    width."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    o: int
+    kh: int
+    kw: int
+    sh: int
+    sw: int
+    ph: int
+    pw: int
+    dh: int
+    dw: int
+    groups: int
+    oh: int
+    ow: int
+
+
 @dataclass(eq=False)
 class ConvStep:
+    """out = the 2-d convolution of x with w (+ bias)"""
+
     out: Tensor
     x: Matrix
     w: Matrix
     bias: Matrix | None
-    dims: tuple[Dim, ...]
+    sizes: ConvSizes
 
 
 @dataclass(eq=False)

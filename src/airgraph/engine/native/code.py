@@ -9,11 +9,12 @@ from typing import Any
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
+FLOAT_MASK, BOOL_MASK = 1, 2  # as the attention kernel counts them
 MODULES = 2  # the compiler runs on two cores
 _known: dict[str, tuple[int, Code]] = {}  # text of a kernel → its address: equal kernels are one
 
@@ -130,6 +131,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
     q, k, v, mask = step.q, step.k, step.v, step.mask
     out = (expand(h * lq * dv), expand(lq * dv), dv)
     masked = mask.strides if mask else (0, 0, 0, 0)
+    kind = 0 if mask is None else BOOL_MASK if mask.tensor.dtype == DataType.DT_BOOL else FLOAT_MASK
     dims = [
         b,
         h,
@@ -139,7 +141,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         d,
         dv,
         int(step.causal),
-        step.mask_kind,
+        kind,
         *q.strides[:3],
         *k.strides[:3],
         *v.strides[:3],
@@ -147,7 +149,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         *masked,
     ]
     offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
-        expand((1 if step.mask_kind == 2 else 4) * mask.offset) if mask else 0
+        expand((1 if kind == BOOL_MASK else 4) * mask.offset) if mask else 0
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
@@ -157,8 +159,8 @@ def attention_step(step: AttentionStep) -> NativeStep:
 
 
 def conv_step(step: ConvStep) -> NativeStep:
-    n, _, _, _, o, kh, kw, *_, groups, oh, ow, _ = step.dims
+    s = step.sizes
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
-    cost = n * o * oh * ow * (step.dims[1] // groups) * kh * kw // 4
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *step.dims], 0, 1, cost, step)
+    cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s, 0], 0, 1, cost, step)
