@@ -37,8 +37,9 @@ opinfo: $(STAMP) ## PyTorch's own samples of every op, all types, compiled and o
 	$(BIN)/python tests/opinfo/opinfo.py
 	$(BIN)/python tests/opinfo/opinfo.py --npu
 
-night: $(STAMP)  ## 2,000 random programs
+night: $(STAMP)  ## 2,000 random programs, 10,000 mutants of exported models
 	AIRGRAPH_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_property.py
+	$(BIN)/python tests/store/fuzz.py --count 10000
 
 coverage: $(STAMP)  ## docs/coverage.md, made from the registry
 	$(BIN)/python -m airgraph.tools.coverage > docs/coverage.md

@@ -203,7 +203,7 @@ ONNX = (
     "onnxscript.function_libs.torch_lib.ops",
     *(f"torch.onnx._internal.{name}" for name in EXPORTER),
 )
-AIRGRAPH = ("airgraph", "airgraph.pipeline")
+AIRGRAPH = ("airgraph", "airgraph.api")
 PRELOAD: dict[str, Sequence[str]] = {
     "eager": (),
     "aot_eager": DYNAMO,

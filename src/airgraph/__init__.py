@@ -10,14 +10,15 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airgraph.api import backend, compile, export, get_compiler, load_export
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
     from airgraph.convert import register_converter
     from airgraph.engine.meanings import register_kernel
-    from airgraph.pipeline import backend, compile, export, get_compiler, load_export
     from airgraph.runtime.recording import mark_step_begin
     from airgraph.runtime.replay import graphs, release
+    from airgraph.tools.bench.run import bench
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
 
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Config",
     "backend",
+    "bench",
     "compare",
     "compile",
     "explain",
@@ -42,14 +44,15 @@ __all__ = [
 # Where each public name lives.
 _HOMES = {
     "Config": "config",
-    "backend": "pipeline",
+    "backend": "api",
+    "bench": "tools.bench.run",
     "compare": "tools.compare",
-    "compile": "pipeline",
+    "compile": "api",
     "explain": "tools.explain",
-    "export": "pipeline",
-    "get_compiler": "pipeline",
+    "export": "api",
+    "get_compiler": "api",
     "graphs": "runtime.replay",
-    "load_export": "pipeline",
+    "load_export": "api",
     "mark_bucket": "capture.marks",
     "mark_step_begin": "runtime.recording",
     "register_converter": "convert",

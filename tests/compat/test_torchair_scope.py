@@ -7,10 +7,10 @@ import pytest
 import torch
 import torchair
 
+from airgraph.api import graph_to_analyse, make_config
 from airgraph.convert.scopes import STREAM
 from airgraph.ir.text import from_py, same_graph, to_py
 from airgraph.journal import JOURNALS
-from airgraph.pipeline import graph_to_analyse, make_config
 
 scope, ops = torchair.scope, torchair.ops
 MODES = ["max-autotune", "reduce-overhead"]

@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 
 NAN = float("nan")
+ZERO = torch.zeros(20, dtype=torch.int64)
 BAD = {
+    "floor_divide": (lambda a, z: a // z, (torch.arange(20), ZERO)),
+    "remainder": (lambda a, z: a % z + 1, (torch.arange(20), ZERO)),
+    "one zero of twenty": (lambda a: 100 // a, (torch.arange(20, dtype=torch.int32) - 19,)),
+    "a zero that is not used": (lambda a, z: torch.where(z == 0, a, a // z), (torch.arange(20), ZERO)),
+    "a number that is zero": (lambda a: a.sum(1) // (a.shape[0] - 4), (torch.arange(20).view(4, 5),)),
     "fmod": (torch.fmod, (torch.arange(8), torch.zeros(8, dtype=torch.int64))),
     "bernoulli": (torch.bernoulli, (torch.full((4,), 2.0),)),
     "multinomial": (lambda p: torch.multinomial(p, 2) + 1, (torch.tensor([NAN, 1, 1]),)),
@@ -50,6 +56,31 @@ def test_a_number_that_no_word_can_hold_is_an_overflow():
     with pytest.raises(OverflowError):
         fast(x, 1 << 70)
     torch.testing.assert_close(fast(x, 10), x + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_a_symbolic_number_that_is_too_large_is_an_overflow(dtype):
+    def function(x, k):
+        return x + k**2
+
+    fast = torch.compile(function, backend="airgraph", dynamic=True)
+    x = torch.ones(3, dtype=dtype)
+    for k in (3, 1 << 16, 1 << 31):
+        torch.testing.assert_close(fast(x, k), function(x, k))
+    for call in (function, fast):
+        with pytest.raises(OverflowError):
+            call(x, 1 << 32)
+    torch.testing.assert_close(fast(x, 4), function(x, 4))
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_roots_of_what_has_none_are_those_of_eager(dtype, exponent):
+    x = torch.tensor([float("-inf"), -0.0, 0.0, 4.0, -1.0, float("inf"), NAN, 9.0], dtype=dtype).repeat(3)
+    mine = torch.compile(lambda x: x**exponent, backend="airgraph")(x)
+    torch.testing.assert_close(mine, x**exponent, equal_nan=True)
+    numbers = ~mine.isnan()
+    assert torch.equal(mine.signbit()[numbers], (x**exponent).signbit()[numbers])
 
 
 INTERRUPTED = """

@@ -191,7 +191,11 @@ def test_what_is_wrong_is_said(graph, change, text):
 def test_an_array_without_its_bytes():
     with ge.building(Graph()) as graph:
         ge.NetOutput([ge.constant(np.ones(4, np.float32), ge.DataType.DT_FLOAT)])
-    change = lambda ops, m: ops["Const"].attr["value"].t.desc.shape.dim.__setitem__(0, 2**40)  # noqa: E731
+
+    def change(ops, message):
+        for desc in (ops["Const"].attr["value"].t.desc, ops["Const"].output_desc[0]):
+            desc.shape.dim[0] = 2**40
+
     assert "it has 16 bytes, which is not float[1099511627776]" in broken(graph, change)
 
 

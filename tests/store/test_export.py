@@ -146,8 +146,8 @@ def test_protobuf_reads_the_same(small_air):
 def test_weights_in_files_of_their_own(tmp_path):
     steps = []
     model = Small()
-    stored = airgraph.pipeline.exported_graph(
-        airgraph.pipeline.export_model(model, (torch.randn(5, 4),), None, None), airgraph.Config()
+    stored = airgraph.api.exported_graph(
+        airgraph.api.export_model(model, (torch.randn(5, 4),), None, None), airgraph.Config()
     )
     target = export_module.Target(str(tmp_path), "big")
     air = export_module.write_export(stored, target, external=True, progress=lambda *numbers: steps.append(numbers))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from airgraph import pipeline
+from airgraph import api
 
 
 def npu(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -28,7 +28,7 @@ def npugraphs(
     """`torch.compile(model, backend="npugraphs")`: graphs of PyTorch's own ops, captured and replayed."""
     from airgraph.compat.npugraphs import to_config
 
-    return pipeline.backend(to_config(options, mode))(gm, example_inputs)
+    return api.backend(to_config(options, mode))(gm, example_inputs)
 
 
 def npugraph_ex(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:

@@ -34,11 +34,12 @@ from typing import Any
 
 import torch
 
-from airgraph import pipeline
+from airgraph import api
 from airgraph.compat.npu import interface, state
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.compat.npugraphs import npu_backend
 from airgraph.journal import TOTALS, open_journal
+from airgraph.pipeline import compile_graph
 
 _Wrapper: Any = torch._TorchCompileInductorWrapper
 _originals: dict[str, Any] = {}
@@ -82,7 +83,7 @@ def _compile(self: Any, model_: torch.fx.GraphModule, inputs_: Sequence[Any], **
         except Exception as error:
             problem = first_line(error)
     fall_back = {**options_for(settings), "remarks": (*remarks, fallen_back(problem))}
-    return pipeline.backend(**fall_back)(model_, inputs_)
+    return api.backend(**fall_back)(model_, inputs_)
 
 
 def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -130,8 +131,8 @@ def make_code(
         # A backward graph may be compiled when its forward has run, and then there is no other way left for both.
         if phase != "backward":
             raise
-        config = pipeline.make_config(None, {"mode": "reduce-overhead", "remarks": (fallen_back(first_line(error)),)})
-        return boxed(pipeline.compile_graph(gm, inputs, phase, config))
+        config = api.make_config(None, {"mode": "reduce-overhead", "remarks": (fallen_back(first_line(error)),)})
+        return boxed(compile_graph(gm, inputs, phase, config))
     journal = open_journal(f"inductor_{next(_numbers)}", phase, "airgraph")
     for remark in (f"Inductor compiled this graph for {state.host_device()}", *remarks):
         journal.remark(remark)

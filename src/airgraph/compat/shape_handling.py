@@ -33,7 +33,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from airgraph import pipeline
+from airgraph import api
 from airgraph.analysis.padding.facts import has
 from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
 from airgraph.capture.aot import compile_by_aot
@@ -346,7 +346,7 @@ class Looker:
                 self.shapes.append(None)
 
     def analyse(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Callable[..., Any]:
-        graph, boundary = pipeline.graph_to_analyse(gm, inputs, Config())
+        graph, boundary = api.graph_to_analyse(gm, inputs, Config())
         self.limits = Limits.of(inputs)
         for place, symbol in self.symbols.items():
             found = padding_of(graph, symbol)

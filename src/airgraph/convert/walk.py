@@ -172,6 +172,7 @@ class Walker:
             return self.aten_call(node, str(refusal))
         unknown = [n.op for n in self.graph.nodes[before:] if not self.has_kernel(n.op)]
         if unknown:
+            self.journal.counters["emitted without a kernel"] += 1
             self.take_back(before, waits)
             return self.aten_call(
                 node, f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"

@@ -24,8 +24,10 @@ import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir import attr  # noqa: F401  (ge.attr.Float is part of the language)
+from airgraph.ir.exact import checked_numbers
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, REQUIRED, Call, Op
+from airgraph.ir.ops.table import refuse_text
 from airgraph.ir.types import COMPLEX, FLOATS, INTS, UNKNOWN, DataType, Dim, Place, TensorType, is_number
 
 _current = threading.local()
@@ -67,6 +69,7 @@ def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if op.infer is None:
         raise VerifyError(f"{op.name} has a builder of its own")
     _check_call(op, given, kwargs)
+    refuse_text(op.name, kwargs)
     inputs = promote(op, given)
     call = Call(op, inputs, kwargs)
     known = op.known(call) if op.known else None
@@ -158,6 +161,8 @@ def constant(
         shape = np.shape(value)
     except ValueError as error:
         raise VerifyError(f"{value!r} cannot be a constant: its rows differ in length") from error
+    if dtype != DataType.DT_STRING and not isinstance(value, np.ndarray):
+        checked_numbers(value, list)
     type_ = TensorType(dtype, tuple(int(d) for d in shape), place)
     attrs = {"value": value, "literal": literal}
     known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
@@ -206,14 +211,24 @@ def Data(
     """An input."""
     graph = current_graph()
     name = graph.unique_name("Data") if node_name is None else node_name
-    type_ = TensorType(DataType(dtype), dims(shape, name), placement)
-    return graph.add("Data", (), {"index": index}, [type_], known=known, name=name).output
+    type_ = TensorType(DataType(dtype), dims(shape, name), placed(placement))
+    numbers = checked_numbers(known, (list, tuple))
+    return graph.add("Data", (), {"index": index}, [type_], known=numbers, name=name).output
+
+
+def placed(placement: Any) -> Place:
+    if placement not in ("CPU", "NPU"):
+        raise VerifyError(f"there is no place {placement!r}", hint="CPU or NPU")
+    return placement
 
 
 def dims(shape: Sequence[Any], name: str) -> tuple[Dim, ...] | None:
     """A printed shape: -1 becomes a symbol named after its place, [-2] is an unknown rank."""
     if list(shape) == [-2]:
         return None
+    for d in shape:
+        if not isinstance(d, sympy.Basic) and (isinstance(d, bool) or not isinstance(d, int) or not -1 <= d < 2**63):
+            raise VerifyError(f"{d!r} is no size", where={"shape of": name})
     return tuple(
         sympy.Symbol(f"{name}_{i}", integer=True, nonnegative=True) if d == -1 else d for i, d in enumerate(shape)
     )
@@ -249,9 +264,10 @@ def AtenCall(
     graph = current_graph()
     name = graph.unique_name("AtenCall") if node_name is None else node_name
     given = [
-        t if isinstance(t, TensorType) else TensorType(DataType(t[0]), dims(t[1], f"{name}_{i}"), t[2])
+        t if isinstance(t, TensorType) else TensorType(DataType(t[0]), dims(t[1], f"{name}_{i}"), placed(t[2]))
         for i, t in enumerate(types)
     ]
+    checked_numbers(strides, (list, tuple))
     attrs = {"target": target, "args": list(args), "kwargs": kwargs or {}, "strides": tuple(strides)}
     control = _nodes(dependencies)
     return list(graph.add("AtenCall", [tuple(x)], attrs, given, control=control, name=name, marks=marks).outputs)

@@ -23,6 +23,7 @@ from airgraph.ir.exact import Reader, Writer, checked_numbers, shown
 from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Input, Node, Note, Value
 from airgraph.ir.ops import OPS, REQUIRED, Op
+from airgraph.ir.ops.table import refuse_text
 from airgraph.ir.proto import BITS, BYTES, DTYPES, LIST_LISTS, raw_bytes, to_proto
 from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import verify
@@ -38,7 +39,6 @@ OURS = (
     "_readable_value",
     EXTRA,
 )
-WORDS = ("mode", "kernel")  # attributes that are text and have no default that says so
 LIST_FIELDS = ("", "s", "i", "f", "b", "", "", "", "", "", "dt")  # of AttrDef.ListValue, by ListValueType
 ATTR_OF_KIND = {kind.ge_kind: kind for kind in KINDS.values()}
 
@@ -160,8 +160,9 @@ def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: Reader) ->
     if op.type == "Const":
         value, dtype = attrs["value"], types[0].dtype
         node.output.known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
-    for output, data in zip(node.outputs, extra.get("known") or []):
-        output.known = reader.known(data)
+    elif extra.get("known"):
+        for output, data in zip(node.outputs, extra["known"]):
+            output.known = reader.known(data)
     return node
 
 
@@ -274,23 +275,6 @@ def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: Reader) -> 
     return attrs
 
 
-def refuse_text(op: str, attrs: dict[str, Any]) -> None:
-    """Text only in attributes that are words. Elsewhere a size is expected, and sympy reads text as Python."""
-    row = OPS.get(op)
-    if row is None or op == "AtenCall":
-        return
-    for name, value in attrs.items():
-        if name not in WORDS and not isinstance(row.attrs.get(name), str) and has_text(value):
-            raise VerifyError(f"its attribute {name!r} is {shown(value)}, and no word")
-
-
-def has_text(value: Any) -> bool:
-    value = getattr(value, "value", value)  # of a ge.attr.*
-    if isinstance(value, list | tuple):
-        return any(map(has_text, value))
-    return isinstance(value, str | bytes | dict)
-
-
 def read_attrs(op: Any, row: Op | None, extra: dict[str, Any]) -> dict[str, Any]:
     """What GE's fields say, in the order of the table. A default counts as not given."""
     found: dict[str, Any] = {}
@@ -333,6 +317,9 @@ def read_attr(attr: Any, typed: bool = False) -> Any:
 
 # -- constants ------------------------------------------------------------------------------------------------------
 def read_const(op: Any, extra: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    described, desc = op.attr["value"].t.desc, op.output_desc
+    if len(desc) != 1 or (described.dtype, described.shape) != (desc[0].dtype, desc[0].shape):
+        raise VerifyError("its value has another type than its output")
     if "number" not in extra:
         return {"value": read_array(op.attr["value"].t), "literal": bool(extra.get("literal", False))}
     (data,) = extra["number"]

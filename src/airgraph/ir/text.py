@@ -252,7 +252,7 @@ def from_py(text: str, folder: str | Path = ".", name: str = "graph") -> Graph:
     reader = _Reader()
     try:
         body = ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, shown = getattr(error, "lineno", "?"), (getattr(error, "text", None) or "").strip()
         raise VerifyError("this is not Python", where={"line": str(line), "text": shown}) from error
     with ge.building(graph, folder):
@@ -271,8 +271,10 @@ class _Reader:
             self.statement(node)
         except AirgraphError as error:
             raise VerifyError(error.what, where={**place(node), **error.where}, hint=error.hint) from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise VerifyError(str(error), where=place(node)) from error
+        except RecursionError as error:
+            raise VerifyError("a line is nested too deeply", where={"line": str(node.lineno)}) from error
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.ImportFrom | ast.Import):

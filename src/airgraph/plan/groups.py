@@ -21,11 +21,11 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
+from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -68,6 +68,7 @@ class Planner:
         self.steps: list[Step] = []
         self.made_by: dict[int, int] = {}  # tensor id → step
         self.notes: list[str] = []
+        self.makers: list[tuple[int, Node]] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
         self.symbols = {
@@ -128,6 +129,7 @@ class Planner:
                     self.formula(node)
 
     def formula(self, node: Node) -> None:
+        self.makers.append((next_id(), node))
         try:
             if not self.bound(node):
                 raise NoFormula("sizes that only running can tell")
@@ -141,15 +143,19 @@ class Planner:
                 return
             if self.opaque_node(node):
                 return
-            for value, t in zip(node.outputs, lower(node, self.of)):
+            for value, t in zip(node.outputs, self.lowered(node)):
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
 
+    def lowered(self, node: Node) -> Sequence[Tensor | None]:
+        product = vector_product(node, self.of) if "gemv" in self.target.kernels else None
+        return lower(node, self.of) if product is None else [product]
+
     def bound(self, node: Node) -> bool:
-        for v in (*node.values(), *node.outputs):
+        for v in (*node.values(), *(o for o in node.outputs if o.users)):
             for d in v.type.shape or ():
                 if isinstance(d, sympy.Basic) and not d.free_symbols <= self.symbols:
                     return False
@@ -319,6 +325,7 @@ class Planner:
             self.notes,
             self.target,
             self.loose,
+            makers=self.makers,
         )
 
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:

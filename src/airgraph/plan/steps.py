@@ -150,6 +150,7 @@ class Plan:
     notes: list[str]
     target: Target
     loose: set[int] = field(default_factory=set)  # outputs whose final strides the program has to make
+    makers: list[tuple[int, Node]] = field(default_factory=list)  # tensors from this id on are of that node's formula
 
     def place(self, t: Tensor) -> Place:
         return self.places[t.id]

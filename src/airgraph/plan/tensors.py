@@ -50,6 +50,11 @@ def tensor(op: str, inputs: Sequence[Tensor], shape: Sequence[Dim], dtype: DataT
     return t
 
 
+def next_id() -> int:
+    """A number that is larger than the id of every tensor so far, and smaller than that of the next."""
+    return next(_ids)
+
+
 # -- making them ----------------------------------------------------------------------------------------------------
 def buffer(shape: Sequence[Dim], dtype: DataType, source: Any) -> Tensor:
     return tensor("buffer", (), shape, dtype, source)

@@ -424,16 +424,24 @@ def view(base: torch.Tensor, layout: Layout, sizes: Mapping[Any, int]) -> torch.
     return base.as_strided(shape, strides, base.storage_offset() + offset)
 
 
-def bucketed(
-    inner: Any,
-    graph: Graph,
-    boundary: Boundary,
-    buckets: Buckets,
-    marks: Mapping[Any, str],
-    limits: Limits,
-    journal: Journal,
-) -> Any:
-    """`inner` behind its buckets; `inner` itself where no size can be padded, with the reasons in the journal.
+@dataclass(frozen=True)
+class Padded:
+    """The buckets of one graph: which of its sizes are padded, and to what."""
+
+    boundary: Boundary
+    dimensions: Sequence[Dimension]
+    buckets: Buckets
+    limits: Limits
+    journal: Journal
+
+    def around(self, inner: Any) -> BucketedProgram:
+        return BucketedProgram(inner, self.boundary, self.dimensions, self.buckets, self.limits, self.journal)
+
+
+def padded_dimensions(
+    graph: Graph, boundary: Boundary, buckets: Buckets, marks: Mapping[Any, str], journal: Journal
+) -> list[Dimension]:
+    """The sizes that can be padded, with the reasons why others are not in the journal.
 
     `graph` and `boundary` are those of the same FX graph, made with all converters: the analysis knows these ops.
     """
@@ -452,7 +460,7 @@ def bucketed(
             else:
                 journal.remark(f"buckets: {name} ({symbol}) is padded to {buckets.text(name)}")
                 dimensions.append(Dimension(name, found))
-    return BucketedProgram(inner, boundary, dimensions, buckets, limits, journal) if dimensions else inner
+    return dimensions
 
 
 def outlet(boundary: Boundary, symbol: Any) -> Refusal | None:

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from airgraph.engine.strides import copy_strided, same_layout
-from airgraph.errors import BindError
+from airgraph.errors import AirgraphError, BindError
 from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
 from airgraph.ir.symbols import evaluate
 
@@ -120,7 +120,8 @@ class Contract:
 
 
 class LoadedModel:
-    """`by_memory`: arguments of which more than the values counts, so that they must lie as the exported one did."""
+    """`by_memory`: arguments of which more than the values counts, so that they must lie as the exported one did.
+    `rehearse` raises for sizes at which the graph is not what its file states."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class LoadedModel:
         written: Sequence[int],
         by_memory: Collection[int],
         run: Callable[[list[Any]], list[Any]],
+        rehearse: Callable[[Mapping[Any, Any]], None] | None = None,
     ) -> None:
         self.name = name
         self.contract = contract
@@ -141,7 +143,8 @@ class LoadedModel:
         self.written = tuple(written)
         self.laid = [(i, a) for i, a in enumerate(boundary.arguments) if i in by_memory and isinstance(a, TensorIn)]
         self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn)]
-        self.checks = bool(contract.guards or contract.ranges)
+        self.rehearse = rehearse
+        self.checks = bool(contract.guards or contract.ranges or rehearse)
         self.seen: set[tuple[Any, ...]] = set()
         count = leaf_count(contract.in_spec)
         self.flat = contract.in_spec == ["tuple", ["tuple", *[LEAF] * count], ["dict", []]]  # arguments in a row
@@ -231,6 +234,17 @@ class LoadedModel:
             if guard.free_symbols <= symbols.keys() and not evaluate(guard, symbols):
                 values = ", ".join(f"{s} = {v}" for s, v in symbols.items() if s in guard.free_symbols)
                 raise BindError(f"{self.name} was exported for {guard}, got {values}", hint=AGAIN)
+        if self.rehearse and symbols:
+            self.check_graph(self.rehearse, symbols)
+
+    def check_graph(self, rehearse: Callable[[Mapping[Any, Any]], None], symbols: dict[Any, Any]) -> None:
+        try:
+            rehearse(symbols)
+        except AirgraphError as error:
+            values = ", ".join(f"{s} = {v}" for s, v in symbols.items())
+            raise BindError(
+                f"{self.name} states sizes that its ops do not have with {values}: {error.what}", where=error.where
+            ) from error
 
 
 AGAIN = "export again with an example of such sizes"

@@ -7,11 +7,13 @@ results that are views or numbers.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from airgraph.engine.native.engine import NativeExecutable
+from airgraph.engine.native.profiled import named_steps
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh
 from airgraph.journal import Journal
@@ -49,7 +51,9 @@ class NativeProgram(Program):
         plain = self.short
         known = {} if plain else self.bind(args)  # before the call, which may let go of arguments
         bound = time.perf_counter()
-        outputs, _ = self.native.call(given, lambda _: self.bind(args) if plain else known)
+        listening = torch.autograd.profiler._is_profiler_enabled
+        with named_steps(self.native) if listening else nullcontext():
+            outputs, _ = self.native.call(given, lambda _: self.bind(args) if plain else known)
         self.log_run(start, bound)
         if plain:
             return outputs

@@ -21,7 +21,7 @@ from airgraph.errors import BindError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
-from airgraph.journal import Journal
+from airgraph.journal import OWN, Journal
 from airgraph.runtime.device import adapter_for
 
 CACHED = 64  # combinations of sizes whose expressions are kept
@@ -56,12 +56,18 @@ class Program:
         given = [*args, *rest] if isinstance(args, list | tuple) else [args, *rest]
         if isinstance(args, list):
             args.clear()
-        with torch.autograd.profiler.record_function("npu_fx_compiler inference"):
+        with torch.autograd.profiler.record_function(self.title):
             self._log_values("runtime inputs", "input", given)
             results = self.run(given)
             self._log_values("runtime outputs", "output", results)
         self.calls += 1
         return results
+
+    @property
+    def title(self) -> str:
+        """What torch.profiler shows a call as; for a TorchAir script as TorchAir does."""
+        own = self.journal.log_name == OWN
+        return f"airgraph {self.name} {self.journal.phase}" if own else "npu_fx_compiler inference"
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         """The results by a shorter way, if there is nothing else to do; None if not, and then nothing has been done."""
@@ -142,6 +148,8 @@ class Program:
             return  # PyTorch's token for the order of effects: an empty tensor in FX, None when it runs
         if not isinstance(arg, torch.Tensor):
             raise self.refuse(i, spec, "be a tensor", type(arg).__name__, "torch.as_tensor(...)")
+        if arg.layout != torch.strided and self.journal.phase != "backward":
+            raise self.refuse(i, spec, "be a dense tensor", str(arg.layout), "convert it: .to_dense()")
         dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
         if arg.dtype != dtype and self.journal.phase != "backward":
             # (the backward gets what PyTorch saved, and for half-precision norms FX has the type of that wrong)

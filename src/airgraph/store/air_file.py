@@ -49,6 +49,13 @@ def seal(body: bytes) -> bytes:
     return bytes(message.SerializeToString())
 
 
+def refuse_holes(path: Path) -> None:
+    """A sparse file of a few bytes may claim to have gigabytes. (Some file systems compress, but weights not so well.)"""
+    found = path.stat()
+    if found.st_size > 2**20 and getattr(found, "st_blocks", found.st_size) * 512 * 16 < found.st_size:
+        raise ExportError(f"{path} is sparse: it has {found.st_size:,} bytes and {found.st_blocks * 512:,} on disk")
+
+
 SEAL_BYTES = len(seal(b""))
 SEAL_START = seal(b"").split(b"sha256:")[0] + b"sha256:"
 
@@ -59,6 +66,7 @@ def read_air(file: Path) -> Any:
         if not file.is_file() or size > LARGEST_FILE:
             reason = f"it has {size} bytes, more than a protobuf message" if file.is_file() else "it is no file"
             raise ExportError(f"{file} cannot be read: {reason}", hint="the .air file of an export")
+        refuse_holes(file)
         data = file.read_bytes()
     except ExportError:
         raise

@@ -77,6 +77,7 @@ class StoredModel:
     contract: Contract
     written: list[int] = field(default_factory=list)  # arguments that the graph writes to
     tied: dict[str, str] = field(default_factory=dict)  # other names of a weight → the name it is kept by
+    stated: Graph | None = None  # of a file: the graph once more, which no pass changes
 
 
 def layout_refusal(shape: Sequence[int], strides: Sequence[Any]) -> str | None:

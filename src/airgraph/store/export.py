@@ -26,15 +26,15 @@ import torch
 from airgraph.capture.export import Captured, Exported
 from airgraph.convert.known_calls import refusal
 from airgraph.convert.metadata import SYMBOLIC
-from airgraph.errors import ExportError
+from airgraph.errors import AirgraphError, ExportError
 from airgraph.ir.boundary import Boundary, NumberIn, OfInput, Result
 from airgraph.ir.exact import Writer
 from airgraph.ir.graph import Graph
 from airgraph.ir.proto import DTYPES, ModelDef, pbtxt_of
-from airgraph.ir.stored import EXTRA, put_extra, write_graph
+from airgraph.ir.stored import EXTRA, put_extra, read_extra, write_graph
 from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, structure
-from airgraph.store.air_file import write_air, write_file
+from airgraph.store.air_file import read_air, write_air, write_file
 from airgraph.store.convention import FUNCTIONS, VERSION, StoredModel, describe, layout_refusal
 
 LIMIT = (2048 - 200) * 2**20  # bytes of weights inside the message, which protobuf limits to 2 GiB; as TorchAir
@@ -154,12 +154,15 @@ def write_export(
     files = file_names(stored.weights) if apart else {}
     try:
         target.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        digests = write_weights(stored.weights, files, target.folder, progress or show_progress)
+        former = weight_files(target.air)
+        files, digests = write_weights(stored.weights, files, target.folder, progress or show_progress)
         place_weights(graph, stored, files, digests, target)
         message = ModelDef(name=target.name, version=VERSION, graph=[graph])
         message.attr[EXTRA].s = json.dumps(describe(stored, writer), ensure_ascii=False).encode()
         write_file(target.folder / "dynamo.pbtxt", [pbtxt_of(graph, PBTXT_BYTES).encode()])
         write_air(target.air, message)
+        for name in former - set(files.values()):
+            (target.folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise ExportError(
             f"the export could not be written to {target.air}", where={"reason": str(error)}, hint="another export_path"
@@ -195,11 +198,15 @@ def refuse_calls(graph: Graph) -> None:
         )
 
 
+def flat(weight: str) -> str:
+    return re.sub(r"\W", "_", weight)
+
+
 def file_names(weights: Mapping[str, Any]) -> dict[str, str]:
     """`layer.0.weight` is in the file layer_0_weight. Two names that would share a file get a number."""
     names: dict[str, str] = {}
     for weight in weights:
-        base = re.sub(r"\W", "_", weight)
+        base = flat(weight)
         taken, name, count = set(names.values()), base, 0
         while name in taken:
             count += 1
@@ -208,13 +215,28 @@ def file_names(weights: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
+def weight_files(air: Path) -> set[str]:
+    """The files of the weights of the model that is there now; none if there is no whole one."""
+    try:
+        extras = [read_extra(op) for graph in read_air(air).graph for op in graph.op]
+    except (AirgraphError, ValueError):
+        return set()
+    held = [(str(extra["weight"]), str(extra["file"])) for extra in extras if "weight" in extra and "file" in extra]
+    return {name for weight, name in held if re.fullmatch(rf"{flat(weight)}(_\d+)?(_[0-9a-f]{{8}})?", name)}
+
+
 def write_weights(
     weights: Mapping[str, torch.Tensor], files: Mapping[str, str], folder: Path, progress: Progress
-) -> dict[str, str]:
-    """The weights that have files, one after the other in pieces; gives back the digest of each."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The weights that have files, one after the other in pieces; gives back the name and the digest of each.
+
+    A file that is there may belong to a former export, which stays whole until the new model takes its place: other
+    contents go into a file whose name also has their digest."""
     total = sum(weights[w].numel() * weights[w].element_size() for w in files)
     done, digests = 0, {}
-    for count, (weight, name) in enumerate(files.items(), start=1):
+    names = {}
+    for count, (weight, wanted) in enumerate(files.items(), start=1):
+        name = names[weight] = free_name(folder, wanted, weights[weight])
         digest = hashlib.sha256()
 
         def pieces(tensor: torch.Tensor, digest: Any = digest, count: int = count) -> Iterator[bytes]:
@@ -227,7 +249,22 @@ def write_weights(
 
         write_file(folder / name, pieces(weights[weight]))
         digests[weight] = digest.hexdigest()
-    return digests
+    return names, digests
+
+
+def free_name(folder: Path, name: str, tensor: torch.Tensor) -> str:
+    if not (folder / name).exists():
+        return name
+    new = digest_of(chunks(tensor))
+    with open(folder / name, "rb") as file:
+        return name if digest_of(iter(lambda: file.read(CHUNK), b"")) == new else f"{name}_{new[:8]}"
+
+
+def digest_of(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def chunks(tensor: torch.Tensor) -> Iterator[bytes]:

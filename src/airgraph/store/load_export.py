@@ -27,7 +27,7 @@ from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, T
 from airgraph.ir.exact import Reader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
-from airgraph.store.air_file import read_air
+from airgraph.store.air_file import read_air, refuse_holes
 from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel, layout_refusal
 
 CHUNK = 64 * 2**20
@@ -85,7 +85,8 @@ def read_model(message: Any, file: Path, weights: bool) -> StoredModel:
     tensors = take_weights(message.graph[0], file, weights)
     graph = checked(read_graph(message.graph[0], reader))
     check_calls(graph)
-    return assembled(graph, Description(description, reader), tensors)
+    stored = assembled(graph, Description(description, reader), tensors)
+    return replace(stored, stated=read_graph(message.graph[0], reader))
 
 
 def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[str, torch.Tensor]]) -> StoredModel:
@@ -203,6 +204,7 @@ def from_file(
     path = weight_path(air, name)
     if path.stat().st_size != size:
         raise VerifyError(f"{path} has {path.stat().st_size} bytes, and the weight {size}")
+    refuse_holes(path)
     tensor = torch.empty(shape, dtype=dtype)
     memory = memory_of(tensor)
     with open(path, "rb") as file:
@@ -223,6 +225,8 @@ def weight_path(air: Path, name: str) -> Path:
     number = re.search(r"\d+$", air.stem)
     folders = [air.parent, *([air.parent / f"rank_{number[0]}"] if number else [])]
     for folder in reversed(folders):
+        if folder is not air.parent and folder.is_symlink():
+            raise VerifyError(f"{folder} is a symbolic link, and no path is followed out of the file's folder")
         if (folder / name).is_file() and not (folder / name).is_symlink():
             return folder / name
     raise VerifyError(f"its file {name} is missing", where={"looked in": ", ".join(map(str, folders))})

@@ -59,6 +59,20 @@ def compare(args: argparse.Namespace) -> int:
     return compare_script(script_of(args), json_file=args.json)
 
 
+def bench(args: argparse.Namespace) -> int:
+    from airgraph.tools.bench.run import bench_script
+
+    files = {kind: name for kind, name in (("json", args.json), ("html", args.html)) if name}
+    names = args.contenders.split(",") if args.contenders else None
+    return bench_script(script_of(args), contenders=names, rounds=args.rounds, seconds=args.seconds, files=files)
+
+
+def profile(args: argparse.Namespace) -> int:
+    from airgraph.tools.profile import profile_script
+
+    return profile_script(script_of(args), trace=args.trace, json_file=args.json)
+
+
 def doctor(args: argparse.Namespace) -> int:
     from airgraph.tools.doctor import doctor
 
@@ -69,6 +83,12 @@ def show(args: argparse.Namespace) -> int:
     from airgraph.tools.show import show
 
     return show(args.file)
+
+
+def cache(args: argparse.Namespace) -> int:
+    from airgraph.tools.cache import cache
+
+    return cache(args.action)
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -100,6 +120,20 @@ def with_json(command: argparse.ArgumentParser) -> None:
     script_options(command)
 
 
+def bench_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--contenders", metavar="A,B", help="only these, by their names in the table")
+    command.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
+    seconds = "how long each is timed in a round (default: 0.2)"
+    command.add_argument("--seconds", type=float, default=0.2, metavar="S", help=seconds)
+    command.add_argument("--html", metavar="FILE", help="also write the result as a page to FILE")
+    with_json(command)
+
+
+def profile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--trace", metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev")
+    with_json(command)
+
+
 def doctor_options(command: argparse.ArgumentParser) -> None:
     device_options(command)
     command.add_argument("scripts", nargs="*", metavar="SCRIPT")
@@ -107,6 +141,10 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
+
+
+def cache_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=("list", "verify", "prune", "clear", "path"))
 
 
 def no_options(command: argparse.ArgumentParser) -> None:
@@ -151,6 +189,25 @@ COMMANDS = (
         ("airgraph compare infer.py", "airgraph compare --json found.json infer.py --batch 4"),
     ),
     Command(
+        "bench",
+        bench,
+        bench_options,
+        "time what a script compiles by eager PyTorch, airgraph and Inductor",
+        "Runs SCRIPT once for each contender, in a process of its own, and times the functions that it gives to"
+        " torch.compile with the arguments it calls them with: time per call, compile time, peak memory, and the distance"
+        " of the results from float64. The contenders take turns. Ends with advice where it applies.",
+        ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
+    ),
+    Command(
+        "profile",
+        profile,
+        profile_options,
+        "run a script, then show its time by kernel",
+        "Runs SCRIPT as `airgraph run` does, under PyTorch's profiler, and prints its most expensive kernels with their"
+        " modules and lines, and how much of the machine's bandwidth and arithmetic they use.",
+        ("airgraph profile infer.py", "airgraph profile --trace trace.json infer.py --batch 4"),
+    ),
+    Command(
         "doctor",
         doctor,
         doctor_options,
@@ -168,6 +225,15 @@ COMMANDS = (
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
         " Nothing of it is run.",
         ("airgraph show export_file/export.air",),
+    ),
+    Command(
+        "cache",
+        cache,
+        cache_options,
+        "the compilation cache on disk: what it holds, whether it is whole, making room",
+        "list: each entry, the last used one first. verify: exit code 3 where an entry is not whole. prune: the least"
+        " recently used entries go until the limit is kept. clear: all go. path: the folder.",
+        ("airgraph cache list",),
     ),
     Command(
         "demo",

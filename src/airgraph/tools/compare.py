@@ -34,15 +34,18 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from airgraph.api import backend
 from airgraph.config import Config
+from airgraph.convert import convert
 from airgraph.convert.fx_text import node_code, source_line, target_text
+from airgraph.engine.meanings import has_kernel
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import AirgraphError
 from airgraph.ir.graph import Node, Value
 from airgraph.journal import Journal
 from airgraph.passes import run_passes
-from airgraph.pipeline import backend, to_graph, wrapping
+from airgraph.pipeline import registry_of, wrapping
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import interpret
 from airgraph.runtime.program import Program, from_host, to_host
@@ -256,7 +259,7 @@ class Twin:
     def __init__(self, gm: torch.fx.GraphModule, program: Program, config: Config, passes: bool) -> None:
         journal = Journal(program.name, "compare", config.log)
         made: dict[str, Any] = {}
-        graph, _ = to_graph(gm, program.name, config, journal, made)
+        graph, _ = convert(gm, program.name, registry_of(config), journal, has_kernel=has_kernel, made=made)
         if passes:
             graph = run_passes(graph, journal, off=config.passes_off, frozen=config.frozen_parameter)
         device: torch.device = program.executable.device  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from airgraph.api import backend
 from airgraph.journal import JOURNALS
-from airgraph.pipeline import backend
 
 
 class DemoModel(nn.Module):

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
+from airgraph.api import backend
 from airgraph.config import Config
 from airgraph.errors import DumpError
 from airgraph.journal import Journal
 from airgraph.passes import PASSES
-from airgraph.pipeline import backend
 from airgraph.tools.dynamo_trace import AIRGRAPH, Frame, Guard, Place, Trace, listening, user_line
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import colours, width

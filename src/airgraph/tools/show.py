@@ -16,13 +16,14 @@ from airgraph.ir.boundary import Fresh, TensorIn
 from airgraph.ir.text import to_py
 from airgraph.store.convention import StoredModel
 from airgraph.store.load_export import find_air, read_export
+from airgraph.tools.escape import printable
 
 
 def show(path: str) -> int:
     file = find_air(path)
     stored = read_export(file, weights=False)
-    print("\n".join(summary(str(file), stored)))
-    print(to_py(stored.graph), end="")
+    for line in (*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")):
+        print(printable(line))
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from airgraph import pipeline
+from airgraph import api
 from airgraph.compat.npugraph_ex.configs.compiler_config import CompilerConfig
 from airgraph.config import Config
 from airgraph.errors import ConfigError
@@ -36,12 +36,12 @@ def npu_backend(
     config = CompilerConfig.of({**settings(compiler_config), **(options or {})})
     if mode not in (None, "reduce-overhead"):  # the only thing this backend does, by the name torch.compile has for it
         config.mode = mode
-    return pipeline.backend(to_config(config, decompositions))(gm, example_inputs)
+    return api.backend(to_config(config, decompositions))(gm, example_inputs)
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
     """For one's own backends: `aot_module_simplified(gm, inputs, fw_compiler=npugraph_ex.get_compiler(config))`."""
-    return pipeline.get_compiler(to_config(checked(compiler_config), None))
+    return api.get_compiler(to_config(checked(compiler_config), None))
 
 
 def compile_fx(
@@ -55,7 +55,7 @@ def compile_fx(
     `keep_inference_input_mutations=True`.
     """
     inputs = known_inputs(gm) if example_inputs is None else example_inputs
-    return pipeline.get_compiler(to_config(CompilerConfig.of(options), None))(gm, inputs)
+    return api.get_compiler(to_config(CompilerConfig.of(options), None))(gm, inputs)
 
 
 def known_inputs(gm: torch.fx.GraphModule) -> list[Any]:
@@ -81,4 +81,4 @@ def checked(config: CompilerConfig | None) -> CompilerConfig:
 
 
 def to_config(config: CompilerConfig, decompositions: Mapping[Any, Any] | None) -> Config:
-    return pipeline.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})
+    return api.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})

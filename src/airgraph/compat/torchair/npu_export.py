@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from airgraph import pipeline
+from airgraph import api
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
 from airgraph.compat.torchair.core.utils import logger
 from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
@@ -39,7 +39,7 @@ def dynamo_export(
     name = os.path.basename(export_name)
     logger.info("dynamo_export: export_path: %s, export_name: %s, dynamic: %s", export_path, name, dynamic)
     chosen = to_config(checked(config), None)
-    air = pipeline.export(
+    air = api.export(
         model, args, kwargs, path=export_path, name=name, rank=process_rank(), dynamic=dynamic, config=chosen
     )
     logger.info("dynamo_export: wrote %s", air)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from airgraph import pipeline
+from airgraph import api
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
 from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
 from airgraph.config import Config
@@ -42,12 +42,12 @@ def npu_backend(
     if buckets := buckets_of(gears):
         chosen = replace(chosen, buckets={**(chosen.buckets or {}), **buckets})
     guard = guard_of(gears, config.inference_config.dynamic_gears_merge_policy.value)
-    return guard(pipeline.backend(chosen)(gm, example_inputs))
+    return guard(api.backend(chosen)(gm, example_inputs))
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
     """For one's own backends: `aot_module_simplified(gm, inputs, fw_compiler=torchair.get_compiler(config))`."""
-    return pipeline.get_compiler(to_config(checked(compiler_config), None))
+    return api.get_compiler(to_config(checked(compiler_config), None))
 
 
 def checked(config: CompilerConfig | None) -> CompilerConfig:
@@ -57,4 +57,4 @@ def checked(config: CompilerConfig | None) -> CompilerConfig:
 
 
 def to_config(config: CompilerConfig, decompositions: Mapping[Any, Any] | None) -> Config:
-    return pipeline.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})
+    return api.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})

@@ -16,6 +16,7 @@ from airgraph.engine.fold import fold
 from airgraph.engine.native.target import CPU
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
+from airgraph.locks import Depth, held_at_fork
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Refuse
@@ -61,7 +62,7 @@ class NativeEngine:
         return programs.direct(executable)
 
 
-_loading = threading.Lock()
+_loading = held_at_fork(threading.Lock(), Depth.LOADING)
 
 
 def problem() -> str | None:

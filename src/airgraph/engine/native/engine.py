@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Layou
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error, libtorch, torch_symbol
-from airgraph.engine.native.tables import Entry
+from airgraph.engine.native.tables import Entry, in_a_word
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -36,6 +37,7 @@ from airgraph.ir.boundary import Argument, NumberIn, OfInput, TensorIn
 from airgraph.ir.graph import Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
+from airgraph.locks import Depth, held_at_fork
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, step_reads, step_writes
@@ -52,7 +54,7 @@ class Pool:
     def __init__(self) -> None:
         self.head = (ctypes.c_int64 * 1)(0)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = threading.Lock()
+        self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
     @property
     def address(self) -> int:
@@ -88,6 +90,27 @@ class Pool:
 
 
 POOL = Pool()
+
+
+class Threads:
+    """How many threads a program uses. One in a forked child of a process that ran programs: PyTorch's thread pool is not
+    inherited, and OpenMP would wait for its threads for ever."""
+
+    def __init__(self) -> None:
+        self.forked = False
+        os.register_at_fork(after_in_child=self.after_fork)
+
+    def after_fork(self) -> None:
+        self.forked = self.forked or len(_frames) > 0
+        for frame in list(_frames.values()):
+            frame.words[tables.Frame.THREADS] = 1
+
+    def count(self) -> int:
+        return 1 if self.forked else torch.get_num_threads()
+
+
+THREADS = Threads()
+_binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
 
 
 class NativeExecutable:
@@ -135,7 +158,6 @@ class NativeExecutable:
         self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
-        self.lock = threading.Lock()
         self.frames: list[BoundFrame] = []
         self.local = threading.local()
 
@@ -181,7 +203,7 @@ class NativeExecutable:
 
     def products(self, value: Callable[[Any], int], *, symbolic: bool) -> list[Product]:
         """The matrix products whose sizes are known when compiling, or those whose sizes are not."""
-        threads = torch.get_num_threads()
+        threads = THREADS.count()
         steps = [
             s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
@@ -218,14 +240,14 @@ class NativeExecutable:
         if self.shared.tuner is not None and not self.frames:
             self.shared.tuner.learn(self.products(value, symbolic=True))
         still = {**self.shared.constants, **self.parameters(args, table, value)}
-        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=torch.get_num_threads())
+        frame = BoundFrame(self.shared, value, table, still=still, number=number, threads=THREADS.count())
         frame.bound, frame.owner = dict(symbols), weakref.ref(self)
         for given in table:
             if given.kind == Entry.FLOAT:
                 cell = (ctypes.c_double * 1)()
                 frame.kept.append(cell)
                 frame.slots[given.value] = ctypes.addressof(cell)
-        with self.lock:
+        with _binding:
             _frames[number] = frame
             self.frames.append(frame)
             self.trim()
@@ -310,6 +332,9 @@ class NativeExecutable:
         """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
         if code == tables.TORCH_FAILED:
             raise EngineError(last_error(), where={"graph": self.graph.name})
+        if code == tables.ZERO_DIVISION:  # the text is eager's
+            hint = 'engine="reference" names the op and the line'
+            raise EngineError("ZeroDivisionError", where={"graph": self.graph.name}, hint=hint)
         if code == tables.BAD_INDEX:
             raise BadIndexError(
                 "index out of range in self",
@@ -431,12 +456,6 @@ class NativeExecutable:
         frame.results[t.id] = (result, dense)
         for at in self.handed.get(t.id, ()):
             frame.objects[at] = result
-
-
-def in_a_word(number: int) -> int:
-    if not -(1 << 63) <= number < 1 << 63:
-        raise OverflowError(f"{number} does not fit in 64 bits")
-    return number
 
 
 def fits(spec: Argument, arg: torch.Tensor, value: Callable[[Any], int]) -> bool:

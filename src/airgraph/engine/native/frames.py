@@ -24,7 +24,7 @@ from airgraph.engine.native.kernels import conv, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, rule
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.kernels.tune import Tuner
-from airgraph.engine.native.tables import Entry, Frame, Step
+from airgraph.engine.native.tables import Entry, Frame, Step, words
 from airgraph.plan.memory import BLOCK, Unit, aligned, arrange
 from airgraph.plan.steps import CallStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
@@ -97,10 +97,6 @@ class Layout:
             self.slots[t.id] = self.count
             self.count += 2 if place.kind == "output" else 1
         return self.slots[t.id]
-
-
-def words(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * max(len(values), 1))(*values)
 
 
 Span = tuple[int, int]  # the first step and the last

@@ -22,6 +22,7 @@ import torch
 from airgraph.engine.native import steps
 from airgraph.engine.native.libtorch import ask, checked, delete, missing, symbol, torch_symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.numbers import BAD_NUMBER, ZERO_DIVISOR
 from airgraph.engine.native.llvm.text import Native
 from airgraph.engine.native.tables import (
     BAD_INDEX,
@@ -29,6 +30,7 @@ from airgraph.engine.native.tables import (
     NO_FRAME,
     RAISED,
     TORCH_FAILED,
+    ZERO_DIVISION,
     Block,
     Entry,
     Frame,
@@ -239,7 +241,8 @@ def call() -> str:
     give_back(f, frame, program, Frame.NEXT)
     give_back(f, block, pool, Block.NEXT)
     f.give(f.test("eq", status, RAISED), "ptr null")
-    returns(f, f.test("eq", status, BAD_INDEX), BAD_INDEX)
+    for error in (BAD_INDEX, ZERO_DIVISION):
+        returns(f, f.test("eq", status, error), error)
     unfinished = f.op(f"or i1 {f.test('ne', status, 0)}, {f.test('ne', f.word('%failed', 0), 0)}")
     returns(f, unfinished, TORCH_FAILED, lambda: f.invoke("@Py_DecRef", ("ptr", results)))
     return f.text(f"ptr {results}")
@@ -267,7 +270,8 @@ def run_steps(f: Native, frame: str) -> str:
     (bad,) = f.loop(
         "0", amount, 1, lambda i, seen: [f.op(f"or i64 {seen}, {f.word(f.word(errors, i, 'ptr'), 0)}")], ("i64", "0")
     )
-    found = f.choose(f.test("ne", bad, 0), "i64", str(BAD_INDEX), "0")
+    found = f.choose(f.bit(bad, ZERO_DIVISOR), "i64", str(ZERO_DIVISION), "0")
+    found = f.choose(f.bit(bad, BAD_NUMBER), "i64", str(BAD_INDEX), found)
     return f.choose(f.test("ne", status, 0), "i64", status, found)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
 
 class Program:
     FRAMES, POOL, WORDS = 0, 1, 2
@@ -44,4 +48,20 @@ class Context:
 
 
 # What `call` gives back in place of results. RAISED stays inside: `call` returns null, with the exception pending.
-NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, TORCH_FAILED = 1, 2, 3, 4, 5
+NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, ZERO_DIVISION, TORCH_FAILED = range(1, 7)
+
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+
+
+def words(values: Sequence[int]) -> Any:
+    """An array of them. (ctypes would cut off what does not fit.)"""
+    for value in values:
+        in_a_word(value)
+    return (ctypes.c_int64 * max(len(values), 1))(*values)
+
+
+def in_a_word(number: int) -> int:
+    if not LEAST <= number <= MOST:
+        raise OverflowError(f"{number} does not fit in 64 bits")
+    return number

@@ -65,6 +65,7 @@ class Op:
         return self.effect == "none"
 
 
+WORDS = ("mode", "kernel")  # attributes that are text and have no default that says so
 OPS: dict[str, Op] = {}
 
 
@@ -137,3 +138,21 @@ class Call:
 
     def result(self, dtype: DataType, shape: Sequence[Dim] | None) -> list[TensorType]:
         return [TensorType(dtype, None if shape is None else tuple(shape), self.place)]
+
+
+# -- attributes out of files -------------------------------------------------------------------------------------------
+def refuse_text(op: str, attrs: dict[str, Any]) -> None:
+    """Text only in attributes that are words. Elsewhere a size is expected, and sympy reads text as Python."""
+    row = OPS.get(op)
+    if row is None or op == "AtenCall":
+        return
+    for name, value in attrs.items():
+        if name not in WORDS and not isinstance(row.attrs.get(name), str) and has_text(value):
+            raise VerifyError(f"its attribute {name!r} is {value!r:.60}, and no word")
+
+
+def has_text(value: Any) -> bool:
+    value = getattr(value, "value", value)  # of a ge.attr.*
+    if isinstance(value, list | tuple):
+        return any(map(has_text, value))
+    return isinstance(value, str | bytes | dict)

@@ -30,6 +30,7 @@ from airgraph.engine.native.calls.tape import (
     Word,
 )
 from airgraph.engine.native.llvm.jit import Code
+from airgraph.engine.native.tables import words
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.plan.index import strides_of
 from airgraph.plan.steps import CallStep, Plan, step_reads
@@ -100,7 +101,7 @@ class Writer:
         self.registers: Any = None
 
     def words(self, *values: int) -> int:
-        return self.frame.keep((ctypes.c_int64 * max(len(values), 1))(*values))
+        return self.frame.keep(words(values))
 
     def table(self, rows: Sequence[Sequence[int]]) -> int:
         return self.words(*(n for row in rows for n in row))

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airgraph.engine.native.llvm import mathlib
-from airgraph.engine.native.llvm.numbers import BYTES, COMPUTED, HALVES, STORED, VectorMath, literal, spread_literal
+from airgraph.engine.native.llvm.numbers import (
+    BAD_NUMBER,
+    BYTES,
+    COMPUTED,
+    HALVES,
+    STORED,
+    VectorMath,
+    literal,
+    spread_literal,
+)
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import identity
 from airgraph.plan.index import Affine, Var, expand, same
@@ -41,7 +50,7 @@ class Compiled:
     jobs: Dim  # iterations of the parallel loop
     unit: int  # threads get multiples of this
     cost: Dim  # of all, in additions
-    checks: bool  # it may find an index out of range
+    checks: bool  # it may find an index out of range, or a divisor that is 0
     scratch: int  # bytes that each thread needs
 
 
@@ -418,7 +427,6 @@ class LoopWriter:
 
     def picked(self, index: str, number: str, dtype: DataType, stride: Dim, size: Dim, wraps: bool, level: int) -> str:
         """index + number·stride. A number out of range sets the error word, and element 0 is read instead."""
-        self.checks = True
         type = COMPUTED[dtype]
         if type != "i64":
             number = self.emit(f"{'zext' if dtype == T.DT_UINT8 else 'sext'} {type} {number} to i64", level)
@@ -429,12 +437,16 @@ class LoopWriter:
             number = self.emit(f"select i1 {negative}, i64 {turned}, i64 {number}", level)
         good = self.emit(f"icmp ult i64 {number}, {limit}", level)
         number = self.emit(f"select i1 {good}, i64 {number}, i64 0", level)
-        bad = self.emit(f"select i1 {good}, i64 0, i64 1", level)
-        old = self.emit("load i64, ptr %sizes", level)
-        both = self.emit(f"or i64 {old}, {bad}", level)
-        self.levels[level].lines.append(f"  store i64 {both}, ptr %sizes")
+        self.flag(self.emit(f"xor i1 {good}, true", level), BAD_NUMBER, level)
         scaled = self.emit(f"mul i64 {number}, {self.size(stride)}", level)
         return self.emit(f"add i64 {index}, {scaled}", level)
+
+    def flag(self, condition: str, error: int, level: int) -> None:
+        self.checks = True
+        bits = self.emit(f"select i1 {condition}, i64 {error}, i64 0", level)
+        old = self.emit("load i64, ptr %sizes", level)
+        both = self.emit(f"or i64 {old}, {bits}", level)
+        self.levels[level].lines.append(f"  store i64 {both}, ptr %sizes")
 
     def loaded(self, raw: str, dtype: DataType, lanes: int, level: int) -> str:
         if dtype == T.DT_BOOL:

@@ -4,7 +4,8 @@
     code["f"]                                        → the address of f, as long as `code` lives
 
 Units are compiled side by side, one thread for each core. llvmlite holds one lock around every call into LLVM, although
-LLVM needs none while each thread has a context of its own; the two calls that take long go around that lock.
+LLVM needs none while each thread has a context of its own; the two calls that take long go around that lock. A fork waits
+until no thread is inside LLVM, and the child starts threads of its own.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
+from airgraph.disk_cache import Key, open_cache
+from airgraph.locks import Depth, held_at_fork
 
+PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
+SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
 _names = itertools.count()
 _local = threading.local()
-_objects: dict[bytes, bytes] = {}  # digest of a text → its object file: equal kernels are compiled once
+OBJECT_BYTES = 16 << 20  # of object files that are kept
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,55 @@ def load(unit: Unit, code: bytes) -> Any:
 
 def object_code(text: str) -> bytes:
     key = hashlib.sha256(text.encode()).digest()
-    if key not in _objects:
-        machine, module = optimised(text)
-        _objects[key] = emit(machine, module, use_object=True)
-    return _objects[key]
+    found = OBJECTS.get(key)
+    if found is None:
+        found = open_cache().made("object", Key(text=text, **target()), lambda: compiled(text))
+        OBJECTS.put(key, found)
+    return found
+
+
+class ObjectCache:
+    """Object files by the digest of their text, so that equal modules are compiled once; LRU eviction by bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.bytes = 0
+        self.lock = held_at_fork(threading.Lock(), Depth.LLVM)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self.lock:
+            found = self.files.pop(key, None)
+            if found is not None:
+                self.files[key] = found
+            return found
+
+    def put(self, key: bytes, file: bytes) -> None:
+        with self.lock:
+            self.bytes += len(file) - len(self.files.pop(key, b""))
+            self.files[key] = file
+            while self.bytes > OBJECT_BYTES and len(self.files) > 1:
+                self.bytes -= len(self.files.pop(next(iter(self.files))))
+
+
+OBJECTS = ObjectCache()
+
+
+def compiled(text: str) -> bytes:
+    machine, module = optimised(text)
+    return emit(machine, module, use_object=True)
+
+
+@cache
+def target() -> dict[str, str]:
+    """Everything but its text that the object code of a module depends on."""
+    return {
+        "triple": llvm.get_default_triple(),
+        "cpu": llvm.get_host_cpu_name(),
+        "features": llvm.get_host_cpu_features().flatten(),
+        "llvmlite": llvmlite.__version__,
+        "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        "passes": f"{' '.join(PASSES)}, {SETTINGS}",
+    }
 
 
 def assembly(text: str) -> str:
@@ -92,18 +144,17 @@ def optimised(text: str) -> tuple[Any, Any]:
     module.data_layout, module.triple = str(machine.target_data), machine.triple
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()
-    manager.add_always_inliner_pass()
-    manager.add_sroa_pass()
-    manager.add_instruction_combine_pass()
-    manager.add_new_gvn_pass()
-    manager.add_simplify_cfg_pass()
-    unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
+    for name in PASSES:
+        getattr(manager, f"add_{name}_pass")()
+    with inside_llvm():
+        unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
     return machine, module
 
 
 def emit(machine: Any, module: Any, use_object: bool) -> bytes:
     with ffi.OutputString() as error:
-        buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, int(use_object), error)
+        with inside_llvm():
+            buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, int(use_object), error)
         if not buffer:
             raise RuntimeError(str(error))
     try:
@@ -119,6 +170,49 @@ def unlocked(name: str) -> Any:
     return getattr(function, "_cfn", function)
 
 
+# -- forks ----------------------------------------------------------------------------------------------------------
+class Inside:
+    """How many threads are inside LLVM without llvmlite's lock; whoever forks waits until there are none."""
+
+    def __init__(self) -> None:
+        self.count, self.changed = 0, threading.Condition()
+
+    def acquire(self) -> None:
+        self.changed.acquire()
+        self.changed.wait_for(lambda: self.count == 0)
+
+    def release(self) -> None:
+        self.changed.release()
+
+    def add(self, number: int) -> None:
+        with self.changed:
+            self.count += number
+            self.changed.notify_all()
+
+
+class LlvmliteLock:
+    """What llvmlite holds during a call into LLVM."""
+
+    def acquire(self) -> None:
+        ffi.lib._lock.__enter__()
+
+    def release(self) -> None:
+        ffi.lib._lock.__exit__()
+
+
+held_at_fork(LlvmliteLock(), Depth.LLVM)
+_inside = held_at_fork(Inside(), Depth.COMPILING)
+
+
+@contextmanager
+def inside_llvm() -> Iterator[None]:
+    _inside.add(1)
+    try:
+        yield
+    finally:
+        _inside.add(-1)
+
+
 # -- one of each ----------------------------------------------------------------------------------------------------
 @cache
 def initialise() -> None:
@@ -132,9 +226,7 @@ def new_machine() -> Any:
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
     reach = "large" if "x86_64" in llvm.get_default_triple() else "small"
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel=reach, jit=True
-    )
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, codemodel=reach, **SETTINGS)
 
 
 def thread_machine() -> Any:
@@ -151,3 +243,6 @@ def jit() -> Any:
 @cache
 def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="airgraph-llvm")
+
+
+os.register_at_fork(after_in_child=workers.cache_clear)

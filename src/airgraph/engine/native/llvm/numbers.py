@@ -35,6 +35,9 @@ COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", 
 SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
 
 
+BAD_NUMBER, ZERO_DIVISOR = 1, 2  # bits of the word in which kernels report errors
+
+
 class Sink(Protocol):
     """Where lines of a kernel go, with the declarations and the functions of mathlib that they need."""
 
@@ -42,6 +45,9 @@ class Sink(Protocol):
     math: set[mathlib.Use]
 
     def emit(self, text: str, level: int | None = None) -> str: ...
+
+    def flag(self, condition: str, error: int, level: int) -> None:
+        """Where the condition (an i1) holds, the kernel reports this error."""
 
 
 class VectorMath:
@@ -203,8 +209,20 @@ class VectorMath:
             f"select <{self.lanes} x i1> {up}, {type} {spread_literal(1, dtype, self.lanes)}, {type} {low}"
         )
 
+    def checked_division(self, op: str, e: Expr, a: str, b: str) -> str:
+        if e.args[1].op != "const" or not e.args[1].source:
+            self.no_zero(e.dtype, b)
+        return self.whole_division(op, e.dtype, a, b)
+
+    def no_zero(self, dtype: DataType, divisor: str) -> None:
+        """Reports a divisor that is 0."""
+        zero = self.compare("eq", dtype, divisor, spread_literal(0, dtype, self.lanes))
+        vector, name = f"<{self.lanes} x i1>", f"llvm.vector.reduce.or.v{self.lanes}i1"
+        self.sink.declares.add(f"declare i1 @{name}({vector})")
+        self.sink.flag(self.emit(f"call i1 @{name}({vector} {zero})"), ZERO_DIVISOR, self.level)
+
     def whole_division(self, op: str, dtype: DataType, a: str, b: str) -> str:
-        """Rounded towards minus infinity. Division by 0 gives -1, the remainder of it the number itself, not a trap."""
+        """Rounded towards minus infinity. What is divided by 0 is divided by 1, not a trap: the error is reported."""
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         one, zero = (spread_literal(n, dtype, self.lanes) for n in (1, 0))
         null = self.compare("eq", dtype, b, zero)
@@ -247,10 +265,7 @@ RENDER: dict[str, Callable[..., str]] = {
         op: partial(lambda m, e, x, op: m.intrinsic(op, e.dtype, (x,)), op=op)
         for op in ("floor", "ceil", "trunc", "sqrt")
     },
-    **{
-        op: partial(lambda m, e, a, b, op: m.whole_division(op, e.dtype, a, b), op=op)
-        for op in ("floor_div", "remainder")
-    },
+    **{op: partial(lambda m, e, a, b, op: m.checked_division(op, e, a, b), op=op) for op in ("floor_div", "remainder")},
     "copy": lambda m, e, x: x,
     "cast": lambda m, e, x: m.cast(x, e.args[0].dtype, e.dtype),
     "div": lambda m, e, a, b: m.binary("fdiv", e.dtype, a, b),

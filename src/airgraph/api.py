@@ -1,0 +1,274 @@
+"""The public entry points: a backend for torch.compile, compiling ahead of time, export, and what they need of options.
+
+    torch.compile(model, backend=airgraph.backend(dump="py"))       backend
+    fast = airgraph.compile(model, (x,))                            compile
+    airgraph.export(model, (x,), path="export_file")                export, load_export
+
+The stages they go through are in `pipeline`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from airgraph.capture.announce import announce, device_of
+from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
+from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
+from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.gears import gear_marks, gears_of
+from airgraph.capture.marks import bucket_marks
+from airgraph.config import Config
+from airgraph.convert import REGISTRY, convert
+from airgraph.engine import find_engine, warm_up
+from airgraph.errors import AirgraphError, ConfigError, ExportError
+from airgraph.ir.boundary import Boundary
+from airgraph.ir.graph import Graph
+from airgraph.journal import Journal
+from airgraph.passes import FAMILIES, PASSES
+from airgraph.pipeline import Compilation, anything, compile_graph, converted, made_ready
+from airgraph.runtime.buckets import Buckets
+from airgraph.runtime.device import computing_device
+from airgraph.runtime.loaded import LoadedModel
+from airgraph.runtime.program import Program, Runner
+from airgraph.store.dump import write_model
+
+if TYPE_CHECKING:
+    from airgraph.store.convention import StoredModel
+
+Backend = Callable[..., Any]
+_models = itertools.count()
+
+
+def backend(config: Config | None = None, **options: Any) -> Backend:
+    """A backend for torch.compile.
+
+        torch.compile(model, backend=airgraph.backend(dump="py", dump_path="graphs"))
+
+    `config` and `options` are fields of `airgraph.Config`; an option wins over the same field of `config`.
+    """
+    base = make_config(config, options)
+
+    def compile_model(
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
+        warm_up(chosen.engine, computing_device(device_of(example_inputs)), chosen.mode)
+        model = next(_models)
+        write_model(model, gm, chosen)
+        marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
+        programs, compiler = collecting(chosen, model, marks)
+        traced = compile_by_aot(
+            gm,
+            example_inputs,
+            compiler,
+            keep_input_mutations=chosen.keep_input_mutations,
+            decompositions=chosen.decompositions,
+        )
+        return shortest(programs, traced, len(example_inputs))
+
+    return compile_model
+
+
+def collecting(
+    config: Config, model: int = 0, marks: Mapping[Any, str] | None = None
+) -> tuple[list[Any], GraphCompiler]:
+    """A compiler, and the list its programs go into."""
+    programs: list[Any] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any], phase: str) -> Runner:
+        programs.append(compile_graph(graph, inputs, phase, config, model, marks))
+        return programs[-1]
+
+    return programs, compiler
+
+
+def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..., Any]:
+    """How the traced module is called: without AOTAutograd's wrapper, if it does nothing for the one program there is."""
+    if not traced.plain or len(programs) != 1 or not isinstance(programs[0], Program):
+        return traced.run
+    (program,) = programs
+    if program.journal.phase != "inference" or len(program.boundary.arguments) != arguments:
+        return traced.run
+    return program.past(traced.run, traced.written)
+
+
+def compile(
+    model: Callable[..., Any] | torch.export.ExportedProgram,
+    example_args: Any = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    config: Config | None = None,
+    **options: Any,
+) -> CompiledModel:
+    """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
+
+        fast = airgraph.compile(model, x)
+        y = fast(x)
+
+    `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
+    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
+    is seen by the next call, and so is one that is replaced.
+    """
+    chosen = make_config(config, options)
+    start = time.perf_counter()
+    programs, compiler = collecting(chosen)
+    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
+    exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
+    traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
+    guarded = replace(traced, run=torch.no_grad()(traced.run))
+    run = shortest(programs, guarded, len(exported.inputs))
+    return CompiledModel(exported, run, time.perf_counter() - start)
+
+
+def export(
+    model: torch.nn.Module,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    path: str = "export_file",
+    name: str = "export",
+    rank: int | None = None,
+    dynamic: bool = False,
+    dynamic_shapes: Any = None,
+    external_weights: bool | None = None,
+    config: Config | None = None,
+    **options: Any,
+) -> Path:
+    """Writes the model as a file of GE ops with its weights, for inference; gives back the path of the file.
+
+        airgraph.export(model, (x,), path="export_file")        export_file/export.air
+        airgraph.load_export("export_file/export.air")(x)
+
+    `dynamic`: every size may change that PyTorch can keep open; `dynamic_shapes` is torch.export's, for a finer choice.
+    `external_weights`: each weight in a file of its own; None: only where they are too many for one file. docs/export.md
+    says what is written, and what cannot be.
+    """
+    from airgraph.store.export import Target, write_export  # needs protobuf, which compiling does not
+
+    chosen = make_config(config, options)
+    if chosen.mode != "max-autotune":
+        raise ConfigError(
+            f"only a graph of GE ops can be exported, and mode={chosen.mode!r} keeps every ATen op",
+            hint='mode="max-autotune"',
+        )
+    if dynamic and dynamic_shapes is None:
+        dynamic_shapes = all_dynamic(model, example_args, example_kwargs or {})
+    try:
+        exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
+    except Exception as error:  # PyTorch's, of many types
+        reason = next(iter(str(error).splitlines()), "")
+        raise ExportError(
+            "torch.export cannot read this model as one graph",
+            where={"reason": f"{type(error).__name__}: {reason}"},
+            hint="PyTorch's own message above says where; docs/export.md lists what is not exported",
+        ) from error
+    stored = exported_graph(exported, chosen)
+    return write_export(stored, Target(path, name, rank), external=external_weights)
+
+
+def exported_graph(exported: Exported, config: Config) -> StoredModel:
+    """The graph of an exported model, before the graph passes: whoever loads it runs those of his machine."""
+    from airgraph.store.export import arranged
+
+    c = Compilation.begin("inference", config, next(_models))
+    captured = capture_exported(exported, config.decompositions)
+    announce(captured.graph_module, captured.inputs, config, c.journal)
+    with c.journal.stage("fx_passes"):
+        gm = run_fx_passes(captured.graph_module, captured.inputs, config, observe=lambda step, g: None)
+    with _disable_current_modes():
+        graph, boundary = converted(c, gm)
+    c.journal.classification = f"exported, {'static' if graph.is_static else 'dynamic'} GE graph"
+    if graph.of("AtenCall"):
+        targets = ", ".join(sorted({node.attrs["target"] for node in graph.of("AtenCall")}))
+        c.journal.log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
+    return arranged(graph, boundary, exported, captured)
+
+
+def load_export(
+    path: str | Path, *, device: str | None = None, trust: bool = False, config: Config | None = None, **options: Any
+) -> LoadedModel:
+    """The model of an `.air` file that airgraph wrote, ready to be called; nothing in the file is run to read it.
+
+        model = airgraph.load_export("export_file/export.air")
+        y = model(x)
+
+    `device`: where a model that was exported on an accelerator runs now; None: there, if there is one here, else on the
+    CPU. `trust`: the file is your own; otherwise the sizes it states are checked against PyTorch's rules, for every new
+    set of sizes. Options are those of `airgraph.backend`.
+    """
+    from airgraph.store.load_export import by_memory, moved, read_export
+    from airgraph.store.rehearsal import rehearsal_of
+
+    chosen = make_config(config, options)
+    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
+    c = Compilation.begin("inference", chosen, next(_models))
+    for option in ("buckets", "data_dump", "run_eagerly"):
+        if getattr(chosen, option):
+            c.journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
+    with c.journal.stage("read"):
+        stored = moved(read_export(path), device, c.journal.remark)
+    rehearse = None
+    if not trust:
+        with c.journal.stage("rehearse"):
+            rehearse = rehearsal_of(stored, str(path), c.journal.remark)
+        c = c if rehearse else replace(c, config=replace(chosen, engine="reference"))
+    arguments, laid = stored.boundary.arguments, by_memory(stored)
+    main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
+    c.dump.graph("original", stored.graph)
+    try:
+        weights = frozenset(range(len(stored.weights)))
+        program, _ = made_ready(c, stored.graph, stored.boundary, torch.device(main), weights)
+    except AirgraphError:
+        raise
+    except Exception as error:  # the checks of a graph cannot foresee everything a file may say
+        raise ExportError(
+            f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
+        ) from error
+    return LoadedModel(
+        str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
+    )
+
+
+def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
+    config = Config.make(base, **options)
+    Buckets.make(config.buckets or {})
+    gears_of(config)
+    if config.engine != "auto":
+        find_engine(config.engine)
+    known = [*PASSES, *FAMILIES]
+    for name in config.passes_off:
+        if name not in known:
+            raise ConfigError(f"passes_off names {name!r}, which is no pass", where={"passes": ", ".join(known)})
+    return config
+
+
+def get_compiler(config: Config | None = None, **options: Any) -> Callable[..., Runner]:
+    """A compiler for people who call AOTAutograd themselves: `aot_module_simplified(gm, inputs, fw_compiler=...)`."""
+    chosen = make_config(config, options)
+    return lambda gm, example_inputs: compile_graph(gm, example_inputs, "inference", chosen)
+
+
+def airgraph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """The backend behind `torch.compile(model, backend="airgraph", mode=..., options={...})`."""
+    return backend()(gm, example_inputs, **kwargs)
+
+
+def graph_to_analyse(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config) -> tuple[Graph, Boundary]:
+    """The graph of GE ops of an FX graph, for somebody who only wants to read it."""
+    gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: None)
+    with _disable_current_modes():
+        return convert(gm, "graph", REGISTRY, Journal(), has_kernel=anything)

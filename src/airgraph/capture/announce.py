@@ -1,0 +1,69 @@
+"""What log and journal are told about an FX graph: its inputs, options without effect, whether it is static or dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+
+from airgraph.config import Config
+from airgraph.convert.metadata import SYMBOLIC
+from airgraph.ir.graph import Graph
+from airgraph.journal import Journal
+
+
+def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:
+    log = journal.log
+    log.info("compiler inputs")
+    for i, value in enumerate(inputs):
+        log.info("  input %s: %s", i, value)
+    log.info("  graph: %s", gm.graph)
+    for remark in config.remarks:
+        journal.remark(remark)
+    if config.mode == "reduce-overhead":
+        journal.remark("mode reduce-overhead: every op is PyTorch's own; captured at the second call of its sizes")
+    if config.data_dump is None and (config.data_dump_path != "." or config.data_dump_filter is not None):
+        journal.remark("data_dump_path and data_dump_filter have no effect while data_dump is None")
+    idle = [name for name in ("shape_handling_configs", "shape_handling_dict") if getattr(config, name)]
+    if idle and not config.enable_shape_handling:
+        journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
+
+
+def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
+    """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
+    fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
+    ge = "static" if graph.is_static else "dynamic"
+    journal.classification = f"{fx.lower()} FX graph, {ge} GE graph"
+    journal.symbols = symbols_of(inputs)
+    number = graph.name.removeprefix("graph_")
+    log = journal.engine_log
+    log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
+    log.info("Create graph executor for %s graph %s", ge, number)
+    log.event("Compile Graph %s consume: %.3f ms.", number, seconds * 1e3)
+    log.debug("%s", journal.text())
+
+
+def is_symbolic(value: Any) -> bool:
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return any(isinstance(s, SYMBOLIC) for s in sizes)
+
+
+def symbols_of(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """The symbols in the sizes and numbers that come in, in order."""
+    sizes = [s for i in inputs for s in (i.shape if isinstance(i, torch.Tensor) else [i])]
+    found = [sorted(map(str, s.node.expr.free_symbols)) for s in sizes if isinstance(s, SYMBOLIC)]
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def frame_id() -> str | None:
+    """Which compilation of which function this is, as Dynamo counts; None where AOTAutograd was called by hand."""
+    current = CompileContext.current_compile_id()
+    return None if current is None else str(current)
+
+
+def device_of(inputs: Sequence[Any]) -> torch.device:
+    """Where the graph works: the first accelerator among its inputs, else the CPU."""
+    devices = [i.device for i in inputs if isinstance(i, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

@@ -1,0 +1,251 @@
+"""`airgraph profile SCRIPT`: the time of a script by kernel, with the lines and modules the kernels come from.
+
+PyTorch's own profiler does the timing. The native engine's kernels report to it by name (`engine.native.profiled`), so do
+PyTorch's ops and, through CUPTI, the kernels of a GPU. This module joins its events with the plans of the programs that
+ran: what each kernel is for, the bytes it moves and the operations it does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from airgraph.config import Config
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.native.profiled import PREFIX
+from airgraph.engine.protocol import Planned
+from airgraph.errors import AirgraphError
+from airgraph.pipeline import wrapping
+from airgraph.plan.origins import notes_of, title
+from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
+from airgraph.plan.tensors import Tensor
+from airgraph.tools.run import Script, run_script
+from airgraph.tools.terminal import console
+
+ROWS = 30  # kernels shown on a terminal
+
+
+@dataclass
+class KernelTime:
+    """A kernel by name: steps that do the same for the same module are one. Times in seconds, of the calling thread."""
+
+    name: str
+    device: str
+    calls: int = 0
+    seconds: float = 0.0
+    source: str = ""  # the user's line
+    module: str = ""
+    bytes: int | None = None  # read and written by one call; None where a size is symbolic
+    flops: int | None = None  # of one call of a product, convolution or attention
+
+    def rate(self, amount: int | None) -> float | None:
+        return amount * self.calls / self.seconds if amount and self.seconds else None
+
+
+@dataclass
+class Machine:
+    """What the machine can do, measured with PyTorch: bytes and operations in a second."""
+
+    bandwidth: float
+    peak: float
+
+    @classmethod
+    def measured(cls, device: str) -> Machine:
+        memory, side = torch.empty(1 << 25, device=device), 768
+        other, a = torch.empty_like(memory), torch.rand(side, side, device=device)
+        copy = best(lambda: other.copy_(memory), device)
+        product = best(lambda: a @ a, device)
+        return cls(2 * memory.numel() * memory.element_size() / copy, 2 * side**3 / product)
+
+
+def best(run: Any, device: str) -> float:
+    """The fastest of a few runs, in seconds."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@dataclass
+class Profile:
+    """What a script spent its time on, the most expensive kernel first."""
+
+    kernels: list[KernelTime]
+    machine: Machine
+    seconds: float  # of the whole script
+    programs: int = 0
+    events: Any = field(default=None, repr=False)  # torch.profiler's
+
+    @property
+    def total(self) -> float:
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "kernel_seconds": self.total,
+            "bandwidth_bytes_per_second": self.machine.bandwidth,
+            "peak_flops": self.machine.peak,
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+        }
+
+    def table(self, rows: int | None = None) -> Table:
+        made = Table(box=None, pad_edge=False)
+        for name in ("kernel", "calls", "ms", "share", "GB/s", "of peak", "GFLOP/s", "of peak", "line"):
+            text = name in ("kernel", "line")
+            made.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
+        for kernel in self.kernels[:rows]:
+            made.add_row(*self.row(kernel))
+        return made
+
+    def row(self, kernel: KernelTime) -> Sequence[str]:
+        moved, done = kernel.rate(kernel.bytes), kernel.rate(kernel.flops)
+        return (
+            kernel.name,
+            str(kernel.calls),
+            f"{kernel.seconds * 1e3:.3f}",
+            f"{kernel.seconds / self.total:.1%}" if self.total else "-",
+            f"{moved / 1e9:.1f}" if moved else "-",
+            f"{moved / self.machine.bandwidth:.0%}" if moved else "-",
+            f"{done / 1e9:.1f}" if done else "-",
+            f"{done / self.machine.peak:.0%}" if done else "-",
+            kernel.source,
+        )
+
+
+@contextmanager
+def profiling() -> Iterator[list[Profile]]:
+    """Everything that runs meanwhile, as one profile in the list that is handed out.
+
+    with profiling() as found:
+        model(x)
+    print(found[0].kernels[0].name)
+    """
+    programs: list[Any] = []
+    gpu = torch.cuda.is_available()
+    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if gpu else [])]
+    found: list[Profile] = []
+    start = time.perf_counter()
+
+    def keep(gm: torch.fx.GraphModule, program: Any, config: Config) -> Any:
+        programs.append(program)
+        return program
+
+    with wrapping(keep), torch.profiler.profile(activities=activities) as events:
+        yield found
+    seconds = time.perf_counter() - start
+    kernels = joined(events, programs)
+    found.append(Profile(kernels, Machine.measured("cuda" if gpu else "cpu"), seconds, len(programs), events))
+
+
+def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
+    """The events of kernels and of ops inside our programs, with what is known of them."""
+    known = {k.name: k for program in programs for k in kernels_of(program)}
+    times: defaultdict[tuple[str, str], KernelTime] = defaultdict(lambda: KernelTime("", ""))
+    for event in events.events():
+        cuda = event.device_type == torch.autograd.DeviceType.CUDA
+        ours = event.name.startswith(PREFIX)
+        if not (cuda or ours or inside_program(event)):
+            continue
+        name = event.name.removeprefix(PREFIX)
+        kernel = times[name, "cuda" if cuda else "cpu"]
+        kernel.name, kernel.device = name, "cuda" if cuda else "cpu"
+        kernel.calls += 1
+        kernel.seconds += (event.device_time_total if cuda else event.cpu_time_total) / 1e6
+        if name in known:
+            told = known[name]
+            kernel.source, kernel.module, kernel.bytes, kernel.flops = told.source, told.module, told.bytes, told.flops
+    return sorted(times.values(), key=lambda kernel: -kernel.seconds)
+
+
+def inside_program(event: Any) -> bool:
+    """An op of PyTorch's that a program calls; what it calls itself is part of it."""
+    parent = event.cpu_parent
+    return event.name.startswith("aten::") and parent is not None and parent.name.startswith(PROGRAMS)
+
+
+PROGRAMS = ("airgraph graph_", "npu_fx_compiler")
+
+
+def kernels_of(program: Any) -> Iterator[KernelTime]:
+    executable = getattr(program, "executable", None)
+    if isinstance(executable, Planned):
+        for step in executable.plan.steps:
+            yield described(executable.plan, step)
+
+
+def described(plan: Plan, step: Step) -> KernelTime:
+    notes = notes_of(plan, step)
+    source = next((short(note.file) for note in reversed(notes) if note.file), "")
+    module = next((note.module for note in reversed(notes) if note.module), "")
+    moved = {t.id: t for t in (*step_reads(step), *step_writes(step))}.values()
+    sizes = [size_of(t) for t in moved]
+    total = None if None in sizes else sum(s for s in sizes if s is not None)
+    return KernelTime(title(plan, step), "cpu", source=source, module=module, bytes=total, flops=flops(step))
+
+
+def short(line: str) -> str:
+    """`"/home/me/model.py", line 24, in forward    x = self.linear1(x)` → `model.py:24  x = self.linear1(x)`"""
+    file, _, rest = line.removeprefix("File ").partition('", line ')
+    number, _, code = rest.partition(",")
+    return f"{Path(file.strip(chr(34))).name}:{number}  {code.partition('    ')[2].strip()}"
+
+
+def size_of(t: Tensor) -> int | None:
+    if t.dtype not in TORCH_TYPES or not all(isinstance(d, int) for d in t.shape):
+        return None
+    return math.prod(int(d) for d in t.shape) * TORCH_TYPES[t.dtype].itemsize
+
+
+def flops(step: Step) -> int | None:
+    """Multiplications and additions of what is made of them; None for other steps and symbolic sizes."""
+    match step:
+        case GemmStep(sizes=sizes):
+            found = 2 * math.prod(sizes)
+        case AttentionStep(sizes=(b, h, _, rows, columns, d, width)):
+            found = 2 * b * h * rows * columns * (d + width)
+        case ConvStep(out=out, w=w):
+            found = 2 * math.prod(out.shape) * math.prod(w.tensor.shape[1:])
+        case _:
+            return None
+    return int(found) if isinstance(found, int) else None
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+def profile_script(script: Script, *, trace: str | None = None, json_file: str | None = None) -> int:
+    """Run a script as `airgraph run` does, then print where its time went. The exit code is the script's."""
+    script.check("profile")
+    ended: int | str | None = 0
+    with profiling() as found:
+        try:
+            run_script(script, "profile")
+        except SystemExit as stop:
+            ended = stop.code
+    (profile,) = found
+    if trace:
+        profile.events.export_chrome_trace(trace)
+    if json_file:
+        Path(json_file).write_text(json.dumps(profile.json(), indent=2) + "\n", encoding="utf-8")
+    if not profile.kernels:
+        raise AirgraphError("no kernel ran: the script compiled nothing with airgraph", hint="airgraph explain SCRIPT")
+    page = console()
+    page.print(profile.table(ROWS if page.is_terminal else None))
+    page.print(
+        f"{profile.total * 1e3:.1f} ms in kernels of {profile.programs} graphs, {profile.seconds:.1f} s in all, compiling"
+        f" included; this machine: {profile.machine.bandwidth / 1e9:.1f} GB/s, {profile.machine.peak / 1e9:.1f} GFLOP/s"
+    )
+    return ended if isinstance(ended, int) else int(ended is not None)

@@ -1,0 +1,53 @@
+"""The pipeline as a whole: what happens how often, and in which order."""
+
+import pytest
+import torch
+
+import airgraph
+from airgraph import pipeline
+from airgraph.journal import JOURNALS
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """The registries of the conversions that take place."""
+    found = []
+
+    def convert(gm, name, registry, *rest, **options):
+        found.append("GE" if registry is pipeline.REGISTRY else "ATen")
+        return pipeline_convert(gm, name, registry, *rest, **options)
+
+    pipeline_convert = pipeline.convert
+    monkeypatch.setattr(pipeline, "convert", convert)
+    return found
+
+
+def compiled(tmp_path, function, **options):
+    x = torch.randn(5, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch.compile(function, backend=airgraph.backend(**options))(x)
+
+
+@pytest.mark.parametrize("mode, wanted", [("max-autotune", "GE"), ("reduce-overhead", "ATen")])
+def test_a_graph_is_converted_once(conversions, tmp_path, mode, wanted):
+    compiled(tmp_path, lambda x: x.relu().sum(-1), mode=mode)
+    assert conversions == [wanted]
+
+
+def test_a_graph_with_fallbacks_is_converted_once_for_all_its_dumps(conversions, tmp_path):
+    compiled(tmp_path, lambda x: torch.linalg.qr(x)[0], dump="py", dump_path=str(tmp_path))
+    assert JOURNALS[-1].fallbacks and conversions == ["GE"]
+    assert len(list(tmp_path.glob("*.py"))) == 2
+
+
+@pytest.mark.parametrize("mode, wanted", [("max-autotune", ["GE"]), ("reduce-overhead", ["ATen", "GE"])])
+def test_the_padding_analysis_reads_the_graph_there_is(conversions, tmp_path, mode, wanted):
+    """In mode reduce-overhead there is none of GE ops, which its rules are about, so one is made."""
+    compiled(tmp_path, lambda x: x.relu() * 2, mode=mode, buckets={"batch": [8]})
+    assert conversions == wanted
+
+
+def test_stages_in_order():
+    torch.compile(lambda x: x.exp() * 2, backend="airgraph")(torch.randn(3))
+    stages = [stage.name for stage in JOURNALS[-1].stages]
+    assert stages[:2] == ["fx_passes", "convert"] and stages[-2:] == ["plan", "load"]
