@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 from airgraph.plan.kernels import Domain, Kernel
 from airgraph.plan.nest import Nest
 from airgraph.plan.target import Target
@@ -64,6 +65,14 @@ class GemmStep:
     sizes: GemmSizes
 
 
+class MaskKind(IntEnum):
+    """What a mask does, as kernels count it."""
+
+    NONE = 0
+    ADDED = 1  # floats, added to the scores
+    EXCLUDES = 2  # bools: keys where it is false are not seen
+
+
 class AttentionSizes(NamedTuple):
     batch: Dim
     heads: Dim
@@ -78,7 +87,7 @@ class AttentionSizes(NamedTuple):
 class AttentionStep:
     """out = softmax(q · kᵀ · scale + mask) · v for each head; `lse`, if wanted, the logarithms of the softmax' sums.
 
-    A mask of bools excludes the keys where it is false; one of floats is added.
+    The type of a mask tells what it does (`mask_kind`).
     """
 
     out: Tensor
@@ -90,6 +99,12 @@ class AttentionStep:
     sizes: AttentionSizes
     causal: bool
     scale: float
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        if self.mask is None:
+            return MaskKind.NONE
+        return MaskKind.EXCLUDES if self.mask.tensor.dtype == DataType.DT_BOOL else MaskKind.ADDED
 
 
 class ConvSizes(NamedTuple):

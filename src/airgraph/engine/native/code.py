@@ -10,12 +10,11 @@ from weakref import WeakValueDictionary
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.ir.types import DataType, Dim
+from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
-FLOAT_MASK, BOOL_MASK = 1, 2  # as the attention kernel counts them
 MODULES = 2  # the compiler runs on two cores
 SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
 
@@ -142,7 +141,6 @@ def attention_step(step: AttentionStep) -> NativeStep:
     q, k, v, mask = step.q, step.k, step.v, step.mask
     out = (expand(h * lq * dv), expand(lq * dv), dv)
     masked = mask.strides if mask else (0, 0, 0, 0)
-    kind = 0 if mask is None else BOOL_MASK if mask.tensor.dtype == DataType.DT_BOOL else FLOAT_MASK
     dims = [
         b,
         h,
@@ -152,7 +150,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         d,
         dv,
         int(step.causal),
-        kind,
+        int(step.mask_kind),
         *q.strides[:3],
         *k.strides[:3],
         *v.strides[:3],
@@ -160,7 +158,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         *masked,
     ]
     offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
-        expand((1 if kind == BOOL_MASK else 4) * mask.offset) if mask else 0
+        expand((1 if step.mask_kind is MaskKind.EXCLUDES else 4) * mask.offset) if mask else 0
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
