@@ -1,10 +1,17 @@
 """Every test runs with the verifier on: a graph is checked after conversion and after every pass."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 
 os.environ.setdefault("AIRGRAPH_VERIFY", "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and children share the cache of a run, which starts empty
+    _cache = tempfile.mkdtemp(prefix="airgraph-cache-")
+    os.environ["AIRGRAPH_CACHE_DIR"] = _cache
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 
 ALL_SLOW = ("models", "opinfo")  # nothing in there is quick, importing it least of all

@@ -121,7 +121,7 @@ def compile(
 
     `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
     `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
-    is seen by the next call.
+    is seen by the next call, and so is one that is replaced.
     """
     chosen = make_config(config, options)
     start = time.perf_counter()

@@ -253,6 +253,9 @@ KNOBS = {
         Knob(
             "TNG_LOG_LEVEL", "3", (), "level of the engine's lines on stderr: 0 debug 1 info 2 warning 3 error 4 event"
         ),
+        Knob("AIRGRAPH_CACHE", "on", ("on", "read", "off"), "the compilation cache on disk; read: use it, add nothing"),
+        Knob("AIRGRAPH_CACHE_DIR", "", (), "where that cache is; empty: the platform's cache folder"),
+        Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
         Knob("AIRGRAPH_NPU", "0", ("0", "1"), "1: pytest installs the emulated npu before it collects tests"),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),
         Knob("AIRGRAPH_NPU_DEVICES", "1", (), "how many emulated npu devices there are: npu:0, npu:1, …"),

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 class Depth(IntEnum):
     """A lock that is taken inside another stands below it."""
 
-    LOADING, TUNING, BINDING, POOL, COMPILING, LLVM = range(6)
+    LOADING, TUNING, BINDING, POOL, COMPILING, LLVM, CACHE = range(7)
 
 
 class AnyLock(Protocol):

@@ -26,6 +26,7 @@ from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gears_of
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
+from airgraph.disk_cache import open_cache
 from airgraph.engine import candidates
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
@@ -189,7 +190,7 @@ def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Exec
             with journal.stage("plan") as stage:
                 stage.notes += left_out
                 plan = engine.plan(request)
-            with journal.stage("load"):
+            with journal.stage("load") as stage, open_cache().watched(stage.notes):
                 executable = engine.load(replace(request, plan=plan))
         except Refuse as reason:
             refusals.append(f"as the {engine.name} one cannot: {reason}")

@@ -136,3 +136,63 @@ def test_arguments_of_rare_types_on_the_native_engine(dtype):
     found, again = airgraph.compile(Widen(), (x, y), engine="native")(x, y)
     assert torch.equal(found, x + y.float())
     assert again.dtype == dtype and torch.equal(again.float(), y.float())
+
+
+@pytest.mark.parametrize(
+    "options", [{"engine": "native"}, {"engine": "reference"}, {"mode": "reduce-overhead"}], ids=str
+)
+def test_weights_that_are_replaced_are_seen(options):
+    model, x = TwoLayers(), torch.randn(3, 4)
+    fast = airgraph.compile(model, x, **options)
+
+    def check():
+        for _ in range(3):  # a replay holds addresses
+            torch.testing.assert_close(fast(x), model(x).detach())
+
+    check()
+    model.layers[0].weight = torch.nn.Parameter(torch.randn(4, 4))
+    check()
+    model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()}, assign=True)
+    check()
+    model.layers[1] = torch.nn.Linear(4, 2)
+    check()
+    model.layers[1].bias = None
+    with pytest.raises(BindError, match=r"the model no longer has 'layers\.1\.bias', which it was compiled with"):
+        fast(x)
+    model.layers = torch.nn.ModuleList([model.layers[0]])
+    with pytest.raises(BindError, match=r"the model no longer has 'layers\.1\.weight'"):
+        fast(x)
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_ranges_of_sizes_are_enforced(engine):
+    model, x = TwoLayers(), torch.randn(5, 4)
+    shapes = {"input": {0: torch.export.Dim("batch", min=3, max=8)}}
+    fast = airgraph.compile(model, x, dynamic_shapes=shapes, engine=engine)
+    for size in (3, 8):
+        assert fast(torch.randn(size, 4)).shape == (size, 2)
+    for size in (2, 9):
+        with pytest.raises(BindError, match=f"argument 'input' must have a size of 3 to 8 in dimension 0, got {size}"):
+            fast(torch.randn(size, 4))
+
+
+def test_what_was_assumed_of_sizes_is_checked():
+    class Halves(torch.nn.Module):
+        def forward(self, x):
+            return x + 1 if x.shape[0] > 6 else x - 1
+
+    x = torch.randn(9)
+    fast = airgraph.compile(Halves(), x, dynamic_shapes={"x": {0: torch.export.Dim.AUTO}}, engine="reference")
+    assert torch.equal(fast(x), x + 1)
+    with pytest.raises(BindError, match="argument 'x' must have a size of at least 7 in dimension 0, got 4"):
+        fast(x[:4])
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+def test_sparse_arguments_are_refused_by_name(kind, engine):
+    model, x = TwoLayers(), torch.randn(3, 4)
+    fast = airgraph.compile(model, x, engine=engine)
+    with pytest.raises(BindError, match=r"argument 'input' must be a dense tensor, got torch\.(.|\n)*try: convert it"):
+        fast(getattr(x, kind)())
+    torch.testing.assert_close(fast(x), model(x).detach())

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
-from airgraph.capture.export import Exported, PlainFunction
+from airgraph.capture.export import Exported, PlainFunction, symbolic_facts
+from airgraph.capture.live_state import LiveState
+from airgraph.capture.size_checks import SizeChecks
 from airgraph.errors import BindError
 
 SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -21,7 +23,7 @@ class CompiledModel(torch.nn.Module):
     """Called like the model. Arguments of another structure, type, size or device are errors.
 
     Parameters, buffers and submodules are the model's own: `state_dict`, `load_state_dict` and `parameters` have its
-    names, and what is written there is seen by the next call. It is for inference: `train()` is an error.
+    names, and what is written or assigned there is seen by the next call. It is for inference: `train()` is an error.
     """
 
     model: torch.nn.Module
@@ -35,7 +37,7 @@ class CompiledModel(torch.nn.Module):
         self.__dict__["model"] = model  # not a submodule: names would begin with "model."
         self.seconds = seconds
         self.exported = exported
-        self.state = exported.state
+        self.live = LiveState(model, exported.names, exported.state)
         self.run = run
         self.in_spec, self.out_spec = exported.in_spec, exported.out_spec
         self.count = self.in_spec.num_leaves
@@ -43,16 +45,22 @@ class CompiledModel(torch.nn.Module):
         self.single = self.out_spec == pytree.tree_structure(0)
         # Plain numbers and words of the example are part of the graph; another one would be another graph.
         self.fixed = [(i, value) for i, value in enumerate(self.given) if not isinstance(value, SYMBOLIC)]
+        self.sizes = SizeChecks(self.names, self.given, *symbolic_facts(exported.inputs))
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """Parameters, buffers and constants as they are now."""
+        return self.live.read()
 
     @property
     def given(self) -> list[Any]:
         """The examples, as PyTorch traced them: fake tensors and symbolic numbers."""
-        return self.exported.inputs[len(self.state) :]
+        return self.exported.inputs[len(self.exported.names) :]
 
     @property
     def names(self) -> list[str]:
         """Of the arguments, as the model's signature has them."""
-        return self.exported.argument_names[len(self.state) :]
+        return self.exported.argument_names[len(self.exported.names) :]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
@@ -62,7 +70,8 @@ class CompiledModel(torch.nn.Module):
                     f"argument {self.names[i]!r} is part of the graph: it must be {value!r}, got {leaves[i]!r}",
                     hint="compile again with this value, or make it dynamic: dynamic_shapes",
                 )
-        results = self.run(*self.state, *leaves)
+        self.sizes.check(leaves)
+        results = self.run(*self.live.read(), *leaves)
         return results[0] if self.single else pytree.tree_unflatten(results, self.out_spec)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,13 +13,15 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import FLOAT, NoFormula
+from airgraph.plan.lowerings.core import FLOAT, FLOATS, NoFormula
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Matrix
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+from airgraph.plan.tensors import Tensor, broadcast, buffer, cast, expand_to, permute, point, reduce, reshape
 
 Of = Callable[[Value], Tensor]
+DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
+GROUPED = 64  # query heads that may share a key head there
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +163,8 @@ def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
     """What this node is, if it is not to be a formula."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
+    if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
+        return single_token(node, of)
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
     if recognise is None or kernel not in target.kernels or node.control:
         return None
@@ -216,6 +220,33 @@ def attention(node: Node, of: Of) -> Attention | None:
     lse = len(node.outputs) > 1 and bool(node.outputs[1].users)
     causal = bool(node.attrs.get("is_causal", False))
     return Attention(q, k, v, mask, float(scale), causal, [made(o) for o in node.outputs], lse)
+
+
+def single_token(node: Node, of: Of) -> Attention | None:
+    """Attention of one query per head, as in decoding, whose other results nobody reads."""
+    if any(o.users for o in node.outputs[1:]) or node.attrs.get("is_causal"):
+        return None
+    found = attention(node, of)
+    if found is None or not same(found.q.shape[2], 1) or found.q.dtype not in FLOATS - {DataType.DT_DOUBLE}:
+        return None
+    (_, h, _, d), hk, dv = found.q.shape, found.k.shape[1], found.v.shape[3]
+    whole = all(isinstance(n, int) for n in (h, hk, d)) and same(d, dv)
+    return found if whole and h % hk == 0 and h // hk <= GROUPED and d in DEPTHS else None
+
+
+def vector_product(node: Node, of: Of) -> Tensor | None:
+    """A row times a matrix whose columns are contiguous (y = x Wᵀ), as a formula that loops can take other work into."""
+    if node.op not in ("MatMul", "MatMulV2") or not node.attrs.get("transpose_x2") or node.control:
+        return None
+    found = matmul(node, of)
+    if found is None or found.a.dtype not in FLOATS or not same(found.a.shape[1], 1):
+        return None
+    wide = DataType.DT_DOUBLE if found.a.dtype == DataType.DT_DOUBLE else FLOAT
+    row, columns = (cast(t, wide) for t in (found.a, permute(found.b, (0, 2, 1))))
+    y = reduce("sum", point("mul", (row, columns), wide), [2], False)
+    if found.bias is not None:
+        y = point("add", (y, cast(found.bias, wide)), wide)
+    return reshape(cast(y, node.output.dtype), node.output.type.shape or ())
 
 
 def ungrouped(t: Tensor) -> Tensor:

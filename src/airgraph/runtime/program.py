@@ -148,6 +148,8 @@ class Program:
             return  # PyTorch's token for the order of effects: an empty tensor in FX, None when it runs
         if not isinstance(arg, torch.Tensor):
             raise self.refuse(i, spec, "be a tensor", type(arg).__name__, "torch.as_tensor(...)")
+        if arg.layout != torch.strided and self.journal.phase != "backward":
+            raise self.refuse(i, spec, "be a dense tensor", str(arg.layout), "convert it: .to_dense()")
         dtype = TORCH_TYPES.get(spec.type.dtype, arg.dtype)
         if arg.dtype != dtype and self.journal.phase != "backward":
             # (the backward gets what PyTorch saved, and for half-precision norms FX has the type of that wrong)

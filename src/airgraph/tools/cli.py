@@ -95,6 +95,12 @@ def show(args: argparse.Namespace) -> int:
     return show(args.file)
 
 
+def cache(args: argparse.Namespace) -> int:
+    from airgraph.tools.cache import cache
+
+    return cache(args.action)
+
+
 def demo(args: argparse.Namespace) -> int:
     from airgraph.tools.demo import run_demo
 
@@ -158,6 +164,10 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
+
+
+def cache_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=("list", "verify", "prune", "clear", "path"))
 
 
 def no_options(command: argparse.ArgumentParser) -> None:
@@ -248,6 +258,15 @@ COMMANDS = (
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
         " Nothing of it is run.",
         ("airgraph show export_file/export.air",),
+    ),
+    Command(
+        "cache",
+        cache,
+        cache_options,
+        "the compilation cache on disk: what it holds, whether it is whole, making room",
+        "list: each entry, the last used one first. verify: exit code 3 where an entry is not whole. prune: the least"
+        " recently used entries go until the limit is kept. clear: all go. path: the folder.",
+        ("airgraph cache list",),
     ),
     Command(
         "demo",

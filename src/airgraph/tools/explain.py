@@ -29,6 +29,7 @@ from airgraph.errors import DumpError
 from airgraph.journal import Journal
 from airgraph.passes import PASSES
 from airgraph.tools.dynamo_trace import AIRGRAPH, Frame, Guard, Place, Trace, listening, user_line
+from airgraph.tools.explain_text import render
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import colours, width
 
@@ -108,8 +109,6 @@ class Report:
 
     def text(self, colour: bool = False, width: int = 100) -> str:
         """For people, in lines of at most `width` columns."""
-        from airgraph.tools.explain_text import render
-
         return render(self, colour, width)
 
     def json(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from airgraph.ir.boundary import Fresh, TensorIn
 from airgraph.ir.text import to_py
 from airgraph.store.convention import StoredModel
 from airgraph.store.load_export import find_air, read_export
+from airgraph.tools.escape import printable
 
 
 def show(path: str) -> int:
@@ -24,11 +25,6 @@ def show(path: str) -> int:
     for line in (*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")):
         print(printable(line))
     return 0
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that a terminal would act on: names in a file may hold anything."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(file: str, stored: StoredModel) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which way to do a matrix product is the fastest: timed once in a process, in mode="max-autotune".
+"""Which way to do a matrix product is the fastest: timed once for each kind of CPU, in mode="max-autotune".
 
     tuner = Tuner(journal)
     tuner.learn(products)                → times those that nobody has timed before
@@ -12,6 +12,8 @@ any more when the weight is read the next time.
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -19,13 +21,16 @@ from typing import Any
 
 import torch
 
+from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TURNED, Product, Way, best, rule, ways
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.llvm.jit import target
 from airgraph.engine.native.runtime import entry
 from airgraph.engine.native.tables import Frame, Step
 from airgraph.journal import Journal
 from airgraph.locks import Depth, held_at_fork
+from airgraph.plan.sizes import as_int
 
 TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
 REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
@@ -51,7 +56,7 @@ class Tuner:
             for p in wanted:
                 known = p in _seconds
                 if not known:
-                    _seconds[p] = measure(p, ways(p))
+                    _seconds[p] = remembered(p, ways(p))
                 stage.notes.append(note(p, _seconds[p]) + (" (timed before)" if known else ""))
 
     def way(self, p: Product, still: bool) -> Way:
@@ -64,6 +69,13 @@ def note(p: Product, seconds: dict[Way, float]) -> str:
     found = best(p, seconds)
     others = ", ".join(f"{w} {s * 1e6:.1f}" for w, s in sorted(seconds.items(), key=lambda x: x[1]) if w != found)
     return f"{p}: {found} {seconds[found] * 1e6:.1f} µs" + (f" ({others})" if others else "")
+
+
+def remembered(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
+    """Seconds of each way, as this or an earlier process measured them on such a CPU."""
+    key = Key(product=repr(p), ways=repr(candidates), cores=str(os.cpu_count()), **target())
+    measured = open_cache().made("tuning", key, lambda: json.dumps([*measure(p, candidates).values()]).encode())
+    return dict(zip(candidates, json.loads(measured)))
 
 
 def measure(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
@@ -87,7 +99,7 @@ class Memory:
         b = span(p.batch, p.b_batch, (p.n, p.k) if form == "nt" else (p.k, p.n), p.ldb)
         self.repeats = min(max(int(TRIAL_S * SPEED / max(p.multiplications, 1)), 1), REPEATS)
         copies = min(max(WEIGHTS // (4 * b), 1), self.repeats)
-        self.scratch = max(gemm.scratch_bytes(form, p.m, p.n, p.k) for form in gemm.FORMS)
+        self.scratch = max(as_int(gemm.scratch_bytes(form, p.m, p.n, p.k)) for form in gemm.FORMS)
         sizes = [p.threads * self.scratch // 4, a, p.batch * p.m * p.n, p.n, *[b] * copies]
         self.tensors = [torch.ones(max(size, 1)) for size in sizes]
         self.block, self.a, self.out, bias, *self.weights = (t.data_ptr() for t in self.tensors)

@@ -22,15 +22,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
+from airgraph.disk_cache import Key, open_cache
 from airgraph.locks import Depth, held_at_fork
 
+PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
+SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
 _names = itertools.count()
 _local = threading.local()
-_objects: dict[bytes, bytes] = {}  # digest of a text → its object file: equal kernels are compiled once
+OBJECT_BYTES = 16 << 20  # of object files that are kept
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,55 @@ def load(unit: Unit, code: bytes) -> Any:
 
 def object_code(text: str) -> bytes:
     key = hashlib.sha256(text.encode()).digest()
-    if key not in _objects:
-        machine, module = optimised(text)
-        _objects[key] = emit(machine, module, use_object=True)
-    return _objects[key]
+    found = OBJECTS.get(key)
+    if found is None:
+        found = open_cache().made("object", Key(text=text, **target()), lambda: compiled(text))
+        OBJECTS.put(key, found)
+    return found
+
+
+class ObjectCache:
+    """Object files by the digest of their text, so that equal modules are compiled once; LRU eviction by bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.bytes = 0
+        self.lock = held_at_fork(threading.Lock(), Depth.LLVM)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self.lock:
+            found = self.files.pop(key, None)
+            if found is not None:
+                self.files[key] = found
+            return found
+
+    def put(self, key: bytes, file: bytes) -> None:
+        with self.lock:
+            self.bytes += len(file) - len(self.files.pop(key, b""))
+            self.files[key] = file
+            while self.bytes > OBJECT_BYTES and len(self.files) > 1:
+                self.bytes -= len(self.files.pop(next(iter(self.files))))
+
+
+OBJECTS = ObjectCache()
+
+
+def compiled(text: str) -> bytes:
+    machine, module = optimised(text)
+    return emit(machine, module, use_object=True)
+
+
+@cache
+def target() -> dict[str, str]:
+    """Everything but its text that the object code of a module depends on."""
+    return {
+        "triple": llvm.get_default_triple(),
+        "cpu": llvm.get_host_cpu_name(),
+        "features": llvm.get_host_cpu_features().flatten(),
+        "llvmlite": llvmlite.__version__,
+        "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        "passes": f"{' '.join(PASSES)}, {SETTINGS}",
+    }
 
 
 def assembly(text: str) -> str:
@@ -95,11 +144,8 @@ def optimised(text: str) -> tuple[Any, Any]:
     module.data_layout, module.triple = str(machine.target_data), machine.triple
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()
-    manager.add_always_inliner_pass()
-    manager.add_sroa_pass()
-    manager.add_instruction_combine_pass()
-    manager.add_new_gvn_pass()
-    manager.add_simplify_cfg_pass()
+    for name in PASSES:
+        getattr(manager, f"add_{name}_pass")()
     with inside_llvm():
         unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)
     return machine, module
@@ -180,9 +226,7 @@ def new_machine() -> Any:
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
     reach = "large" if "x86_64" in llvm.get_default_triple() else "small"
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel=reach, jit=True
-    )
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, codemodel=reach, **SETTINGS)
 
 
 def thread_machine() -> Any:

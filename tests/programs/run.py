@@ -1,0 +1,255 @@
+"""Random programs in large numbers: compiled and eager must agree in everything.
+
+    python tests/programs/run.py --generator networks --count 5000 --seed 0 --engine native
+    python tests/programs/run.py --generator networks --seed 4711 --count 1       the one program again, printed
+
+Programs go to AOTAutograd directly, several in one graph, which costs a tenth of what Dynamo would: batches that fail are
+repeated program by program. A child process serves so many programs and makes room for the next. One line of JSON for each
+failure, one with the counts at the end; the exit status says whether there were failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("AIRGRAPH_VERIFY", "1")
+
+import networks
+import torch
+import views
+from case import Case, Different, Results, compare, evaluated
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from airgraph.capture.aot import compile_by_aot
+from airgraph.config import Config
+from airgraph.pipeline import compile_graph
+
+GENERATORS: dict[str, Callable[[int], Case]] = {"views": views.case, "networks": networks.case}
+ENGINES = {
+    "native": Config(engine="native"),
+    "reference": Config(engine="reference"),
+    "replay": Config(mode="reduce-overhead"),
+}
+CHILD = 400  # programs for one process
+
+
+class Function(torch.nn.Module):
+    """AOTAutograd takes modules."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return tuple(self.function(*args))
+
+
+class Compiled:
+    """A function compiled for some arguments and, when dynamic, for all others for which the guards hold."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[torch.Tensor], dynamic: bool, config: Config):
+        self.env = ShapeEnv()
+        mode = FakeTensorMode(shape_env=self.env, static_shapes=not dynamic)
+        with mode:
+            self.fake = [mode.from_tensor(a, static_shapes=not dynamic) for a in arguments]
+        with tracing(TracingContext(mode)):
+            self.run = compile_by_aot(
+                Function(function),  # type: ignore[arg-type]
+                self.fake,
+                lambda gm, inputs, phase: compile_graph(gm, inputs, phase, config),
+                keep_input_mutations=True,
+                decompositions=None,
+                names=[f"x{i}" for i in range(len(self.fake))],
+            ).run
+
+    def serves(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Sizes and strides are those it was compiled for, or the guards hold for them."""
+        values: dict[Any, int] = {}
+        for fake, real in zip(self.fake, arguments):
+            for wanted, actual in zip((*fake.shape, *fake.stride()), (*real.shape, *real.stride())):
+                if isinstance(wanted, int):
+                    if wanted != actual:
+                        return False
+                elif wanted.node._expr.is_Symbol and values.setdefault(wanted.node._expr, actual) != actual:
+                    return False
+        inside = all(int(v) in self.env.var_to_range[s] for s, v in values.items() if s in self.env.var_to_range)
+        return inside and all(bool(guard.expr.xreplace(values)) for guard in self.env.guards)
+
+
+def joined(cases: Sequence[Case]) -> Callable[..., Any]:
+    """One function of all their arguments."""
+    counts = [len(case.arguments[0]) for case in cases]
+
+    def function(*args: torch.Tensor) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = []
+        start = 0
+        for case, count in zip(cases, counts):
+            results += case.run(*args[start : start + count])
+            start += count
+        return results
+
+    return function
+
+
+def expectations(case: Case) -> list[Results] | None:
+    """Eager's results at every set of sizes; None where PyTorch itself refuses the program."""
+    try:
+        return [evaluated(case, case.run, case.fresh(i)) for i in range(len(case.arguments))]
+    except (RuntimeError, IndexError, ValueError):
+        return None
+
+
+def check(cases: Sequence[Case], expected: Sequence[list[Results]], config: Config) -> None:
+    """All programs in one graph, at every set of sizes; raises where one of them is not eager's."""
+    compiled: Compiled | None = None
+    together = Case("", joined(cases), [], train=any(c.train for c in cases))
+    for index in range(max(len(c.arguments) for c in cases)):
+        sets = [index % len(c.arguments) for c in cases]
+        for _ in range(2):  # the first call of these sizes binds them, the second one only runs
+            arguments = [a for c, i in zip(cases, sets) for a in c.fresh(i)]
+            if compiled is None or not compiled.serves(arguments):
+                dynamic = any(c.dynamic for c in cases)
+                compiled = Compiled(together.run, arguments, dynamic, config)
+            got = evaluated(together, compiled.run, arguments)
+            for case, one, wanted in zip(cases, split(cases, got, expected), expected):
+                try:
+                    compare(case, one, wanted[sets[cases.index(case)]])
+                except Different as error:
+                    raise Different(f"{case.name}, sizes {sets[cases.index(case)]}: {error}") from None
+
+
+def split(cases: Sequence[Case], results: Results, expected: Sequence[list[Results]]) -> list[Results]:
+    found = []
+    outputs, arguments, gradients = iter(results.outputs), iter(results.arguments), iter(results.gradients)
+    for case, wanted in zip(cases, expected):
+        parts = Results([], [], [])
+        parts.outputs = [next(outputs) for _ in wanted[0].outputs]
+        for a in case.arguments[0]:
+            parts.arguments.append(next(arguments))
+            if results.gradients and a.requires_grad:
+                gradient = next(gradients)
+                if wanted[0].gradients:
+                    parts.gradients.append(gradient)
+        found.append(parts)
+    return found
+
+
+def batches(generator: str, seeds: Sequence[int], size: int, counts: Counter[str]) -> Any:
+    """Programs that may stand in one graph: either all take gradients or none does, either all sizes are open or none."""
+    waiting: dict[tuple[bool, bool], list[Any]] = {}
+    for seed in seeds:
+        case = GENERATORS[generator](seed)
+        expected = expectations(case)
+        if expected is None:
+            counts["refused by PyTorch"] += 1
+            continue
+        group = waiting.setdefault((case.train, case.dynamic), [])
+        group.append((seed, case, expected))
+        if len(group) == size:
+            yield waiting.pop((case.train, case.dynamic))
+    yield from waiting.values()
+
+
+def run_programs(generator: str, seeds: Sequence[int], engine: str, size: int) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    config = ENGINES[engine]
+    for batch in batches(generator, seeds, size, counts):
+        try:
+            check([c for _, c, _ in batch], [e for _, _, e in batch], config)
+            counts["passed"] += len(batch)
+            continue
+        except Exception as error:
+            together = f"{type(error).__name__}: {error}"
+        alone = 0
+        for seed, case, expected in batch:
+            try:
+                check([case], [expected], config)
+                counts["passed"] += 1
+            except Exception as error:
+                alone += 1
+                report(generator, [seed], engine, f"{type(error).__name__}: {error}", case.text)
+                counts["failed"] += 1
+        if not alone:
+            report(generator, [seed for seed, _, _ in batch], engine, together, "")
+            counts["failed"] += 1
+    return counts
+
+
+def report(generator: str, seeds: list[int], engine: str, error: str, text: str) -> None:
+    again = (
+        f"python tests/programs/run.py --generator {generator} --engine {engine} --seeds {','.join(map(str, seeds))}"
+    )
+    print(json.dumps({"again": again, "error": error[:1500], "program": text}), flush=True)
+
+
+def in_children(options: argparse.Namespace) -> Counter[str]:
+    """Each so many programs in a process of its own; one that dies is a failure of the program it was at."""
+    counts: Counter[str] = Counter()
+    for start in range(options.seed, options.seed + options.count, CHILD):
+        count = min(CHILD, options.seed + options.count - start)
+        command = [sys.executable, __file__, "--child", "--generator", options.generator, "--engine", options.engine]
+        command += ["--seed", str(start), "--count", str(count), "--batch", str(options.batch)]
+        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=None)
+        for line in child.stdout.splitlines():
+            found = json.loads(line)
+            if "counts" in found:
+                counts.update(found["counts"])
+            else:
+                print(line, flush=True)
+        if child.returncode:
+            counts["failed"] += 1
+            print(json.dumps({"again": " ".join(command), "error": f"exit status {child.returncode}"}), flush=True)
+        if options.progress:
+            print(f"{start + count - options.seed} {dict(counts)}", file=sys.stderr, flush=True)
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generator", choices=GENERATORS, default="networks")
+    parser.add_argument("--engine", choices=ENGINES, default="native")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seeds", help="these programs together in one graph, printed")
+    parser.add_argument("--batch", type=int, default=8, help="programs in one graph")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--progress", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if options.seeds:
+        cases = [GENERATORS[options.generator](int(s)) for s in options.seeds.split(",")]
+        for case in cases:
+            print(case.name, case.text, sep="\n")
+        try:
+            check(cases, [expectations(c) or [] for c in cases], ENGINES[options.engine])
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+    start = time.perf_counter()
+    if options.child or options.count <= CHILD:
+        seeds = range(options.seed, options.seed + options.count)
+        counts = run_programs(options.generator, seeds, options.engine, options.batch)
+    else:
+        counts = in_children(options)
+    print(json.dumps({"counts": counts, "seconds": round(time.perf_counter() - start, 1)}))
+    return 0 if options.child else int(counts["failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The cache on disk: what it gives back, and that nothing on the disk can make it give back anything else."""
+
+import errno
+import multiprocessing
+import os
+import random
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from airgraph.disk_cache import Cache, Key, default_folder
+from airgraph.tools.cache import cache as command
+
+KEY = Key(text="a", cpu="here")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def made(cache, data=b"data", key=KEY):
+    """(what came back, whether it had to be made)."""
+    calls = []
+    return cache.made("object", key, lambda: calls.append(1) or data), bool(calls)
+
+
+def entry(cache, key=KEY):
+    return cache.path("object", key)
+
+
+def test_a_second_cache_has_what_the_first_made(folder):
+    assert made(Cache(folder)) == (b"data", True)
+    second = Cache(folder)
+    assert made(second, b"other") == (b"data", False)
+    assert made(second, b"other", Key(text="b", cpu="here")) == (b"other", True)
+    assert second.counts == {"object hits": 1, "object misses": 1} and not second.notes
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(entry(second).stat().st_mode) == 0o600
+    assert not list(folder.rglob("*.part"))
+
+
+def test_modes(folder):
+    assert made(Cache(folder, "read")) == (b"data", True) and not folder.exists()
+    made(Cache(folder))
+    reading = Cache(folder, "read")
+    assert made(reading, b"x") == (b"data", False)
+    assert made(reading, b"x", Key(text="b")) == (b"x", True) and not entry(reading, Key(text="b")).exists()
+    assert made(Cache(folder, "off"), b"x") == (b"x", True)
+
+
+def test_every_damage_is_noticed(folder):
+    """Flipped bits, cuts and appended bytes at 60 places."""
+    cache = Cache(folder)
+    made(cache)
+    whole = entry(cache).read_bytes()
+    rng = random.Random(0)
+    for _ in range(20):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        for damaged in (bytes(flipped), whole[: rng.randrange(len(whole))], whole + b"x"):
+            entry(cache).write_bytes(damaged)
+            assert cache.get("object", KEY) is None
+            assert not entry(cache).exists()  # and it is gone
+    assert cache.counts["object discarded"] == 60 and "was changed" in cache.notes[0]
+    assert made(cache, b"new") == (b"new", True)
+
+
+def test_an_entry_of_another_key_kind_or_user_is_not_used(folder, tmp_path):
+    cache, other = Cache(folder), Cache(tmp_path / "other")
+    made(cache)
+    made(other, b"evil")
+    for content in (
+        entry(other).read_bytes(),
+        cache.sealed("program", KEY, b"x"),
+        cache.sealed("object", Key(a="b"), b"x"),
+    ):
+        entry(cache).write_bytes(content)
+        assert cache.get("object", KEY) is None
+
+
+@pytest.mark.parametrize("change", ["folder", "key", "short key"])
+def test_folders_of_others_are_refused(folder, change):
+    made(Cache(folder))
+    if change == "folder":
+        folder.chmod(0o777)
+    elif change == "key":
+        (folder / "key").chmod(0o644)
+    else:
+        (folder / "key").write_bytes(b"abc")
+    cache = Cache(folder)
+    assert made(cache, b"x") == (b"x", True)
+    reason = {"folder": "others can write to it", "key": "others can read its key", "short key": "its key is truncated"}
+    assert reason[change] in cache.notes[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(folder):
+    made(Cache(folder))
+    os.chown(folder, 12345, -1)
+    cache = Cache(folder)
+    assert made(cache, b"x") == (b"x", True) and "it belongs to user 12345" in cache.notes[0]
+
+
+def test_a_disk_that_is_full_or_read_only(folder, monkeypatch):
+    cache = Cache(folder)
+    made(cache)
+    for number in (errno.ENOSPC, errno.EROFS, errno.EACCES):
+
+        def fail(*args, number=number):
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("airgraph.disk_cache.os.replace", fail)
+            assert made(cache, b"x", Key(text=str(number))) == (b"x", True)
+        assert os.strerror(number) in cache.notes[-1] and not list(folder.rglob("*.part"))
+        with monkeypatch.context() as patch:
+            patch.setattr("airgraph.disk_cache.os.link", fail)
+            assert made(Cache(folder.with_name(f"new{number}")), b"x") == (b"x", True)
+    assert made(Cache(folder / "key" / "below"), b"x") == (b"x", True)  # a file where a folder should be
+
+
+def test_least_recently_used_entries_go_first(folder):
+    cache = Cache(folder, limit=10_000)
+    keys = [Key(text=str(i)) for i in range(8)]
+    for i, key in enumerate(keys):
+        cache.put("object", key, bytes(2000))
+        os.utime(entry(cache, key), (i, i))
+    cache.get("object", keys[0])  # used now
+    assert cache.prune() > 0
+    assert [entry(cache, key).exists() for key in keys] == [True, *[False] * 5, True, True]
+    assert sum(e.size for e in cache.entries()) <= 10_000
+
+
+def test_abandoned_files_go(folder):
+    cache = Cache(folder)
+    made(cache)
+    old = entry(cache).with_name(".1-1.part")
+    old.touch()
+    os.utime(old, (1, 1))
+    cache.prune()
+    assert not old.exists() and entry(cache).exists()
+
+
+def slow(folder, results):
+    def make():
+        time.sleep(0.5)
+        results.put(1)
+        return b"data"
+
+    assert Cache(folder).made("object", KEY, make) == b"data"
+
+
+def test_several_processes_make_it_once(folder):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    children = [context.Process(target=slow, args=(folder, results)) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * 4
+    assert results.get(timeout=5) == 1 and results.empty()
+
+
+def test_the_lock_of_a_process_that_died_is_free(folder):
+    made(Cache(folder))
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom airgraph.disk_cache import Cache, Key\n"
+        "Cache(Path(sys.argv[1])).made('object', Key(text='new'), lambda: os._exit(3))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == 3
+    start = time.monotonic()
+    assert made(Cache(folder), b"x", Key(text="new")) == (b"x", True)
+    assert time.monotonic() - start < 5
+
+
+def test_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    assert default_folder() == tmp_path
+    monkeypatch.delenv("AIRGRAPH_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("airgraph.disk_cache.sys.platform", "linux")
+    assert default_folder() == tmp_path / "xdg" / "airgraph"
+
+
+def test_the_command(folder, monkeypatch, capsys):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(folder))
+    cache = Cache(folder)
+    made(cache)
+    made(cache, b"x", Key(text="b", cpu="\x1b[31m"))
+    assert command("path") == 0 and capsys.readouterr().out == f"{folder}\n"
+    assert command("list") == 0
+    text = capsys.readouterr().out
+    assert "2 entries, " in text and "cpu here" in text and "cpu \\x1b[31m" in text
+    assert command("verify") == 0 and "2 entries are whole, 0 are not" in capsys.readouterr().out
+    entry(cache).write_bytes(b"")
+    assert command("verify") == 3 and str(entry(cache)) in capsys.readouterr().out
+    assert command("prune") == 0 and command("clear") == 0
+    assert "2 entries removed" in capsys.readouterr().out and not cache.entries()
