@@ -135,13 +135,22 @@ def explain(
     `airgraph.backend` and `torch.compile`. The model itself stays as it was. A training step has more than a call in it:
     for one, see `recording`.
     """
-    plain = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", model)
+    plain = plain_model(model)
     with recording(only_new=True) as record:
         compiled = torch.compile(plain, backend=backend(config), dynamic=dynamic)
         compiled(*args, **kwargs)
         for further in more:
             compiled(*further)
     return record()
+
+
+def plain_model(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What was given to torch.compile, if it was."""
+    for name in ("_orig_mod", "_torchdynamo_orig_callable"):
+        inner: Callable[..., Any] | None = getattr(model, name, None)
+        if inner is not None:
+            return inner
+    return model
 
 
 @contextmanager
