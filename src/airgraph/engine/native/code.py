@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
@@ -15,7 +16,18 @@ from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Loo
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
-_known: dict[str, tuple[int, Code]] = {}  # text of a kernel → its address: equal kernels are one
+SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
+
+    address: int
+    code: Code
+
+
+_known: WeakValueDictionary[str, Kernel] = WeakValueDictionary()  # by their text: equal kernels are one
 
 
 @dataclass(eq=False)
@@ -32,16 +44,17 @@ class NativeStep:
     origin: Step
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
+    kernel: Kernel | None = None  # keeps the function loaded
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
-    compile_kernels(c for parts in loops.values() for c in parts)
+    found = compile_kernels(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
         match step:
             case LoopStep():
-                steps += [loop_step(step, c) for c in loops[step]]
+                steps += [loop_step(step, c, found[c.body]) for c in loops[step]]
             case GemmStep():
                 steps.append(gemm_step(step))
             case AttentionStep():
@@ -54,29 +67,27 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep, c: Compiled) -> NativeStep:
-    return NativeStep(
-        "loop", known_function(c), [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks, c.scratch
-    )
+def loop_step(step: LoopStep, c: Compiled, kernel: Kernel) -> NativeStep:
+    sizes = (c.jobs, c.unit, c.cost)
+    return NativeStep("loop", kernel.address, [*c.tensors], [*c.sizes], *sizes, step, c.checks, c.scratch, kernel)
 
 
-def compile_kernels(kernels: Iterable[Compiled]) -> None:
-    """Compiles new ones, distributed over a few modules of about the same size, side by side."""
-    new = {c.body: c for c in kernels if c.body not in _known}
+def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
+    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
+    every = {c.body: c for c in wanted}
+    found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
+    new = [c for body, c in every.items() if body not in found]
     if not new:
-        return
-    named = {f"k{i}": c for i, c in enumerate(new.values())}
-    modules: list[dict[str, Compiled]] = [{} for _ in range(min(MODULES, len(named)))]
+        return found
+    named = {f"k{i}": c for i, c in enumerate(new)}
+    amount = 1 if sum(len(c.body) for c in new) < SMALL else min(MODULES, len(named))
+    modules: list[dict[str, Compiled]] = [{} for _ in range(amount)]
     for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
     code = build([Unit(module_text(m), tuple(m)) for m in modules])
     for name, c in named.items():
-        _known[c.body] = code[name], code
-
-
-def known_function(c: Compiled) -> int:
-    """The address of a kernel that has been compiled."""
-    return _known[c.body][0]
+        found[c.body] = _known[c.body] = Kernel(code[name], code)
+    return found
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------
