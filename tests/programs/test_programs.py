@@ -14,20 +14,28 @@ from case import Different, compare, evaluated
 import airgraph
 
 
+def one_set(seed):
+    """The program at its first sizes, which are fixed: a tenth of the time."""
+    case = networks.case(seed)
+    case.arguments, case.dynamic = case.arguments[:1], False
+    return case
+
+
 @pytest.mark.slow
-def test_random_networks_are_eager(capsys):
-    counts = run.run_programs("networks", range(36), "native", 12)
+def test_random_networks_are_eager(monkeypatch, capsys):
+    monkeypatch.setitem(run.GENERATORS, "networks", one_set)
+    counts = run.run_programs("networks", range(200, 238), "native", 19)
     assert counts["failed"] == 0, capsys.readouterr().out
     assert counts["passed"] > 30, counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [5000, 5001, 5002, 5003])
-def test_random_networks_through_dynamo(seed):
+@pytest.mark.parametrize("seed", [5000, 5001])
+def test_random_networks_through_dynamo_at_all_sizes(seed):
     case = networks.case(seed)
     expected = run.expectations(case)
     assert expected is not None
-    compiled = torch.compile(case.run, backend=airgraph.backend(), dynamic=case.dynamic)
+    compiled = torch.compile(case.run, backend=airgraph.backend(), dynamic=True)
     for index, wanted in enumerate(expected):
         compare(case, evaluated(case, compiled, case.fresh(index)), wanted)
 
