@@ -148,3 +148,29 @@ def test_batch_norm_in_parts(dtype: torch.dtype, weighted: bool, shape: tuple[in
 
     check(parts, compiled(parts), x, dy, weight, bias, mean, invstd, count)
     graphs_have("batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt")
+
+
+# -- norms ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm_is_written_out(dtype: torch.dtype, weighted: bool) -> None:
+    x, weight = randn(6, 40, dtype=dtype), randn(40, dtype=dtype) if weighted else None
+
+    def norm(x: Any, weight: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, (40,), weight, 1e-6)
+
+    check(norm, compiled(norm), x, weight)
+    assert [f for j in JOURNALS for f in j.fallbacks] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_batch_norm_of_inference_hands_on_its_statistics(dtype: torch.dtype) -> None:
+    """On a GPU these are results, on a CPU they are empty."""
+    x = randn(6, 5, 4, 3, dtype=dtype)
+    mean, var, weight, bias = randn(5, dtype=dtype), randn(5, dtype=dtype).abs(), *(randn(5, dtype=dtype) for _ in "wb")
+
+    def norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
+        return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, var, 0.1, 1e-5)
+
+    check(norm, compiled(norm), x, weight, bias, mean, var)
+    assert [f for j in JOURNALS for f in j.fallbacks] == []

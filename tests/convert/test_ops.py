@@ -826,6 +826,7 @@ ELSEWHERE = {
     "torch._sym_sqrt": BY_HAND,
     "torch.sym_float": BY_HAND,
     "torch.sym_sum": BY_HAND,
+    "aten._fused_rms_norm.default": GPU,
     "aten._scaled_dot_product_cudnn_attention.default": GPU,
     "aten._scaled_dot_product_cudnn_attention_backward.default": GPU,
     "aten._scaled_dot_product_efficient_attention.default": GPU,

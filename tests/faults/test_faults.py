@@ -91,7 +91,7 @@ class Boom(Exception):
 @pytest.mark.parametrize("name", ["sorted", "pictures", "picked", "by_python"])
 def test_every_call_into_pytorch_raises_once(name, monkeypatch):
     """The dispatcher fails, and so does Python, which does the step again."""
-    real, faults = NativeExecutable.library, []
+    real, faults = NativeExecutable.library_step, []
 
     def library(self, frame, number):
         if faults and faults[0] in (None, number):
@@ -102,7 +102,7 @@ def test_every_call_into_pytorch_raises_once(name, monkeypatch):
         call, wanted = compiled(name)
         call()
         count = places(fault, call, wanted)
-        monkeypatch.setattr(NativeExecutable, "library", library)
+        monkeypatch.setattr(NativeExecutable, "library_step", library)
         for n in range(1, count + 1):
             faults.append(None)
             fault.at(n, once=True)

@@ -20,6 +20,7 @@ from airgraph.errors import ConfigError
 
 ENGINES: dict[str, Engine | str] = {
     "native": "airgraph.engine.native:NativeEngine",
+    "cuda": "airgraph.engine.cuda:CudaEngine",
     "reference": "airgraph.engine.reference:ReferenceEngine",
 }
 Note = Callable[[str], Any]

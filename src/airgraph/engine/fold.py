@@ -70,7 +70,7 @@ def size(value: Value) -> int:
 
 
 def replace(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
-    array = tensor.detach().contiguous().numpy()
+    array = tensor.detach().cpu().contiguous().numpy()
     content = array if array.ndim else array.item()
     with graph.before(value.node):
         node = graph.add("Const", [], {**OPS["Const"].attrs, "value": content}, [value.type], known=value.known)

@@ -139,6 +139,7 @@ class Steps(Executable, Protocol):
     constants: dict[int, Any]
     outputs: list[int]
     writes: list[tuple[str, int]]
+    written: frozenset[str]  # the Data that steps themselves write to
     cells: set[int]  # numbers that steps are handed as tensors on the device (runtime.numbers)
 
 

@@ -66,7 +66,9 @@ class ReferenceEngine:
         return executable
 
     def program(self, executable: ReferenceExecutable, programs: Programs) -> Any:
-        return programs.replayed(executable) if programs.captures else programs.plain(executable)
+        """On a GPU always captured: op by op, Python takes longer than the kernels."""
+        captured = programs.captures or executable.device.type == "cuda"
+        return programs.replayed(executable) if captured else programs.plain(executable)
 
 
 class ReferenceExecutable:
@@ -89,6 +91,7 @@ class ReferenceExecutable:
             (n.inputs[0].node.name, id(n.inputs[1]))  # type: ignore[union-attr]
             for n in graph.of("Assign")
         ]
+        self.written: frozenset[str] = frozenset()
         self.outputs = [id(v) for v in graph.net_output.values()]
         self.steps = self.schedule()
 

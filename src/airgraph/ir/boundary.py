@@ -6,8 +6,11 @@ written to; all of that is recorded here, once, from what FX knows, and put righ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import sympy
 
 from airgraph.ir.types import Dim, TensorType
 
@@ -101,3 +104,39 @@ class Boundary:
     arguments: list[Argument] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # what users call an argument, where that is known
+
+
+# -- symbols --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SymbolSource:
+    """Where a symbol has its value from: a size or a stride of an argument (divided by `factor`), or a number."""
+
+    symbol: Any
+    argument: int
+    kind: str  # size | stride | number
+    axis: int = 0
+    factor: int = 1
+
+
+def symbol_sources(arguments: Sequence[Argument]) -> list[SymbolSource]:
+    """One for each symbol that the arguments tell: a size where there is one, else a number, else a stride."""
+    found: dict[Any, SymbolSource] = {}
+    tensors = [(i, a) for i, a in enumerate(arguments) if isinstance(a, TensorIn)]
+    for i, a in tensors:
+        add_sources(found, i, "size", a.type.shape or ())
+    for i, number in enumerate(arguments):
+        if isinstance(number, NumberIn) and number.kind is not float and getattr(number.expr, "is_Symbol", False):
+            found.setdefault(number.expr, SymbolSource(number.expr, i, "number"))
+    for i, a in tensors:
+        add_sources(found, i, "stride", a.strides)
+    return list(found.values())
+
+
+def add_sources(found: dict[Any, SymbolSource], argument: int, kind: str, dims: Sequence[Dim]) -> None:
+    """A symbol, or a multiple of one; from a plain symbol rather than from a multiple."""
+    for axis, size in enumerate(dims):
+        if isinstance(size, sympy.Basic):
+            factor, rest = size.as_coeff_Mul()
+            known = found.get(rest)
+            if rest.is_Symbol and factor.is_Integer and (known is None or (factor == 1 and known.factor != 1)):
+                found[rest] = SymbolSource(rest, argument, kind, axis, int(factor))

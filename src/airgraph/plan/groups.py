@@ -21,9 +21,9 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
+from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
-from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
+from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
 
@@ -143,15 +143,19 @@ class Planner:
                 return
             if self.opaque_node(node):
                 return
-            for value, t in zip(node.outputs, lower(node, self.of)):
+            for value, t in zip(node.outputs, self.lowered(node)):
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
 
+    def lowered(self, node: Node) -> Sequence[Tensor | None]:
+        product = vector_product(node, self.of) if "gemv" in self.target.kernels else None
+        return lower(node, self.of) if product is None else [product]
+
     def bound(self, node: Node) -> bool:
-        for v in (*node.values(), *node.outputs):
+        for v in (*node.values(), *(o for o in node.outputs if o.users)):
             for d in v.type.shape or ():
                 if isinstance(d, sympy.Basic) and not d.free_symbols <= self.symbols:
                     return False
@@ -307,6 +311,7 @@ class Planner:
             self.steps.append(step)
         self.drop_unread()
         self.drop_known()
+        self.drop_places()
         for loop in [s for s in self.steps if isinstance(s, LoopStep)]:
             loop.nests = [schedule(p, self.target) for p in loop.kernel.parts]
         return Plan(
@@ -499,6 +504,14 @@ class Planner:
             if all(self.knows(v.known) and t.id not in read and id(v) not in leaving for v, t in step.writes):
                 self.steps.remove(step)
                 self.notes = [n for n in self.notes if not n.startswith(f"{step.node.op} {step.node.name} ")]
+
+    def drop_places(self) -> None:
+        """Constants and intermediates that no step reads or writes, once all are planned."""
+        used = {t.id for step in self.steps for t in (*step_reads(step), *step_writes(step))}
+        used |= {p.alias.tensor.id for p in self.places.values() if p.alias is not None}
+        for p in list(self.places.values()):
+            if p.kind in ("arena", "const") and p.tensor.id not in used:
+                del self.places[p.tensor.id]
 
 
 def base(t: Tensor) -> Tensor:

@@ -1,31 +1,40 @@
 """Where intermediates lie: each at an offset in the block of a call, or in an output that is not written yet.
 
-Steps are counted; a tensor lives from the first step that writes it to the last one that reads it. Two that live at the
-same time do not overlap. Large ones are placed first, each as low as it can be: that leaves the gaps for small ones.
+Two tensors that are in use at the same time (lifetimes.py) do not overlap. The arrangement is found once, at the sizes of
+the first call: large ones are placed first, each as low as it can be, which leaves the gaps for small ones. What that
+decides is which tensor lies above which. For other sizes the order stays and the offsets follow from it:
+
+    offset of t  =  max over what lies right below t of (its offset + its size)
+
+so no two overlap whatever the sizes are, and an offset is a `Term` (sizes.py) like any other number that depends on sizes.
+An output lends its memory only if all that was to lie in it fits; otherwise an arrangement without loans is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
+
+from airgraph.plan.lifetimes import Lifetimes
+from airgraph.plan.sizes import Amount, both, choose, less, maximum
 
 ALIGN = 64
 BLOCK = 0  # the home that is no output: slot 0 is nobody's
 
 
 @dataclass(eq=False)
-class Unit:
+class Room:
     """Memory for one tensor, or for several that are written over each other."""
 
     slots: list[int]
-    size: int
+    size: int  # bytes, at the sizes for which the arrangement is made
     first: int
     last: int
-    home: int = BLOCK  # the slot of the output it lies in; every output is the home of one unit from the start
+    home: int = BLOCK  # the slot of the output it lies in; every output is the home of one room from the start
 
-    def take(self, later: Unit) -> None:
+    def take(self, later: Room) -> None:
         """What is written over this one lies here, too."""
         self.slots += later.slots
         self.last, self.home = later.last, later.home
@@ -36,35 +45,134 @@ class Spot(NamedTuple):
     offset: int
 
 
-def aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+class Location(NamedTuple):
+    """Of a slot: bytes behind the memory of slot `home`, or behind the beginning of the block."""
+
+    home: Amount
+    offset: Amount
 
 
-def arrange(units: Sequence[Unit]) -> tuple[dict[int, Spot], int]:
-    """Where each slot lies, and the bytes of the block."""
-    outputs = {unit.home: unit for unit in units if unit.home != BLOCK}
-    placed: dict[int, list[tuple[int, Unit]]] = {BLOCK: [], **{home: [(0, unit)] for home, unit in outputs.items()}}
-    smallest_first = sorted(outputs.items(), key=lambda output: output[1].size)
+@dataclass(frozen=True)
+class Arrangement:
+    locations: dict[int, Location]  # by slot
+    size: Amount  # bytes of the block
+
+    def text(self, names: Mapping[int, str], values: Sequence[int] = ()) -> str:
+        """Each slot's place for one set of values."""
+
+        def number(x: Amount) -> int:
+            return x if isinstance(x, int) else values[x.index]
+
+        where = {slot: (number(home), number(offset)) for slot, (home, offset) in self.locations.items()}
+        lines = [f"{names[s]}: {names[h] if h else 'block'} + {offset}" for s, (h, offset) in sorted(where.items())]
+        return "\n".join([*lines, f"block: {number(self.size)}"])
+
+
+def aligned(size: Amount) -> Amount:
+    return (size + (ALIGN - 1)) // ALIGN * ALIGN
+
+
+def rooms(alive: Lifetimes, sizes: Mapping[int, int], same: Mapping[int, Amount], outputs: Sequence[int]) -> list[Room]:
+    """`sizes`: bytes by slot now; `same`: for any sizes (equal amounts are one object or equal numbers)."""
+    found = {
+        slot: Room([slot], sizes[slot], *span, slot if slot in outputs else BLOCK) for slot, span in alive.spans.items()
+    }
+    for t, x in alive.over:
+        above, below = found[t], found[x]
+        fits = above is not below and (same[t] is same[x] or same[t] == same[x])
+        if fits and below.home == BLOCK and len(above.slots) == 1 and below.slots[-1] == x:
+            below.take(above)
+            found[t] = below
+    return list(dict.fromkeys(found.values()))
+
+
+def arrange(units: Sequence[Room], lend: bool = True) -> tuple[dict[int, Spot], int]:
+    """Where each slot lies, and the bytes of the block. `lend`: also in outputs that are not written yet."""
+    outputs = {room.home: room for room in units if room.home != BLOCK}
+    placed: dict[int, list[tuple[int, Room]]] = {BLOCK: [], **{home: [(0, room)] for home, room in outputs.items()}}
+    smallest_first = sorted(outputs.items(), key=lambda output: output[1].size) if lend else []
     top = 0
-    for unit in sorted((u for u in units if u.home == BLOCK), key=lambda u: (-u.size, u.first)):
-        free = [home for home, output in smallest_first if unit.last < output.first and unit.size <= output.size]
-        unit.home = next((home for home in free if gap(placed[home], unit) + unit.size <= outputs[home].size), BLOCK)
-        offset = gap(placed[unit.home], unit)
-        placed[unit.home].append((offset, unit))
-        if unit.home == BLOCK:
-            top = max(top, offset + aligned(unit.size))
+    for room in sorted((u for u in units if u.home == BLOCK), key=lambda u: (-u.size, u.first)):
+        free = [home for home, output in smallest_first if room.last < output.first and room.size <= output.size]
+        home = next((home for home in free if gap(placed[home], room) + room.size <= outputs[home].size), BLOCK)
+        offset = gap(placed[home], room)
+        placed[home].append((offset, room))
+        if home == BLOCK:
+            top = max(top, offset + int_aligned(room.size))
     spots = {
-        slot: Spot(home, offset) for home, inside in placed.items() for offset, unit in inside for slot in unit.slots
+        slot: Spot(home, offset) for home, inside in placed.items() for offset, room in inside for slot in room.slots
     }
     return spots, top
 
 
-def gap(placed: Sequence[tuple[int, Unit]], unit: Unit) -> int:
-    """The lowest offset at which there is room for it while it lives."""
+def int_aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def gap(placed: Sequence[tuple[int, Room]], room: Room) -> int:
+    """The lowest offset at which there is space for it while it lives."""
     at = 0
-    meeting = [(o, u) for o, u in placed if u.first <= unit.last and unit.first <= u.last]
+    meeting = [(o, u) for o, u in placed if u.first <= room.last and room.first <= u.last]
     for offset, other in sorted(meeting, key=itemgetter(0)):
-        if offset - at >= unit.size:
+        if offset - at >= room.size:
             break
-        at = max(at, offset + aligned(other.size))
+        at = max(at, offset + int_aligned(other.size))
     return at
+
+
+# -- for all sizes ------------------------------------------------------------------------------------------------------
+def memory(units: Sequence[Room], sizes: Mapping[int, Amount]) -> Arrangement:
+    """The arrangement for any sizes; `sizes`: bytes by slot."""
+    block, loans, size, fits = stacked(units, sizes, lend=True)
+    if isinstance(fits, int):
+        assert fits, "the arrangement was made for other sizes"
+        return Arrangement({**block, **loans}, size)
+    others, _, alternative, _ = stacked(units, sizes, lend=False)
+    locations = {
+        slot: Location(choose(fits, place.home, 0), choose(fits, place.offset, others[slot].offset))
+        for slot, place in {**block, **loans}.items()
+        if slot in others
+    }
+    outputs = {slot: place for slot, place in loans.items() if slot not in others}
+    return Arrangement({**locations, **outputs}, choose(fits, size, alternative))
+
+
+def stacked(
+    units: Sequence[Room], sizes: Mapping[int, Amount], lend: bool
+) -> tuple[dict[int, Location], dict[int, Location], Amount, Amount]:
+    """(locations in the block, locations in outputs, bytes of the block, whether all fits in the outputs it lies in)"""
+    spots, _ = arrange(units, lend)
+    order = sorted(units, key=lambda u: spots[u.slots[0]].offset)
+    block, loans, top, fits = dict[int, Location](), dict[int, Location](), 0, 1
+    ends: dict[Room, Amount] = {}
+    for room, below in lying_below(order, spots):
+        home = spots[room.slots[0]].home
+        offset: Amount = 0
+        for other in below:
+            offset = maximum(offset, ends[other])
+        ends[room] = offset + aligned(sizes[room.slots[0]])
+        for slot in room.slots:
+            (block if home == BLOCK else loans)[slot] = Location(home, offset)
+        if home == BLOCK:
+            top = maximum(top, ends[room])  # type: ignore[assignment]
+        elif room.home == BLOCK:
+            fits = both(fits, less(offset + sizes[room.slots[0]], sizes[home] + 1))  # type: ignore[assignment]
+    return block, loans, top, fits
+
+
+def lying_below(order: Sequence[Room], spots: Mapping[int, Spot]) -> list[tuple[Room, list[Room]]]:
+    """For each room those right below it that are in use at the same time; what lies below these is implied."""
+    covered = dict[Room, int]()
+    found = []
+    for i, room in enumerate(order):
+        home = spots[room.slots[0]].home
+        right_below, known = [], 0
+        for j in reversed(range(i)):
+            other = order[j]
+            meets = other.first <= room.last and room.first <= other.last
+            if meets and spots[other.slots[0]].home == home and not known >> j & 1:
+                right_below.append(other)
+                known |= covered[other] | 1 << j
+        covered[room] = known
+        found.append((room, right_below))
+    return found

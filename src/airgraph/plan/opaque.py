@@ -10,16 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
-from airgraph.ir.types import DataType, Dim
+from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import FLOAT, NoFormula
+from airgraph.plan.lowerings.core import FLOAT, FLOATS, NoFormula
 from airgraph.plan.operands import Operands, lies_plain
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Matrix
+from airgraph.plan.steps import (
+    AttentionSizes,
+    AttentionStep,
+    CallStep,
+    ConvSizes,
+    ConvStep,
+    GemmSizes,
+    GemmStep,
+    Matrix,
+)
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+from airgraph.plan.tensors import Tensor, broadcast, buffer, cast, expand_to, permute, point, reduce, reshape
 
 Of = Callable[[Value], Tensor]
+DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
+GROUPED = 64  # query heads that may share a key head there
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +57,8 @@ class Product:
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
-        return GemmStep(self.out, left, right, bias, (a.shape[0], a.shape[1], b.shape[2], a.shape[2]))
+        sizes = GemmSizes(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
+        return GemmStep(self.out, left, right, bias, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +78,12 @@ class Attention:
 
     def step(self, operands: Operands) -> AttentionStep:
         q, k, v, mask = self.q, self.k, self.v, self.mask
-        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        batch, heads, queries, depth = q.shape
+        sizes = AttentionSizes(batch, heads, k.shape[1], queries, k.shape[2], depth, v.shape[3])
         left, keys, values = (operands.strided(t, (3,)) for t in (q, k, v))
-        kind = 0 if mask is None else 2 if mask.dtype == DataType.DT_BOOL else 1
         masked = operands.strided(mask) if mask is not None else None
         lse = self.outputs[1] if self.lse else None
-        return AttentionStep(self.outputs[0], lse, left, keys, values, masked, kind, sizes, self.causal, self.scale)
+        return AttentionStep(self.outputs[0], lse, left, keys, values, masked, sizes, self.causal, self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +91,7 @@ class Convolution:
     x: Tensor
     w: Tensor
     bias: Tensor | None
-    dims: tuple[Dim, ...]
+    sizes: ConvSizes
     out: Tensor
 
     @property
@@ -93,7 +105,7 @@ class Convolution:
     def step(self, operands: Operands) -> ConvStep:
         x, w = operands.contiguous(self.x), operands.contiguous(self.w)
         bias = operands.contiguous(self.bias) if self.bias is not None else None
-        return ConvStep(self.out, x, w, bias, self.dims)
+        return ConvStep(self.out, x, w, bias, self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +173,8 @@ def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
     """What this node is, if it is not to be a formula."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
+    if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
+        return single_token(node, of)
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
     if recognise is None or kernel not in target.kernels or node.control:
         return None
@@ -218,6 +232,33 @@ def attention(node: Node, of: Of) -> Attention | None:
     return Attention(q, k, v, mask, float(scale), causal, [made(o) for o in node.outputs], lse)
 
 
+def single_token(node: Node, of: Of) -> Attention | None:
+    """Attention of one query per head, as in decoding, whose other results nobody reads."""
+    if any(o.users for o in node.outputs[1:]) or node.attrs.get("is_causal"):
+        return None
+    found = attention(node, of)
+    if found is None or not same(found.q.shape[2], 1) or found.q.dtype not in FLOATS - {DataType.DT_DOUBLE}:
+        return None
+    (_, h, _, d), hk, dv = found.q.shape, found.k.shape[1], found.v.shape[3]
+    whole = all(isinstance(n, int) for n in (h, hk, d)) and same(d, dv)
+    return found if whole and h % hk == 0 and h // hk <= GROUPED and d in DEPTHS else None
+
+
+def vector_product(node: Node, of: Of) -> Tensor | None:
+    """A row times a matrix whose columns are contiguous (y = x Wᵀ), as a formula that loops can take other work into."""
+    if node.op not in ("MatMul", "MatMulV2") or not node.attrs.get("transpose_x2") or node.control:
+        return None
+    found = matmul(node, of)
+    if found is None or found.a.dtype not in FLOATS or not same(found.a.shape[1], 1):
+        return None
+    wide = DataType.DT_DOUBLE if found.a.dtype == DataType.DT_DOUBLE else FLOAT
+    row, columns = (cast(t, wide) for t in (found.a, permute(found.b, (0, 2, 1))))
+    y = reduce("sum", point("mul", (row, columns), wide), [2], False)
+    if found.bias is not None:
+        y = point("add", (y, cast(found.bias, wide)), wide)
+    return reshape(cast(y, node.output.dtype), node.output.type.shape or ())
+
+
 def ungrouped(t: Tensor) -> Tensor:
     """k and v of grouped-query attention before they were repeated: [b, hk, 1, l, d] → expand → reshape [b, h, l, d]."""
     if t.op != "reshape" or t.inputs[0].op != "expand":
@@ -247,8 +288,9 @@ def conv(node: Node, of: Of) -> Convolution | None:
         return None
     n, c, h, wd = x.shape
     o, _, kh, kw = w.shape
-    dims = (n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, out.shape[2], out.shape[3], 0)
-    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, dims, out)
+    oh, ow = out.shape[2:]
+    sizes = ConvSizes(n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, oh, ow)
+    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out)
 
 
 def written_back(node: Node) -> Node | None:

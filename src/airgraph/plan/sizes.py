@@ -1,97 +1,326 @@
-"""The symbolic expressions of a plan, as a list of operations on whole numbers.
+"""Everything in a plan that depends on sizes, as one list of operations on whole numbers.
 
-    4·s0·s1 + s0   →   v2 = v0·v1, v3 = 4·v2, v4 = v3 + v0
+    4·s0·s1 + s0   →   v3 = v0 * v1, v4 = 4, v5 = v4 * v3, v6 = v5 + v0
 
-A part that several expressions share is computed once. Whole-number arithmetic takes microseconds where replacing symbols
-in sympy's expressions takes milliseconds, and a new set of sizes has to be cheap.
+Symbols come first among the values; each operation appends one. Equal operations are one, so what several expressions
+share is computed once. The list is data: the native engine interprets it (engine/native/binding.py) in a microsecond or
+two for each new set of sizes, where replacing symbols in sympy's expressions takes milliseconds. `Sizes.run` is the same
+in Python.
+
+Formulas that are no sympy expressions (how many threads share a step, where an intermediate lies) are written as Python
+over `Term`s, with `minimum`, `maximum`, `choose` and comparisons as functions that take numbers as well:
+
+    rows = maximum(ceil(m, 8), 1)
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
+from airgraph.errors import VerifyError
 from airgraph.ir.symbols import evaluate
 
-# By the name of the function: PyTorch has its own classes of Max, Min and Mod beside sympy's.
-OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "Pow": operator.pow,
-    "Max": max,
-    "Min": min,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
+
+class Op(IntEnum):
+    CONST, ADD, MUL, FLOOR, MOD, MIN, MAX, LESS, EQUAL, CHOOSE, COPY, ASK, SYMPY = range(13)
+
+
+SIGNS = {Op.ADD: "+", Op.MUL: "*", Op.FLOOR: "//", Op.MOD: "%", Op.LESS: "<", Op.EQUAL: "=="}
+COMPUTE: dict[Op, Callable[[int, int], int]] = {
+    Op.ADD: lambda a, b: a + b,
+    Op.MUL: lambda a, b: a * b,
+    Op.FLOOR: lambda a, b: a // b,
+    Op.MOD: lambda a, b: a % b,
+    Op.MIN: min,
+    Op.MAX: max,
+    Op.LESS: lambda a, b: int(a < b),
+    Op.EQUAL: lambda a, b: int(a == b),
 }
-Operation = Callable[[Sequence[int]], Any]
+# By the name of the function: PyTorch has its own classes of Max, Min and Mod beside sympy's.
+WHOLE_FUNCTIONS = {
+    "Add": Op.ADD,
+    "Mul": Op.MUL,
+    "Max": Op.MAX,
+    "Min": Op.MIN,
+    "Mod": Op.MOD,
+    "PythonMod": Op.MOD,
+    "FloorDiv": Op.FLOOR,
+    "CleanDiv": Op.FLOOR,
+}
+COMMUTE = frozenset({Op.ADD, Op.MUL, Op.MIN, Op.MAX, Op.EQUAL})
+
+
+class Operation(NamedTuple):
+    """`a`, `b` and `c` are values by number; CONST: a is the number itself; ASK: (question, first value, how many)."""
+
+    op: Op
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A whole number that depends on the sizes: one of the values of `sizes`."""
+
+    sizes: Sizes
+    index: int
+
+    def __add__(self, other: Amount) -> Amount:
+        return self.sizes.make(Op.ADD, self, other)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return self + -1 * other
+
+    def __mul__(self, other: Amount) -> Amount:
+        return self.sizes.make(Op.MUL, self, other)
+
+    def __floordiv__(self, other: Amount) -> Amount:
+        return self.sizes.make(Op.FLOOR, self, other)
+
+    def __rfloordiv__(self, other: int) -> Amount:
+        return self.sizes.make(Op.FLOOR, other, self)
+
+    def __rsub__(self, other: int) -> Amount:
+        return -1 * self + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+Amount = int | Term
+
+
+def _combine(op: Op, a: Amount, b: Amount) -> Amount:
+    if isinstance(a, int) and isinstance(b, int):
+        return COMPUTE[op](a, b)
+    sizes = a.sizes if isinstance(a, Term) else b.sizes  # type: ignore[union-attr]
+    return sizes.make(op, a, b)
+
+
+def minimum(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.MIN, a, b)
+
+
+def maximum(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.MAX, a, b)
+
+
+def modulo(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.MOD, a, b)
+
+
+def as_int(x: Amount) -> int:
+    """Of a term that is known to be a number."""
+    assert isinstance(x, int)
+    return x
+
+
+def less(a: Amount, b: Amount) -> Amount:
+    """1 if a < b, else 0."""
+    return _combine(Op.LESS, a, b)
+
+
+def equal(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.EQUAL, a, b)
+
+
+def both(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.MIN, a, b)
+
+
+def either(a: Amount, b: Amount) -> Amount:
+    return _combine(Op.MAX, a, b)
+
+
+def choose(condition: Amount, yes: Amount, no: Amount) -> Amount:
+    if isinstance(condition, int):
+        return yes if condition else no
+    return condition.sizes.make(Op.CHOOSE, condition, yes, no)
+
+
+def ceil(a: Amount, b: Amount) -> Amount:
+    """a / b rounded up."""
+    return (a + b - 1) // b
 
 
 class Sizes:
-    """Expressions of a plan, and what they come to for one set of symbols after another."""
+    """The values of a plan: what they are computed from, and how."""
 
     def __init__(self, symbols: Sequence[Any]) -> None:
         self.symbols = list(symbols)
-        self.index: dict[Any, int] = {s: i for i, s in enumerate(self.symbols)}  # expression → which of the values
-        self.operations: list[Operation] = []  # each makes the next value from those before
+        self.code: list[Operation] = []
+        self.questions: list[tuple[Callable[[Sequence[int]], int], int]] = []  # (in Python, address of the function)
+        self.expressions: list[Any] = []  # that only sympy can evaluate
+        self._known: dict[Any, Amount] = {s: Term(self, i) for i, s in enumerate(self.symbols)}
+        self._made: dict[Operation, Term] = {}
+        self._asked: dict[tuple[int, ...], Term] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self.symbols) + len(self.code)
+
+    # -- from expressions to terms --------------------------------------------------------------------------------------
+    def term(self, x: Any) -> Amount:
+        """An expression over the symbols; a number is itself."""
+        if isinstance(x, int | Term):
+            return x
+        if not isinstance(x, sympy.Basic):
+            return int(x)
+        found = self._known.get(x)
+        if found is None:
+            found = self._known[x] = self._convert(x)
+        return found
+
+    def find(self, x: Any) -> Amount | None:
+        """As `term`, but None for an expression that is not among the values."""
+        return self._known.get(x) if isinstance(x, sympy.Basic) and not x.is_Integer else int(x)
+
+    def _convert(self, x: Any) -> Amount:
+        if x.is_Integer:
+            return int(x)
+        if not x.free_symbols <= set(self.symbols):
+            raise VerifyError(f"{x} has no value: no argument tells {x.free_symbols - set(self.symbols)}")
+        if not whole(x):
+            self.expressions.append(x)
+            return self._append(Operation(Op.SYMPY, len(self.expressions) - 1))
+        if x.is_Pow:
+            return reduce(lambda a, b: a * b, [self.term(x.base)] * int(x.exp))
+        op = WHOLE_FUNCTIONS[x.func.__name__]
+        operands = [self.term(a) for a in x.args]
+        if op in COMMUTE:  # numbers last: 3·a·b and 5·a·b share a·b
+            operands.sort(key=lambda t: isinstance(t, int))
+        return reduce(lambda a, b: _combine(op, a, b), operands)
+
+    def make(self, op: Op, *operands: Amount) -> Amount:
+        folded = simplified(op, operands)
+        if folded is not None:
+            return folded
+        numbers = [self._number(x) for x in operands]
+        if op in COMMUTE:
+            numbers.sort()
+        return self._append(Operation(op, *numbers))
+
+    def ask(self, function: Callable[[Sequence[int]], int], address: int, operands: Sequence[Amount]) -> Amount:
+        """What a native function says about these numbers; `function` asks it from Python."""
+        if all(isinstance(x, int) for x in operands):
+            return function([x for x in operands if isinstance(x, int)])
+        numbers = [self._number(x) for x in operands]
+        known = next((i for i, (_, where) in enumerate(self.questions) if where == address), None)
+        if known is None:
+            known = len(self.questions)
+            self.questions.append((function, address))
+        key = (known, *numbers)
+        if key not in self._asked:
+            first = self.count
+            for number in numbers:  # side by side, as the function reads them
+                self.code.append(Operation(Op.COPY, number))
+            self._asked[key] = self._append(Operation(Op.ASK, known, first, len(numbers)))
+        return self._asked[key]
+
+    def _number(self, x: Amount) -> int:
+        return self._append(Operation(Op.CONST, x)).index if isinstance(x, int) else x.index
+
+    def _append(self, operation: Operation) -> Term:
+        found = self._made.get(operation)
+        if found is None:
+            found = self._made[operation] = Term(self, self.count)
+            self.code.append(operation)
+        return found
+
+    # -- values -----------------------------------------------------------------------------------------------------------
+    def run(self, symbols: Mapping[Any, Any]) -> list[int]:
+        """All values for these symbols. (The native engine does the same; what Op.SYMPY says only Python can tell.)"""
+        values = [int(symbols[s]) if s in symbols else 0 for s in self.symbols]
+        for op, a, b, c in self.code:
+            match op:
+                case Op.CONST:
+                    values.append(a)
+                case Op.CHOOSE:
+                    values.append(values[b] if values[a] else values[c])
+                case Op.COPY:
+                    values.append(values[a])
+                case Op.ASK:
+                    values.append(self.questions[a][0](values[b : b + c]))
+                case Op.SYMPY:
+                    values.append(int(evaluate(self.expressions[a], symbols)))
+                case _:
+                    values.append(COMPUTE[op](values[a], values[b]))
+        return values
 
     def add(self, x: Any) -> None:
-        """An expression whose value will be asked for; it may also be a number."""
-        if isinstance(x, sympy.Basic) and x not in self.index and x.free_symbols <= set(self.symbols):
-            if whole(x):
-                self.place(x)
-            else:
-                self.append(x, lambda v: evaluate(x, dict(zip(self.symbols, v))))
-
-    def place(self, x: Any) -> int:
-        if x not in self.index:
-            self.append(x, self.operation(x))
-        return self.index[x]
-
-    def operation(self, x: Any) -> Operation:
-        if x.is_Integer:
-            number = int(x)
-            return lambda _: number
-        do = OPERATIONS[x.func.__name__]
-        if (x.is_Mul or x.is_Add) and x.args[0].is_Integer:  # sympy has the number in front
-            number, rest = int(x.args[0]), self.place(x.func(*x.args[1:]))
-            return lambda v: do(number, v[rest])
-        first, *others = (self.place(a) for a in x.args)
-        if len(others) == 1:
-            (second,) = others
-            return lambda v: do(v[first], v[second])
-        return lambda v: reduce(do, [v[i] for i in others], v[first])
-
-    def append(self, x: Any, operation: Operation) -> None:
-        self.index[x] = len(self.index)
-        self.operations.append(operation)
+        """An expression whose value will be asked for; left to sympy where it has other symbols."""
+        if not isinstance(x, sympy.Basic) or x.free_symbols <= set(self.symbols):
+            self.term(x)
 
     def values(self, symbols: Mapping[Any, Any]) -> Callable[[Any], int]:
-        """For these symbols: a function from expressions (and numbers) to whole numbers."""
-        numbers: list[Any] = []
-        if all(s in symbols for s in self.symbols):
-            numbers = [symbols[s] for s in self.symbols]
-            for operation in self.operations:
-                numbers.append(operation(numbers))
+        """For engines that compute in Python: a function from expressions (and numbers) to whole numbers."""
+        values = self.run(symbols) if all(s in symbols for s in self.symbols) else []
 
         def value(x: Any) -> int:
-            if not isinstance(x, sympy.Basic):
-                return int(x)
-            at = self.index.get(x)
-            return int(numbers[at] if at is not None and numbers else evaluate(x, symbols))
+            term = self.find(x)
+            known = isinstance(term, Term) and term.index < len(values)
+            return self.value(term, values) if known or isinstance(term, int) else int(evaluate(x, symbols))
 
         return value
 
+    def value(self, x: Any, values: Sequence[int]) -> int:
+        term = self.term(x)
+        return term if isinstance(term, int) else int(values[term.index])
+
+    def text(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield "symbols " + ", ".join(f"v{i} = {s}" for i, s in enumerate(self.symbols))
+        for i, (op, a, b, c) in enumerate(self.code, len(self.symbols)):
+            match op:
+                case Op.CONST:
+                    shown = str(a)
+                case Op.CHOOSE:
+                    shown = f"v{b} if v{a} else v{c}"
+                case Op.COPY:
+                    shown = f"v{a}"
+                case Op.ASK:
+                    shown = f"ask {a} (v{b}...v{b + c - 1})"
+                case Op.SYMPY:
+                    shown = str(self.expressions[a])
+                case Op.MIN | Op.MAX:
+                    shown = f"{op.name.lower()}(v{a}, v{b})"
+                case _:
+                    shown = f"v{a} {SIGNS[op]} v{b}"
+            yield f"v{i} = {shown}"
+
+
+def simplified(op: Op, operands: Sequence[Amount]) -> Amount | None:
+    """The result, where it is one of the operands or a number."""
+    if op == Op.CHOOSE:
+        condition, yes, no = operands
+        return choose(condition, yes, no) if isinstance(condition, int) else yes if yes is no else None
+    a, b = operands
+    if isinstance(a, int) and isinstance(b, int):
+        return COMPUTE[op](a, b)
+    if isinstance(a, int) and op in COMMUTE:
+        a, b = b, a
+    if op in (Op.MIN, Op.MAX) and a is b:
+        return a
+    match op, b:
+        case (Op.ADD, 0) | (Op.MUL, 1) | (Op.FLOOR, 1):
+            return a
+        case Op.MUL, 0:
+            return 0
+    return None
+
 
 def whole(x: Any) -> bool:
-    """Nothing but whole numbers on the way, so that `OPERATIONS` are exact."""
+    """Nothing but whole numbers on the way, so that the operations are exact."""
     if x.is_Symbol or x.is_Integer:
         return True
-    if x.func.__name__ not in OPERATIONS or (x.is_Pow and not (x.exp.is_Integer and x.exp >= 0)):
-        return False
-    return all(whole(a) for a in x.args)
+    if x.is_Pow:
+        return bool(x.exp.is_Integer and x.exp > 0) and whole(x.base)
+    return x.func.__name__ in WHOLE_FUNCTIONS and all(whole(a) for a in x.args)

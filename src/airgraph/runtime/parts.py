@@ -149,8 +149,8 @@ def why_open(node: Node, device: torch.device, executable: Steps, sizes: set[Any
 
 
 def written_inputs(executable: Steps) -> set[str]:
-    """The names of the Data nodes a run writes to: by Assign, or by a call into PyTorch whose schema says so."""
-    found = {name for name, _ in executable.writes}
+    """The names of the Data nodes a run writes to: by Assign, by a step, or by a call into PyTorch whose schema says so."""
+    found = {name for name, _ in executable.writes} | executable.written
     for node in executable.graph.of("AtenCall"):
         schema = getattr(find_target(node.attrs["target"], executable.graph), "_schema", None)
         if schema is None or not schema.is_mutable:

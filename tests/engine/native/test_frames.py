@@ -14,7 +14,7 @@ from torch import nn
 import airgraph
 from airgraph.engine.native import engine
 from airgraph.engine.native.tables import Frame, Step
-from airgraph.plan.memory import BLOCK
+from airgraph.engine.planned import bytes_of
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +97,13 @@ def frame_of(name):
 
 def spans(frame, slots):
     """(the block or an output, start, end) of each that lies in one of them."""
-    sizes = {slot: unit.size for unit in frame.units for slot in unit.slots}
-    return [(*frame.spots[s], frame.spots[s].offset + sizes[s]) for s in slots if s in frame.spots and sizes[s]]
+    found = []
+    for slot in slots:
+        if slot in frame.shared.memory.locations:
+            home, offset = (frame.sizes.value(x, frame.values) for x in frame.shared.memory.locations[slot])
+            size = frame.value(bytes_of(frame.table.memory[slot]))
+            found += [(home, offset, offset + size)] if size else []
+    return found
 
 
 def meet(a, b):
@@ -111,7 +116,7 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
     rows = [table[i * Step.WORDS : (i + 1) * Step.WORDS] for i in range(count)]
     steps = frame.native
     assert not all(row[Step.ALONE] for row in rows), "nothing here is for two threads"
-    reads, writes = ([spans(frame, slots) for slots in table] for table in (frame.layout.reads, frame.layout.writes))
+    reads, writes = ([spans(frame, slots) for slots in table] for table in (frame.table.reads, frame.table.writes))
     for i, j in itertools.combinations(range(count), 2):
         parted = any(row[Step.SYNC] or row[Step.CALL] for row in rows[i:j]) or rows[j][Step.CALL]
         single = rows[i][Step.ALONE] and rows[j][Step.ALONE]
@@ -126,23 +131,20 @@ def test_what_is_read_is_still_there(frame):
     there: set[int] = set()
     for origin, group in itertools.groupby(range(len(frame.native)), lambda i: frame.native[i].origin):
         numbers = list(group)
-        reads, writes = (
-            set().union(*(table[i] for i in numbers)) for table in (frame.layout.reads, frame.layout.writes)
-        )
-        assert {s for s in reads - writes if s in frame.spots} <= there, origin
+        reads, writes = (set().union(*(table[i] for i in numbers)) for table in (frame.table.reads, frame.table.writes))
+        assert {s for s in reads - writes if s in frame.shared.memory.locations} <= there, origin
         there = {s for s in there if s in writes or not meet(spans(frame, [s]), spans(frame, writes))}
         pairs = itertools.combinations(spans(frame, writes), 2)
         assert not any(meet([a], [b]) for a, b in pairs), "two results of one step"
         there |= writes
-    outputs = {frame.layout.slot(t) for t in frame.plan.outputs if t is not None}
+    outputs = {frame.table.slot(t) for t in frame.plan.outputs if t is not None}
     assert outputs <= there
 
 
 def test_memory_is_used_again(frame):
     """Something is written over what it is made of, or lies in an output that is not written yet."""
-    over = any(len(unit.slots) > 1 for unit in frame.units)
-    lent = any(spot.home not in (BLOCK, slot) for slot, spot in frame.spots.items())
-    assert over or lent
+    where = [spans(frame, [slot]) for slot in frame.shared.memory.locations]
+    assert any(meet(a, b) for a, b in itertools.combinations(where, 2))
 
 
 def test_outputs_without_elements_lend_nothing():

@@ -1,4 +1,4 @@
-"""How intermediates are arranged, and that they need no more memory than eager's."""
+"""Intermediates need no more memory than eager's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
@@ -19,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 import airgraph
 from airgraph.engine.native import engine
 from airgraph.engine.native.tables import Frame
-from airgraph.plan.memory import BLOCK, Unit, arrange
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -29,32 +26,6 @@ from cpu_models import MODELS
 @pytest.fixture(autouse=True)
 def native(monkeypatch):
     monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
-
-
-# -- arrangement ------------------------------------------------------------------------------------------------------
-spans = st.tuples(st.integers(0, 20), st.integers(0, 8))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 500), spans)), st.lists(st.tuples(st.integers(0, 800), st.integers(0, 20))))
-def test_what_lives_at_the_same_time_does_not_overlap(inside, outputs):
-    units = [Unit([i + 1], size, first, first + more) for i, (size, (first, more)) in enumerate(inside)]
-    units += [Unit([i], size, first, 99, i) for i, (size, first) in enumerate(outputs, len(inside) + 1)]
-    spots, top = arrange(units)
-    capacity = {BLOCK: top, **{u.slots[0]: u.size for u in units[len(inside) :]}}
-    for i, a in enumerate(units):
-        (at,) = (spots[s] for s in a.slots)
-        assert at.offset % 64 == 0 and at.offset + a.size <= capacity[at.home]
-        for b in units[:i]:
-            other = spots[b.slots[0]]
-            if at.home == other.home and a.first <= b.last and b.first <= a.last:
-                assert at.offset + a.size <= other.offset or other.offset + b.size <= at.offset
-
-
-def test_small_ones_go_into_gaps_and_into_outputs():
-    spots, top = arrange([Unit([1], 640, 0, 1), Unit([2], 640, 2, 3), Unit([3], 64, 1, 2), Unit([4], 128, 3, 9, 4)])
-    assert {slot: tuple(spot) for slot, spot in spots.items()} == {1: (0, 0), 2: (0, 0), 3: (4, 0), 4: (4, 0)}
-    assert top == 640
 
 
 # -- how much it is -----------------------------------------------------------------------------------------------------
@@ -193,14 +164,14 @@ def test_library_calls_let_go_of_arguments_and_results(monkeypatch):
     run, (native,) = compiled(model, args)
     assert [s.kind for s in native.steps].count("call") == 3
     seen = []
-    library = engine.NativeExecutable.library
+    library = engine.NativeExecutable.library_step
 
     def watch(self, frame, number):
         library(self, frame, number)
         given = ctypes.cast(frame.words[Frame.LIST], ctypes.py_object).value
         seen.append(([a is not None for a in given], len(frame.results)))
 
-    monkeypatch.setattr(engine.NativeExecutable, "library", watch)
+    monkeypatch.setattr(engine.NativeExecutable, "library_step", watch)
     torch.testing.assert_close(run(*args), model(*args))
     (_, second, third) = seen
     assert second == ([False, True, True], 1)

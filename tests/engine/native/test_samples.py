@@ -106,10 +106,64 @@ def check(samples: Sequence[Sample], run: Callable[..., Any], sizes: dict[str, i
     for sample, a, b in zip(samples, got, want):
         exact = lambda sample=sample: doubled([sample], sample.tensors(sizes), sizes)  # noqa: E731
         problem = differs(a, b, exact, sample.text not in OTHER_STRIDES)
+        if problem and isinstance(b, torch.Tensor) and isinstance(a, torch.Tensor):
+            problem = differs(a, either(a, b, *both_ways(sample, sizes)), exact, sample.text not in OTHER_STRIDES)
         if problem:
             wrong.append(f"{sample.text}: {problem}")
     wrong += [f"an argument was changed: {a} instead of {b}" for a, b in zip(mine, eager) if differs(a, b)]
     return wrong
+
+
+RUN = 64  # copies of an element side by side: whole vectors, whatever their width
+
+
+def both_ways(sample: Sample, sizes: dict[str, int]) -> list[torch.Tensor]:
+    """Eager's answer for every element by its vectorised code, and by its scalar code for the rest of a tensor. They may
+    differ (at NaN, in some kernels on x86-64), and then the place of an element decides. Nothing, if the op is not one that
+    works element by element."""
+    tensors, run = sample.tensors(sizes), program_of([sample])
+    if len({t.shape for t in tensors}) != 1 or not tensors[0].numel():
+        return []
+    flat = [t.reshape(-1) for t in tensors]
+    try:
+        (long,) = tree_leaves(run(*(t.repeat_interleave(RUN) for t in flat), *sizes.values()))
+        short = [tree_leaves(run(*(t[i : i + 1] for t in flat), *sizes.values()))[0] for i in range(len(flat[0]))]
+    except (RuntimeError, ValueError):  # it needs tensors of another rank
+        return []
+    if long.shape != (RUN * len(short),) or any(s.shape != (1,) for s in short):
+        return []
+    return [long[::RUN].reshape(tensors[0].shape), torch.cat(short).reshape(tensors[0].shape)]
+
+
+def either(mine: torch.Tensor, eager: torch.Tensor, *answers: torch.Tensor) -> torch.Tensor:
+    """Eager's results; where its two answers differ, the one that is mine, if one of them is."""
+    if len(answers) != 2 or any((a.shape, a.dtype) != (mine.shape, mine.dtype) for a in (eager, *answers)):
+        return eager
+    one, other = answers
+    for answer in answers:
+        eager = eager.where(alike(one, other) | ~alike(mine, answer), answer)
+    return eager
+
+
+def alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+def test_either_answer_only_where_eager_has_two() -> None:
+    nan = float("nan")
+    one, other = torch.tensor([1.0, nan, 3.0, 4.0]), torch.tensor([1.0, 0.0, 3.0, 5.0])
+    assert differs(other, one) and differs(one, other)
+    for mine, eager in ((one, other), (other, one)):
+        assert differs(mine, either(mine, eager, one, other)) is None
+    for wrong in (torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([nan, nan, 3.0, 4.0])):
+        assert differs(wrong, either(wrong, one, one, other))
+
+
+def test_eager_is_asked_both_ways() -> None:
+    (sample, *_) = [s for s in running("aten.hardtanh_backward.default") if "odd(f32)" in s.text]
+    long, short = both_ways(sample, SIZES[0])
+    numbers = ~(long.isnan() | short.isnan())
+    assert long.shape == (15,) and torch.equal(long[numbers], short[numbers])
 
 
 def wrong_in(samples: Sequence[Sample], sizes: Sequence[dict[str, int]], dynamic: bool) -> list[str]:

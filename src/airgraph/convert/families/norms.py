@@ -53,6 +53,25 @@ def filled(dims: Any, number: float, like: Value) -> Value:
     return ge.Fill(dims, to(number, like.dtype), place=like.type.place)
 
 
+@converts(aten._fused_rms_norm.default)
+def rms_norm(
+    input: Value, normalized_shape: Any, weight: Value | None, eps: float | None, *, meta_outputs: list[TensorSpec]
+) -> Outputs:
+    """_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)
+
+    In the operations it consists of: GE's RmsNorm rounds before it multiplies by the weight, PyTorch's kernel does not.
+    """
+    if eps is None:
+        raise NoConversion("the smallest eps, which depends on the kernel")
+    wide = meta_outputs[1].dtype
+    x = to(input, wide)
+    axes = list(range(input.rank - len(normalized_shape), input.rank))
+    rstd = ge.Rsqrt(ge.Add(ge.ReduceMean(ge.Mul(x, x), axes, keep_dims=True), to(eps, wide)))
+    y = ge.Mul(x, rstd)
+    y = y if weight is None else ge.Mul(y, to(weight, wide))
+    return [to(y, input.dtype), rstd]
+
+
 # -- groups ---------------------------------------------------------------------------------------------------------
 @converts(aten.native_group_norm.default)
 def group_norm(
@@ -176,15 +195,17 @@ def batch_norm_inference(
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
     batch = batch_of(input, 5 if newer() else 4)
-    if any(spec.symsize != (0,) for spec in meta_outputs[1:]):
-        raise NoConversion("statistics of the batch, which inference does not compute")
     x, scale, offset = batch.taken(input), batch.given(weight, 1.0), batch.given(bias, 0.0)
     parameters = [x, scale, offset, running_mean, running_var]
     if newer():
         y, *_ = normalised(parameters, False, momentum, eps, [meta_outputs[0], *[None] * 4])
     else:
         y = emitted("BNInfer", parameters, {"epsilon": constant("eps", eps)}, meta_outputs[0])
-    return [batch.back(y), *[filled([0], 0.0, input)] * 2]
+    if meta_outputs[1].symsize == (0,):
+        return [batch.back(y), *[filled([0], 0.0, input)] * 2]
+    # A GPU hands on the statistics it has used.
+    variance = to(running_var, meta_outputs[2].dtype)
+    return [batch.back(y), to(running_mean, meta_outputs[1].dtype), ge.Rsqrt(ge.Add(variance, to(eps, variance.dtype)))]
 
 
 @converts(aten._native_batch_norm_legit_functional.default)

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
-_known: dict[str, tuple[int, Code]] = {}  # text of a kernel → its address: equal kernels are one
+SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
+
+    address: int
+    code: Code
+
+
+_known: WeakValueDictionary[str, Kernel] = WeakValueDictionary()  # by their text: equal kernels are one
 
 
 @dataclass(eq=False)
@@ -32,16 +44,17 @@ class NativeStep:
     origin: Step
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
+    kernel: Kernel | None = None  # keeps the function loaded
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
-    compile_kernels(c for parts in loops.values() for c in parts)
+    found = compile_kernels(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
         match step:
             case LoopStep():
-                steps += [loop_step(step, c) for c in loops[step]]
+                steps += [loop_step(step, c, found[c.body]) for c in loops[step]]
             case GemmStep():
                 steps.append(gemm_step(step))
             case AttentionStep():
@@ -54,29 +67,27 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep, c: Compiled) -> NativeStep:
-    return NativeStep(
-        "loop", known_function(c), [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, c.checks, c.scratch
-    )
+def loop_step(step: LoopStep, c: Compiled, kernel: Kernel) -> NativeStep:
+    sizes = (c.jobs, c.unit, c.cost)
+    return NativeStep("loop", kernel.address, [*c.tensors], [*c.sizes], *sizes, step, c.checks, c.scratch, kernel)
 
 
-def compile_kernels(kernels: Iterable[Compiled]) -> None:
-    """Compiles new ones, distributed over a few modules of about the same size, side by side."""
-    new = {c.body: c for c in kernels if c.body not in _known}
+def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
+    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
+    every = {c.body: c for c in wanted}
+    found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
+    new = [c for body, c in every.items() if body not in found]
     if not new:
-        return
-    named = {f"k{i}": c for i, c in enumerate(new.values())}
-    modules: list[dict[str, Compiled]] = [{} for _ in range(min(MODULES, len(named)))]
+        return found
+    named = {f"k{i}": c for i, c in enumerate(new)}
+    amount = 1 if sum(len(c.body) for c in new) < SMALL else min(MODULES, len(named))
+    modules: list[dict[str, Compiled]] = [{} for _ in range(amount)]
     for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
     code = build([Unit(module_text(m), tuple(m)) for m in modules])
     for name, c in named.items():
-        _known[c.body] = code[name], code
-
-
-def known_function(c: Compiled) -> int:
-    """The address of a kernel that has been compiled."""
-    return _known[c.body][0]
+        found[c.body] = _known[c.body] = Kernel(code[name], code)
+    return found
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------
@@ -139,7 +150,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         d,
         dv,
         int(step.causal),
-        step.mask_kind,
+        int(step.mask_kind),
         *q.strides[:3],
         *k.strides[:3],
         *v.strides[:3],
@@ -147,7 +158,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         *masked,
     ]
     offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
-        expand((1 if step.mask_kind == 2 else 4) * mask.offset) if mask else 0
+        expand((1 if step.mask_kind is MaskKind.EXCLUDES else 4) * mask.offset) if mask else 0
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
@@ -157,8 +168,8 @@ def attention_step(step: AttentionStep) -> NativeStep:
 
 
 def conv_step(step: ConvStep) -> NativeStep:
-    n, _, _, _, o, kh, kw, *_, groups, oh, ow, _ = step.dims
+    s = step.sizes
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
-    cost = n * o * oh * ow * (step.dims[1] // groups) * kh * kw // 4
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *step.dims], 0, 1, cost, step)
+    cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s, 0], 0, 1, cost, step)

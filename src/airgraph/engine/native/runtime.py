@@ -2,13 +2,13 @@
 
     call(program, args: list) → list of results, or an int that says what Python has to put right first
 
-    find a frame whose arguments look like these ─ take a block of memory ─ make the outputs ─ let go of Python's lock
-    ─ run the steps ─ take the lock ─ hand out the results ─ give frame and block back
+    find a frame whose arguments look like these, or bind one to their sizes ─ take a block of memory ─ make the outputs
+    ─ let go of Python's lock ─ run the steps ─ take the lock ─ hand out the results ─ give frame and block back
 
-A *program* holds its frames, a *frame* everything that follows from one set of sizes: what the arguments must look like,
-where in a block each intermediate lies, the steps with their sizes. Frames and blocks are taken and given back under
-Python's lock, so several threads can call one program: each gets a frame of its own. All are arrays of 64-bit words, which
-tables.py names; steps.py runs the steps.
+A *program* holds its frames, a *frame* everything a call needs: what the arguments must look like, where in a block each
+intermediate lies, the steps with their sizes. Frames and blocks are taken and given back under Python's lock, so several
+threads can call one program: each gets a frame of its own. All are arrays of 64-bit words, which tables.py names; steps.py
+runs the steps, and binding.py makes a frame one for other sizes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
-from airgraph.engine.native import steps
-from airgraph.engine.native.libtorch import ask, checked, delete, missing, symbol, torch_symbol
+from airgraph.engine.native import binding, steps
+from airgraph.engine.native.libtorch import ask, checked, delete, last_error, libtorch, missing, symbol, torch_symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.numbers import BAD_NUMBER, ZERO_DIVISOR
 from airgraph.engine.native.llvm.text import Native
@@ -34,8 +35,11 @@ from airgraph.engine.native.tables import (
     Block,
     Entry,
     Frame,
+    Location,
+    Pool,
     Program,
 )
+from airgraph.errors import EngineError
 
 TORCH = (
     "aoti_torch_get_dtype",
@@ -47,6 +51,7 @@ TORCH = (
     "aoti_torch_empty_strided",
     "aoti_torch_delete_tensor_object",
     "aoti_torch_new_tensor_handle",
+    "torch_get_num_threads",
     "torch_parallel_for",
 )
 PYTHON = (
@@ -80,6 +85,7 @@ declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
+declare i32 @torch_get_num_threads(ptr)
 declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
 declare i64 @PyList_Size(ptr)
 declare ptr @PyList_GetItem(ptr, i64)
@@ -111,8 +117,9 @@ declare i64 @llvm.smax.i64(i64, i64)
 def matches() -> str:
     """Whether the arguments are what a frame was made for; their addresses go into its slots. If PyTorch cannot tell what
     an argument is, `failed` is set, and the search is over."""
-    f = Native("matches", "ptr %frame, ptr %args, ptr %failed", "i1")
+    f = Native("matches", "ptr %frame, ptr %args, i64 %threads, ptr %failed", "i1")
     f.do("%out = alloca i64")
+    f.give(f.test("ne", f.word("%frame", Frame.THREADS), "%threads"), "i1 false")
     count, table = f.word("%frame", Frame.ARGS), f.word("%frame", Frame.ARG_TABLE, "ptr")
     slots = f.word("%frame", Frame.SLOTS, "ptr")
     plain, parameter = f.word("%frame", Frame.TENSOR_TYPE), f.word("%frame", Frame.PARAMETER_TYPE)
@@ -122,7 +129,9 @@ def matches() -> str:
         row = f.row(table, i, Entry.WORDS)
         kind = f.word(row, Entry.KIND)
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
-        f.when(f.test("eq", kind, Entry.TENSOR), lambda: tensor(row, object))
+        given = f.test("ne", object, f.word("%frame", Frame.NONE, "ptr"), "ptr")
+        token = f.op(f"and i1 {f.test('eq', kind, Entry.TOKEN)}, {given}")
+        f.when(f.op(f"or i1 {f.test('eq', kind, Entry.TENSOR)}, {token}"), lambda: tensor(row, object))
         f.when(f.test("eq", kind, Entry.WHOLE), lambda: whole(row, object))
         f.when(f.test("eq", kind, Entry.FLOAT), lambda: real(row, object))
 
@@ -162,25 +171,31 @@ def matches() -> str:
         tell("aoti_torch_get_dim", handle)
         rank = f.word("%out", 0)
         f.give(f.test("ne", rank, f.word(row, Entry.DIM)), "i1 false")
-        for what, index in (("sizes", Entry.SIZES), ("strides", Entry.STRIDES)):
-            tell(f"aoti_torch_get_{what}", handle)
-            given, expected = f.word("%out", 0, "ptr"), f.word(row, index, "ptr")
-            f.loop("0", rank, 1, lambda d, g=given, e=expected: f.give(differs(f, g, e, d), "i1 false"))
+        tell("aoti_torch_get_sizes", handle)
+        sizes, expected = f.word("%out", 0, "ptr"), f.word(row, Entry.SIZES, "ptr")
+        f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(sizes, d), f.word(expected, d)), "i1 false"))
+        tell("aoti_torch_get_strides", handle)
+        strides, wanted = f.word("%out", 0, "ptr"), f.word(row, Entry.STRIDES, "ptr")
+        f.loop(
+            "0", rank, 1, lambda d: f.when(other_stride(d, sizes, strides, wanted), lambda: unless_empty(sizes, rank))
+        )
         tell("aoti_torch_get_data_ptr", handle)
         address, only = f.word("%out", 0), f.word(row, Entry.ADDRESS)
         other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
         f.give(other, "i1 false")
         f.set(slots, f.word(row, Entry.VALUE), address)
 
+    def other_stride(d: str, sizes: str, strides: str, wanted: str) -> str:
+        """(The stride of a dimension of size 1 means nothing.)"""
+        other = f.test("ne", f.word(strides, d), f.word(wanted, d))
+        return f.op(f"and i1 {other}, {f.test('sgt', f.word(sizes, d), 1)}")
+
+    def unless_empty(sizes: str, rank: str) -> None:
+        (elements,) = f.loop("0", rank, 1, lambda d, n: [f.min(n, f.word(sizes, d))], ("i64", "1"))
+        f.give(f.test("ne", elements, 0), "i1 false")
+
     f.loop("0", count, 1, argument)
     return f.text("i1 true")
-
-
-def differs(f: Native, given: str, expected: str, d: str) -> str:
-    """A negative number stands for "any" (the stride of a dimension of size 1)."""
-    wanted = f.word(expected, d)
-    other = f.test("ne", f.word(given, d), wanted)
-    return f.op(f"and i1 {other}, {f.test('sge', wanted, 0)}")
 
 
 def take_first(f: Native, head: str, good: Callable[[str], str]) -> str:
@@ -206,8 +221,34 @@ def take_first(f: Native, head: str, good: Callable[[str], str]) -> str:
 
 def find() -> str:
     """The first frame that fits the arguments, taken out of the program's list; null if there is none."""
-    f = Native("find", "ptr %program, ptr %args, ptr %failed", "ptr")
-    return take_first(f, "%program", lambda frame: f.op(f"call i1 @matches(ptr {frame}, ptr %args, ptr %failed)"))
+    f = Native("find", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
+    given = "ptr %args, i64 %threads"
+    return take_first(f, "%program", lambda frame: f.op(f"call i1 @matches(ptr {frame}, {given}, ptr %failed)"))
+
+
+def find_bound() -> str:
+    """The first frame that fits when it is bound to the sizes of the arguments."""
+    f = Native("find_bound", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
+    given = "ptr %args, i64 %threads"
+
+    def good(frame: str) -> str:
+        bound = f.op(f"call i1 @bind(ptr {frame}, {given})")
+        return f.either(bound, "i1", lambda: f.op(f"call i1 @matches(ptr {frame}, {given}, ptr %failed)"), "false")
+
+    return take_first(f, "%program", good)
+
+
+def take() -> str:
+    """For Python: the first frame of a program's list, taken out of it, or null. In one go: another thread may call."""
+    f = Native("take", "ptr %program", "ptr", exported=True)
+    return take_first(f, "%program", lambda frame: "true")
+
+
+def put() -> str:
+    """For Python: a frame into a program's list."""
+    f = Native("put", "ptr %program, ptr %frame", exported=True)
+    give_back(f, "%frame", "%program", Frame.NEXT)
+    return f.text()
 
 
 def take_block() -> str:
@@ -223,13 +264,20 @@ def call() -> str:
     f.do("%failed = alloca i64")
     f.set("%failed", 0, "0")
     program = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    frame = f.op(f"call ptr @find(ptr {program}, ptr %args, ptr %failed)")
+    pool = f.word(program, Program.POOL, "ptr")
+    f.set("%out", 0, "0")
+    code = f.op("call i32 @torch_get_num_threads(ptr %out)")
+    known = f.choose(f.test("eq", code, 0, "i32"), "i64", f.word("%out", 0), "1")
+    threads = f.min(f.max(known, 1), f.word(pool, Pool.THREADS))
+    given = f"ptr {program}, ptr %args, i64 {threads}, ptr %failed"
+    ready = f.op(f"call ptr @find({given})")
+    other = f.test("eq", ready, "null", "ptr")
+    frame = f.either(other, "ptr", lambda: f.op(f"call ptr @find_bound({given})"), ready)
     returns(f, f.test("eq", frame, "null", "ptr"), NO_FRAME)
     returns(f, f.test("ne", f.word("%failed", 0), 0), TORCH_FAILED, lambda: give_back(f, frame, program, Frame.NEXT))
-    pool = f.word(program, Program.POOL, "ptr")
     block = f.op(f"call ptr @take_block(ptr {pool}, i64 {f.word(frame, Frame.NEED)})")
     returns(f, f.test("eq", block, "null", "ptr"), NO_BLOCK, lambda: give_back(f, frame, program, Frame.NEXT))
-    bind(f, frame, block)
+    f.set(frame, Frame.BASE, f.word(block, Block.BASE, "ptr"), "ptr")
     bare = outputs(f, frame)
     status = f.either(f.test("eq", bare, 0), "i64", lambda: run_steps(f, frame), str(TORCH_FAILED))
     results = f.either(f.test("eq", status, 0), "ptr", lambda: handed_out(f, frame), "null")
@@ -280,29 +328,9 @@ def give_back(f: Native, what: str, list: str, link: int) -> None:
     f.set(list, 0, what, "ptr")
 
 
-def bind(f: Native, frame: str, block: str) -> None:
-    """Every intermediate gets its address in this block, unless the last call was in the same one."""
-    base = f.word(block, Block.BASE, "ptr")
-    f.do("br label %bind")
-    f.label("bind")
-    moved = f.test("ne", f.word(frame, Frame.BASE, "ptr"), base, "ptr")
-
-    def place() -> None:
-        f.set(frame, Frame.BASE, base, "ptr")
-        table, slots = f.word(frame, Frame.PLACE_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
-
-        def one(i: str) -> None:
-            row = f.row(table, i, 2)
-            f.set(slots, f.word(row, 0), f.at(base, f.word(row, 1), "i8"), "ptr")
-
-        f.loop("0", f.word(frame, Frame.PLACED), 1, one)
-
-    f.when(moved, place)
-
-
 def outputs(f: Native, frame: str) -> str:
-    """New memory for every output; its handle waits in the slot behind its own. Intermediates that are read before an
-    output is written lie in its memory. Gives 1 if PyTorch has no memory, else 0."""
+    """New memory for every output; its handle waits in the slot behind its own. Intermediates lie in the block, or in an
+    output that is written later. Gives 1 if PyTorch has no memory, else 0."""
     table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
 
     def one(i: str, bare: str) -> list[str]:
@@ -311,13 +339,17 @@ def outputs(f: Native, frame: str) -> str:
         return f.when(fresh, lambda: [new_output(f, row, slots, bare)], ("i64", bare))
 
     (bare,) = f.loop("0", f.word(frame, Frame.OUTS), 1, one, ("i64", "0"))
-    lent = f.word(frame, Frame.LENT_TABLE, "ptr")
+    table = f.word(frame, Frame.PLACE_TABLE, "ptr")
+    scratch = f.mul(f.word(frame, Frame.THREADS), f.word(frame, Frame.SCRATCH))
+    block = f.add(f.word(frame, Frame.BASE), scratch)
 
-    def lend(i: str) -> None:
-        row = f.row(lent, i, 3)
-        f.set(slots, f.word(row, 0), f.add(f.word(slots, f.word(row, 1)), f.word(row, 2)))
+    def place(i: str) -> None:
+        row = f.row(table, i, Location.WORDS)
+        home = f.word(row, Location.HOME)
+        start = f.choose(f.test("eq", home, 0), "i64", block, f.word(slots, home))
+        f.set(slots, f.word(row, Location.SLOT), f.add(start, f.word(row, Location.OFFSET)))
 
-    f.loop("0", f.word(frame, Frame.LENT), 1, lend)
+    f.loop("0", f.word(frame, Frame.PLACED), 1, place)
     return bare
 
 
@@ -370,8 +402,8 @@ def handed_out(f: Native, frame: str) -> str:
 
     def one(i: str) -> None:
         row = f.row(table, i, Entry.WORDS)
-        fresh = f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR)
-        called = f.op(f"xor i1 {fresh}, true")
+        kind = f.word(row, Entry.KIND)
+        fresh, called = (f.test("eq", kind, k) for k in (Entry.TENSOR, Entry.NOTHING))
         cell = f.word(row, Entry.STRIDES, "ptr")
         made = f.either(called, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
         has_handle = f.test("ne", made, "null", "ptr")
@@ -398,7 +430,12 @@ def handed_out(f: Native, frame: str) -> str:
             f.invoke("@Py_IncRef", ("ptr", object))
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
 
+        def number() -> None:
+            object = f.op(f"call ptr @PyLong_FromLong(i64 {f.word(row, Entry.VALUE)})")
+            f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
+
         f.when(fresh, own)
+        f.when(f.test("eq", kind, Entry.NUMBER), number)
         f.when(has_handle, again)
         f.when(f.op(f"and i1 {called}, {f.op(f'xor i1 {has_handle}, true')}"), found)
 
@@ -408,7 +445,8 @@ def handed_out(f: Native, frame: str) -> str:
 
 
 def source() -> str:
-    return "\n".join([DECLARES, steps.source(), matches(), find(), take_block(), call()])
+    own = [matches(), find(), find_bound(), take(), put(), take_block(), call()]
+    return "\n".join([DECLARES, steps.source(), binding.source(), *own])
 
 
 # -- loading it ---------------------------------------------------------------------------------------------------------
@@ -425,4 +463,37 @@ def entry() -> Code:
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: symbol(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
-    return build([Unit(source(), ("call", "run"), imports)])
+    return build([Unit(source(), ("call", "run", "write", "take", "put"), imports)])
+
+
+# -- for Python -----------------------------------------------------------------------------------------------------------
+@cache
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """One of these functions; Python's lock is held meanwhile."""
+    return ctypes.PYFUNCTYPE(result, *arguments)(entry()[name])
+
+
+def write(frame: int) -> None:
+    """The words of a frame that depend on sizes."""
+    function("write", None, ctypes.c_void_p)(frame)
+
+
+def take_frame(program: int) -> int:
+    """The first frame that waits, taken out of the program's list; 0 if there is none."""
+    return function("take", ctypes.c_void_p, ctypes.c_void_p)(program) or 0
+
+
+def put_frame(program: int, frame: int) -> None:
+    function("put", None, ctypes.c_void_p, ctypes.c_void_p)(program, frame)
+
+
+def wrapped(handle: int) -> torch.Tensor:
+    """A tensor that native code holds by its handle, as one of Python's. (To wrap is to move: hence a second handle.)"""
+    again = ctypes.c_void_p()
+    torch_c = libtorch()
+    if torch_c.aoti_torch_new_tensor_handle(ctypes.c_void_p(handle), ctypes.byref(again)):
+        raise EngineError(last_error())
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(torch_symbol(WRAP))
+    tensor: torch.Tensor = wrap(again)
+    torch_c.aoti_torch_delete_tensor_object(again)
+    return tensor

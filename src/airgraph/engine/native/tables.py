@@ -11,6 +11,12 @@ class Program:
     FRAMES, POOL, WORDS = 0, 1, 2
 
 
+class Pool:
+    """BLOCKS: the first one that is free. THREADS: the most that a program may use."""
+
+    BLOCKS, THREADS, WORDS = range(3)
+
+
 class Block:
     NEXT, BASE, SIZE, WORDS = 0, 1, 2, 3
 
@@ -18,14 +24,36 @@ class Block:
 class Frame:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
-    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH, LENT, LENT_TABLE, WORDS = range(21, 29)
+    DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH = range(21, 26)
+    BINDING, VALUES, SIZED, WORD_TABLE, NONE, WORDS = range(26, 32)  # SIZED: words that depend on sizes (binding.py)
+
+
+class Binding:
+    """What all frames of a program need for new sizes. SYMBOLS: how many; the number of threads is the first."""
+
+    DEFINITIONS, DEFINITION_TABLE, SYMBOLS, OPERATIONS, CODE, QUESTIONS, WORDS = range(7)
+
+
+class Definition:
+    """Where a symbol has its value from: a SIZE or a STRIDE of an argument, divided by FACTOR, or a NUMBER."""
+
+    SYMBOL, ARGUMENT, KIND, AXIS, FACTOR, WORDS = range(6)
+    SIZE, STRIDE, NUMBER = range(3)
+
+
+class Location:
+    """Where the memory of SLOT is: OFFSET bytes behind that of slot HOME, or (0) behind the scratch memory in the block."""
+
+    SLOT, HOME, OFFSET, WORDS = range(4)
 
 
 class Entry:
-    """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE)."""
+    """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE).
+    A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or
+    a NUMBER (VALUE)."""
 
     KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
-    NOTHING, TENSOR, WHOLE, FLOAT = range(4)
+    NOTHING, TENSOR, WHOLE, FLOAT, NUMBER, TOKEN = range(6)
 
 
 class Step:

@@ -131,6 +131,7 @@ def rounded(use: Use) -> Tensor:
 
 @lowers("Pow")
 def power(use: Use) -> Tensor:
+    """As eager's kernels do: float16 has no roots, and -inf ** 0.5 and -0.0 ** 0.5 are inf and 0.0 there."""
     x, y = use["x1"], use["x2"]
     dtype, exponent = use.dtype, number_of(y)
     if dtype not in FLOATS:
@@ -141,9 +142,9 @@ def power(use: Use) -> Tensor:
             return point("mul", (x, x), dtype)
         case 3:
             return point("mul", (point("mul", (x, x), dtype), x), dtype)
-        case 0.5:
+        case 0.5 if dtype != DataType.DT_FLOAT16:
             return point("sqrt", (x,), dtype)
-        case -0.5:
+        case -0.5 if dtype != DataType.DT_FLOAT16:
             return point("rsqrt", (x,), dtype)
         case -1:
             return point("reciprocal", (x,), dtype)

@@ -9,6 +9,7 @@ from torch import nn
 import airgraph
 from airgraph.engine.native.kernels import gemm, products, tune
 from airgraph.engine.native.kernels.products import BATCH, COLUMNS, ROWS, Product, Way, best, rule, ways
+from airgraph.engine.native.tables import Step
 from airgraph.journal import JOURNALS
 
 pytestmark = pytest.mark.slow  # each times kernels that are compiled for it
@@ -63,7 +64,9 @@ def compiled(model, *args, **options):
 
 
 def frame_steps(native):
-    return [s for s in zip(native.steps, native.frames[-1].rows) if s[0].kind == "gemm"]
+    table = native.frames[-1].step_table
+    rows = [table[i : i + Step.WORDS] for i in range(0, len(table), Step.WORDS)]
+    return [s for s in zip(native.steps, rows) if s[0].kind == "gemm"]
 
 
 # -- ways -------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.native.code import compile_kernels, known_function
+from airgraph.engine.native.code import compile_kernels
 from airgraph.engine.native.kernels.loops import render
 from airgraph.engine.native.llvm.numbers import RENDER
-from airgraph.engine.native.target import CPU
+from airgraph.engine.native.target import this_cpu
 from airgraph.ir.types import DataType
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, NaN, identity
 from airgraph.plan.index import strides_of
@@ -36,15 +36,15 @@ class Contiguous:
 def run(root: Tensor, *args: torch.Tensor) -> torch.Tensor:
     """The value of one expression of buffers, which have the arguments for their content."""
     (part,) = build([root], Contiguous())[0].parts
-    compiled = render(schedule(part, CPU))
-    compile_kernels([compiled])
+    compiled = render(schedule(part, this_cpu()))
+    kernel = compile_kernels([compiled])[compiled.body]
     result = torch.empty(tuple(root.shape), dtype=TORCH_TYPES[root.dtype])
     content = [result if t is root else args[t.attrs] for t in compiled.tensors]
     slots = (ctypes.c_void_p * len(content))(*(x.data_ptr() for x in content))
     pointers = (ctypes.c_void_p * len(content))(*(ctypes.addressof(slots) + 8 * i for i in range(len(content))))
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)
     scratch = (ctypes.c_char * max(compiled.scratch, 1))()
-    function(known_function(compiled))(pointers, (ctypes.c_int64 * 1)(0), 0, int(compiled.jobs), scratch)
+    function(kernel.address)(pointers, (ctypes.c_int64 * 1)(0), 0, int(compiled.jobs), scratch)
     return result
 
 

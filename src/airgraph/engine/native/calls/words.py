@@ -1,4 +1,4 @@
-"""The calls of PyTorch in a plan: which go by a tape, and the words of a tape for one set of sizes."""
+"""The calls of PyTorch in a plan: which go by a tape, and the words of a tape."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ from airgraph.engine.native.calls.tape import (
     Word,
 )
 from airgraph.engine.native.llvm.jit import Code
-from airgraph.engine.native.tables import words
 from airgraph.engine.reference import ReferenceExecutable
-from airgraph.plan.index import strides_of
+from airgraph.plan.index import expand, strides_of
 from airgraph.plan.steps import CallStep, Plan, step_reads
 from airgraph.plan.tensors import Tensor
 
@@ -92,7 +91,7 @@ def read_dense(plan: Plan, tapes: dict[CallStep, Tape]) -> frozenset[int]:
     return frozenset(found)
 
 
-# -- a tape for one set of sizes ----------------------------------------------------------------------------------------
+# -- a tape as words --------------------------------------------------------------------------------------------------
 class Writer:
     """Tapes as words, kept by the frame they are for."""
 
@@ -100,14 +99,11 @@ class Writer:
         self.frame, self.dense = frame, dense
         self.registers: Any = None
 
-    def words(self, *values: int) -> int:
-        return self.frame.keep(words(values))
+    def words(self, *values: Any) -> int:
+        return self.frame.row(values)
 
-    def table(self, rows: Sequence[Sequence[int]]) -> int:
-        return self.words(*(n for row in rows for n in row))
-
-    def numbers(self, dims: Sequence[Any]) -> int:
-        return self.words(*map(self.frame.value, dims))
+    def table(self, rows: Sequence[Sequence[Any]]) -> int:
+        return self.frame.table_of(rows)
 
     def text(self, text: str) -> int:
         return self.frame.keep(ctypes.create_string_buffer(text.encode()))
@@ -129,7 +125,7 @@ class Writer:
             next(tables),
         )
 
-    def lent(self, operand: View | Fixed) -> list[int]:
+    def lent(self, operand: View | Fixed) -> list[Any]:
         if isinstance(operand, Fixed):
             return [self.words(operand.tensor.untyped_storage().data_ptr()), 0]
         return self.view(operand)[:2]
@@ -166,8 +162,8 @@ class Writer:
             self.frame.slot_address(t),
             DTYPES[TORCH_TYPES[t.dtype]],
             len(t.shape),
-            self.numbers(t.shape),
-            self.numbers(strides_of(t.shape)),
+            self.frame.row(t.shape),
+            self.frame.row(strides_of(t.shape)),
             int(typed),
             TORCH_TYPES[t.dtype].itemsize,
         ]
@@ -175,7 +171,7 @@ class Writer:
     def operand(self, operand: Operand) -> int:
         match operand:
             case Word(value):
-                return self.words(Arg.WORD, self.frame.value(value))
+                return self.words(Arg.WORD, value)
             case Real(value):
                 return self.words(Arg.WORD, struct.unpack("<q", struct.pack("<d", value))[0])
             case Text(value):
@@ -188,7 +184,7 @@ class Writer:
                 return self.words(Arg.VIEW, *self.view(operand))
             case Laid(view, strides):
                 made = self.frame.made(view.base) if view.whole else 0
-                return self.words(Arg.LAID, *self.view(view), self.numbers(strides), made)
+                return self.words(Arg.LAID, *self.view(view), self.frame.row(strides), made)
             case Fixed(tensor):
                 self.frame.kept.append(tensor)
                 return self.words(Arg.FIXED, id(tensor) + TENSOR)
@@ -196,13 +192,13 @@ class Writer:
                 return self.words(Arg.REGISTER, self.register(number))
         raise AssertionError(operand)
 
-    def view(self, v: View) -> list[int]:
-        offset = self.frame.value(v.offset) * v.dtype.itemsize
+    def view(self, v: View) -> list[Any]:
+        offset = expand(v.offset * v.dtype.itemsize)
         return [
             self.frame.slot_address(v.base),
             offset,
             len(v.shape),
-            self.numbers(v.shape),
-            self.numbers(v.strides),
+            self.frame.row(v.shape),
+            self.frame.row(v.strides),
             DTYPES[v.dtype],
         ]

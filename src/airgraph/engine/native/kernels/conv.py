@@ -20,19 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 
-from airgraph.engine.native.kernels.gemm import (
-    ADD,
-    LINE,
-    RELU,
-    V4,
-    Machine,
-    ceil,
-    kernels,
-    merge,
-    run_tile,
-    this_machine,
-)
+from airgraph.engine.native.kernels.gemm import ADD, LINE, RELU, V4, Machine, kernels, merge, run_tile, this_machine
 from airgraph.engine.native.llvm.text import Function, declarations
+from airgraph.plan.sizes import Amount, ceil, choose, equal, maximum, minimum
 
 EXPORTS = ("ag_conv2d", "ag_conv2d_jobs")
 DIMS = ["n", "c", "h", "w", "o", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw", "groups", "oh", "ow", "relu"]
@@ -71,19 +61,18 @@ def jobs(dims: Sequence[int]) -> int:
     return blocks * -(-size["o"] // size["groups"] // CHANNELS)
 
 
-def scratch_bytes(dims: Sequence[int], machine: Machine | None = None) -> int:
+def scratch_bytes(dims: Sequence[Amount], machine: Machine | None = None) -> Amount:
     """What a thread needs for its jobs."""
     d, host = dict(zip(DIMS, dims)), machine or this_machine()
-    panel = host.panel
-    if d["groups"] == d["c"]:
-        reach_down, reach_right = (d["kh"] - 1) * d["dh"] + 1, (d["kw"] - 1) * d["dw"] + 1
-        pitch = (min(d["ow"], ACROSS) + slack(host) - 1) * d["sw"] + reach_right
-        rows = min(max(WINDOW // pitch - reach_down, 0) // d["sh"], d["oh"] - 1) * d["sh"] + reach_down
-        return host.tile_bytes + 4 * (rows * pitch + 2 * slack(host))
-    kernel, mine, pixels = d["kh"] * d["kw"], d["c"] // d["groups"], d["oh"] * d["ow"]
-    rounds = max(ceil(mine, max(DEEP // kernel, 1)), 1)
-    panels = ceil(ceil(pixels, ceil(pixels, PIXELS)), panel)
-    return host.tile_bytes + 4 * panels * (ceil(mine, rounds) * kernel * panel + LINE)
+    reach_down, reach_right = (d["kh"] - 1) * d["dh"] + 1, (d["kw"] - 1) * d["dw"] + 1
+    pitch = (minimum(d["ow"], ACROSS) + slack(host) - 1) * d["sw"] + reach_right
+    rows = minimum(maximum(WINDOW // pitch - reach_down, 0) // d["sh"], d["oh"] - 1) * d["sh"] + reach_down
+    kernel, mine, pixels = d["kh"] * d["kw"], d["c"] // d["groups"], maximum(d["oh"] * d["ow"], 1)
+    rounds = maximum(ceil(mine, maximum(DEEP // kernel, 1)), 1)
+    panels = ceil(ceil(pixels, ceil(pixels, PIXELS)), host.panel)
+    by_plane = host.tile_bytes + 4 * (rows * pitch + 2 * slack(host))
+    by_block = host.tile_bytes + 4 * panels * (ceil(mine, rounds) * kernel * host.panel + LINE)
+    return choose(equal(d["groups"], d["c"]), by_plane, by_block)
 
 
 @cache

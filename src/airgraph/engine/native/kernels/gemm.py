@@ -35,6 +35,7 @@ from functools import cache, partial
 
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector, width
+from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
 EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
 SIGNATURE = (
@@ -100,19 +101,13 @@ def this_machine() -> Machine:
     return MACHINES[vector_lanes()]
 
 
-def scratch_bytes(form: str, m: int, n: int, k: int, machine: Machine | None = None) -> int:
+def scratch_bytes(form: str, m: Amount, n: Amount, k: Amount, machine: Machine | None = None) -> Amount:
     """What a thread needs for any share of this product; `Machine.scratch_bytes` is the most there is."""
     host = machine or this_machine()
-    if m <= 3 and form != "tn":
-        return host.tile_bytes
-    deep = 4 * ceil(ceil(k, max(ceil(k, KC), 1)), 4)
-    panels = ceil(min(m if form == "nt" else n, WIDE), host.panel)
-    return host.tile_bytes + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
-
-
-def ceil(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
+    deep = 4 * ceil(ceil(k, maximum(ceil(k, KC), 1)), 4)
+    panels = ceil(minimum(m if form == "nt" else n, WIDE), host.panel)
+    blocks = host.tile_bytes + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
+    return blocks if form == "tn" else choose(less(m, 4), host.tile_bytes, blocks)
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.shared_kernels import Gemm
+from airgraph.plan.sizes import Amount, as_int, both, ceil, choose, either, equal, less, maximum, modulo
 
 ALONE = 16384  # additions: less than this is not worth a second thread
 COLUMNS, ROWS, BATCH = range(3)  # what the threads divide, as Gemm.SPLIT has it
@@ -62,10 +63,7 @@ class Way(NamedTuple):
 
     def unit(self, p: Product) -> int:
         """Threads get multiples of this; where fewer of them are to work, it is so large that the others get none."""
-        unit = UNITS[self.split]
-        if self.threads == p.threads:
-            return unit
-        return max(gemm.ceil(gemm.ceil(self.jobs(p), self.threads), unit), 1) * unit
+        return as_int(unit_of(self.split, self.threads, self.jobs(p), p.threads))
 
     def __str__(self) -> str:
         how = f"{SPLITS[self.split]} by {self.threads} threads" if self.threads > 1 else "1 thread"
@@ -73,12 +71,37 @@ class Way(NamedTuple):
 
 
 def rule(p: Product) -> Way:
-    """Columns, unless they are few or there are many products; one thread for what is small."""
-    split = COLUMNS if p.n >= 32 * p.threads or p.n >= p.m else ROWS
-    if p.batch >= 2 * p.threads or (p.batch > 1 and p.batch % p.threads == 0):
-        split = BATCH
-    small = p.multiplications // 4 < ALONE or Way(split, p.threads).jobs(p) < 2
-    return Way(split, 1 if small else p.threads)
+    split, threads = strategy((p.batch, p.m, p.n, p.k), p.threads)
+    return Way(as_int(split), as_int(threads))
+
+
+def strategy(sizes: Sequence[Amount], threads: Amount) -> tuple[Amount, Amount]:
+    """(what the threads divide, how many work on it) for (batch, m, n, k), which may be terms.
+
+    Columns, unless they are few or there are many products; one thread for what is small.
+    """
+    batch, m, n, k = sizes
+    wide = either(less(32 * threads - 1, n), less(m - 1, n))
+    many = either(less(2 * threads - 1, batch), both(less(1, batch), equal(modulo(batch, threads), 0)))
+    split = choose(many, BATCH, choose(wide, COLUMNS, ROWS))
+    small = either(less(batch * m * n * k // 4, ALONE), less(jobs_of(split, sizes), 2))
+    return split, choose(small, 1, threads)
+
+
+def jobs_of(split: Amount, sizes: Sequence[Amount]) -> Amount:
+    """How many columns, rows or products there are to share."""
+    batch, m, n, _ = sizes
+    return by_split(split, (n, m, batch))
+
+
+def unit_of(split: Amount, threads: Amount, jobs: Amount, of: Amount) -> Amount:
+    """See `Way.unit`; `of`: all threads there are."""
+    unit = by_split(split, UNITS)
+    return choose(equal(threads, of), unit, maximum(ceil(ceil(jobs, threads), unit), 1) * unit)
+
+
+def by_split(split: Amount, values: Sequence[Amount]) -> Amount:
+    return choose(equal(split, COLUMNS), values[0], choose(equal(split, ROWS), values[1], values[2]))
 
 
 def ways(p: Product) -> list[Way]:
@@ -87,7 +110,7 @@ def ways(p: Product) -> list[Way]:
     counts += [p.threads] if p.threads > 1 else []
     found = [rule(p), Way(COLUMNS, 1)]
     for split in (COLUMNS, ROWS, BATCH):
-        found += [Way(split, c) for c in counts if gemm.ceil(Way(split, c).jobs(p), UNITS[split]) >= c]
+        found += [Way(split, c) for c in counts if -(-Way(split, c).jobs(p) // UNITS[split]) >= c]
     as_stored = list(dict.fromkeys(found))
     return as_stored + ([w._replace(turned=True) for w in as_stored] if p.still else [])
 

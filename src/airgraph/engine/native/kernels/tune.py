@@ -30,6 +30,7 @@ from airgraph.engine.native.runtime import entry
 from airgraph.engine.native.tables import Frame, Step
 from airgraph.journal import Journal
 from airgraph.locks import Depth, held_at_fork
+from airgraph.plan.sizes import as_int
 
 TRIAL_S, PRODUCT_S = 0.002, 0.03  # seconds for one trial, and for all of a product
 REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
@@ -98,7 +99,7 @@ class Memory:
         b = span(p.batch, p.b_batch, (p.n, p.k) if form == "nt" else (p.k, p.n), p.ldb)
         self.repeats = min(max(int(TRIAL_S * SPEED / max(p.multiplications, 1)), 1), REPEATS)
         copies = min(max(WEIGHTS // (4 * b), 1), self.repeats)
-        self.scratch = max(gemm.scratch_bytes(form, p.m, p.n, p.k) for form in gemm.FORMS)
+        self.scratch = max(as_int(gemm.scratch_bytes(form, p.m, p.n, p.k)) for form in gemm.FORMS)
         sizes = [p.threads * self.scratch // 4, a, p.batch * p.m * p.n, p.n, *[b] * copies]
         self.tensors = [torch.ones(max(size, 1)) for size in sizes]
         self.block, self.a, self.out, bias, *self.weights = (t.data_ptr() for t in self.tensors)

@@ -34,7 +34,7 @@ PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_
 SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
 _names = itertools.count()
 _local = threading.local()
-_objects: dict[bytes, bytes] = {}  # digest of a text → its object file: equal kernels are compiled once
+OBJECT_BYTES = 16 << 20  # of object files that are kept
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,37 @@ def load(unit: Unit, code: bytes) -> Any:
 
 def object_code(text: str) -> bytes:
     key = hashlib.sha256(text.encode()).digest()
-    if key not in _objects:
-        _objects[key] = open_cache().made("object", Key(text=text, **target()), lambda: compiled(text))
-    return _objects[key]
+    found = OBJECTS.get(key)
+    if found is None:
+        found = open_cache().made("object", Key(text=text, **target()), lambda: compiled(text))
+        OBJECTS.put(key, found)
+    return found
+
+
+class ObjectCache:
+    """Object files by the digest of their text, so that equal modules are compiled once; LRU eviction by bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, bytes] = {}
+        self.bytes = 0
+        self.lock = held_at_fork(threading.Lock(), Depth.LLVM)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self.lock:
+            found = self.files.pop(key, None)
+            if found is not None:
+                self.files[key] = found
+            return found
+
+    def put(self, key: bytes, file: bytes) -> None:
+        with self.lock:
+            self.bytes += len(file) - len(self.files.pop(key, b""))
+            self.files[key] = file
+            while self.bytes > OBJECT_BYTES and len(self.files) > 1:
+                self.bytes -= len(self.files.pop(next(iter(self.files))))
+
+
+OBJECTS = ObjectCache()
 
 
 def compiled(text: str) -> bytes:

@@ -1,0 +1,82 @@
+"""The CUDA engine: loops of a plan as Triton kernels, everything else by PyTorch's own kernels, all in one CUDA graph.
+
+This module needs neither Triton nor a GPU: it says when the engine is chosen, and loads the rest when it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from airgraph.engine.fold import fold
+from airgraph.engine.protocol import Programs, Request
+from airgraph.errors import ConfigError
+from airgraph.ir.graph import Graph
+from airgraph.passes.cleanup import fulfilled_waits
+from airgraph.plan.groups import make_plan
+from airgraph.plan.index import Refuse
+from airgraph.plan.steps import Plan
+from airgraph.plan.target import Target
+
+if TYPE_CHECKING:
+    from airgraph.engine.cuda.executable import CudaExecutable
+
+
+GPU = Target("cuda", lanes=1, scratch=0, kernels=frozenset({"gemv", "decode"}))
+
+
+class CudaEngine:
+    name = "cuda"
+
+    def serves(self, device: torch.device, mode: str) -> str | None:
+        if device.type != "cuda":
+            return f"it runs on an NVIDIA GPU, this graph is on {device}"
+        if mode != "max-autotune":
+            return f"mode {mode} replays PyTorch's own ops"
+        return problem()
+
+    def warm_up(self) -> None:
+        """Triton takes half a second to import; PyTorch reads the model meanwhile."""
+
+    def plan(self, request: Request) -> Plan:
+        if request.device.type != "cuda":
+            reason = self.serves(request.device, request.mode)
+            raise ConfigError(f"the CUDA engine cannot run this graph: {reason}", hint='engine="auto"')
+        refusal = problem() or host_values(request.graph)
+        if refusal is not None:
+            raise Refuse(refusal)
+        fulfilled_waits(request.graph)
+        fold(request)
+        return make_plan(request.graph, request.boundary, GPU)
+
+    def load(self, request: Request) -> CudaExecutable:
+        from airgraph.engine.cuda.compile import DriverKernels
+        from airgraph.engine.cuda.executable import CudaExecutable
+
+        executable = CudaExecutable(request, DriverKernels(request.device))
+        for note in executable.plan.notes:
+            request.journal.remark(note)
+        return executable
+
+    def program(self, executable: CudaExecutable, programs: Programs) -> Any:
+        return programs.replayed(executable)
+
+
+def problem() -> str | None:
+    """Why there is no CUDA engine here; None if there is one."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.version.cuda is None or torch.version.hip is not None:
+        return "this PyTorch is not built for CUDA"
+    return None
+
+
+def host_values(graph: Graph) -> str | None:
+    """A plan has one device: where a tensor of the CPU is computed or comes in, PyTorch runs the graph op by op."""
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value.type.place == "CPU" and value.known is None and node.op != "Const" and value.type.shape != ():
+                return f"{node.op} {node.name} is a tensor on the CPU"
+    return None

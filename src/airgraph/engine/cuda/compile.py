@@ -1,0 +1,248 @@
+"""Triton kernels: compiled in several threads, equal ones once, launched through the driver.
+
+Triton's own launcher is C code that it builds with the system's compiler for every signature, and its dispatch takes some
+30 µs of Python per launch. Here a launch is one call of `cuLaunchKernelEx` with arguments that were laid out before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import linecache
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from airgraph.engine.cuda.kernel_source import KernelSource
+from airgraph.errors import EngineError
+
+THREADS = min(16, os.cpu_count() or 1)
+DEPENDENT_LAUNCH = 90  # compute capability
+ALIGNMENT = 16  # bytes: what is aligned so is read in whole vectors
+_futures: dict[Variant, Future[Binary]] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compilation of a kernel's source. `aligned` says which pointers are, `wide` whether indices have 64 bits."""
+
+    text: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    warps: int
+    aligned: tuple[bool, ...]
+    wide: bool = False
+    checks: bool = False
+
+
+@dataclass(frozen=True)
+class Binary:
+    code: bytes
+    name: str
+    shared: int
+    warps: int
+    early: bool  # it waits for the kernel before it by itself
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="airgraph-triton")
+
+
+def request(variant: Variant, capability: int) -> Future[Binary]:
+    """The compiled kernel, now or later; equal kernels are compiled once."""
+    with _lock:
+        found = _futures.get(variant)
+        if found is None:
+            found = _futures[variant] = pool().submit(compiled, variant, capability)
+        return found
+
+
+@cache
+def jit_function(text: str) -> Any:
+    """The function of a kernel's source. Triton reads the source again by its file name, which is not on disk."""
+    if text.startswith("airgraph."):  # a kernel that is not rendered: module:function
+        module, _, name = text.partition(":")
+        return getattr(importlib.import_module(module), name)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    text = text.replace("def kernel(", f"def airgraph_{digest}(")  # the name that profilers show
+    file = f"<airgraph kernel {digest}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    scope: dict[str, Any] = {"__name__": f"airgraph_kernel_{digest}"}
+    exec(compile(text, file, "exec"), scope)
+    return scope[f"airgraph_{digest}"]
+
+
+def compiled(variant: Variant, capability: int) -> Binary:
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = jit_function(variant.text)
+    names = function.arg_names
+    constants: dict[str, Any] = {**dict(variant.constants)}
+    if "INDEX" in names:
+        constants["INDEX"] = tl.int64 if variant.wide else tl.int32
+    constants["EARLY"] = capability >= DEPENDENT_LAUNCH
+    signature = dict(variant.signature) | dict.fromkeys(constants, "constexpr")
+    pointers = [n for n, t in variant.signature if t.startswith("*")]
+    divisible = [[["tt.divisibility", ALIGNMENT]]] * len(pointers)
+    attributes = {(names.index(n),): a for n, a, good in zip(pointers, divisible, variant.aligned) if good}
+    source = ASTSource(
+        fn=function,
+        signature={n: signature[n] for n in names},
+        constexprs={(names.index(n),): v for n, v in constants.items()},
+        attrs=attributes,
+    )
+    options = {"num_warps": variant.warps, "enable_fp_fusion": False, "debug": variant.checks}
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    meta = kernel.metadata
+    if meta.global_scratch_size or meta.profile_scratch_size:
+        raise EngineError("a Triton kernel wants scratch memory, which launches do not provide")
+    return Binary(kernel.asm["cubin"], meta.name, meta.shared, meta.num_warps, capability >= DEPENDENT_LAUNCH)
+
+
+# -- the driver -----------------------------------------------------------------------------------------------------
+class LaunchAttribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int64 * 8)]
+
+
+class LaunchConfig(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+PLAIN_SHARED = 48 << 10
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(status, ctypes.byref(text))
+        raise EngineError(f"{what} failed: {(text.value or b'unknown error').decode()} ({status})")
+
+
+class Function:
+    """A kernel on one device."""
+
+    def __init__(self, binary: Binary, device: torch.device) -> None:
+        self.binary = binary
+        module, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device)
+            check(driver().cuModuleLoadData(ctypes.byref(module), binary.code), "loading a kernel")
+            name = binary.name.encode()
+            check(driver().cuModuleGetFunction(ctypes.byref(self.handle), module, name), "finding a kernel")
+            if binary.shared > PLAIN_SHARED:
+                check(driver().cuFuncSetAttribute(self.handle, DYNAMIC_SHARED, binary.shared), "shared memory")
+        self.module = module
+
+
+_functions: dict[tuple[Variant, torch.device], Function] = {}
+
+
+def function(variant: Variant, device: torch.device) -> Function:
+    found = _functions.get((variant, device))
+    if found is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        binary = request(variant, 10 * major + minor).result()
+        with _lock:
+            found = _functions.setdefault((variant, device), Function(binary, device))
+    return found
+
+
+class Launch:
+    """A kernel with its arguments laid out: `pointers` are set before each launch, sizes and grid once."""
+
+    def __init__(self, function: Function, pointers: int, sizes: Sequence[int], grid: int) -> None:
+        self.function, self.count = function, pointers
+        self.cells = (ctypes.c_int64 * (pointers + len(sizes) + 2))(*[0] * pointers, *sizes, 0, 0)
+        start = ctypes.addressof(self.cells)
+        self.params = (ctypes.c_void_p * len(self.cells))(*(start + 8 * i for i in range(len(self.cells))))
+        binary = function.binary
+        self.attribute = LaunchAttribute(PROGRAMMATIC, 0, (ctypes.c_int64 * 8)(1))
+        attributes = (ctypes.addressof(self.attribute), 1) if binary.early else (None, 0)
+        self.config = LaunchConfig(grid, 1, 1, 32 * binary.warps, 1, 1, binary.shared, None, *attributes)
+        self.grid = grid
+        self.arguments = (ctypes.byref(self.config), function.handle, self.params, None)
+
+    def __call__(self, pointers: Iterable[int], stream: int) -> None:
+        if not self.grid:
+            return
+        for i, p in enumerate(pointers):
+            self.cells[i] = p
+        self.config.stream = stream
+        check(driver().cuLaunchKernelEx(*self.arguments), "launching a kernel")
+
+
+def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> Variant:
+    return Variant(
+        source.text,
+        tuple(source.signature.items()),
+        tuple(source.constants.items()),
+        source.warps,
+        aligned,
+        wide,
+        source.checks,
+    )
+
+
+def pointers(source: KernelSource) -> int:
+    return sum(t.startswith("*") for t in source.signature.values())
+
+
+class DriverKernels:
+    """Kernels on one GPU (executable.Kernels)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+    def prepare(self, sources: Sequence[KernelSource]) -> None:
+        """Compiling begins; launches wait for it."""
+        major, minor = torch.cuda.get_device_capability(self.device)
+        for source in sources:
+            request(variant(source, (True,) * pointers(source), wide=False), 10 * major + minor)
+
+    def bind(
+        self, source: KernelSource, sizes: Sequence[int], grid: int, wide: bool
+    ) -> Callable[[Sequence[torch.Tensor]], None]:
+        index = self.device.index
+        aligned = (True,) * pointers(source)
+        launches: dict[tuple[bool, ...], Launch] = {}
+
+        def launch(alignment: tuple[bool, ...]) -> Launch:
+            kernel = function(variant(source, alignment, wide), self.device)
+            launches[alignment] = Launch(kernel, len(alignment), sizes, grid)
+            return launches[alignment]
+
+        plain = launch(aligned)
+
+        def run(tensors: Sequence[torch.Tensor]) -> None:
+            addresses = [t.data_ptr() for t in tensors]
+            one = plain
+            if any(a % ALIGNMENT for a in addresses):
+                alignment = tuple(a % ALIGNMENT == 0 for a in addresses)
+                one = launches.get(alignment) or launch(alignment)
+            one(addresses, torch._C._cuda_getCurrentRawStream(index))
+
+        return run

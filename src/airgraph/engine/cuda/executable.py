@@ -1,0 +1,359 @@
+"""A plan made ready for a GPU: a list of steps that a program runs, captures and replays.
+
+    executable.steps     arguments ─ kernel ─ kernel ─ call ─ …        (protocol.Steps)
+
+A loop of the plan is one launch per part (render.py, compile.py); what it makes is memory from PyTorch's allocator, which
+during a capture is the arena that all programs share. Any other step is a call of PyTorch with the reference engine's
+meaning of the node. Sizes are computed once for each set of symbols and kept with the prepared launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.cuda.attention import AttentionSource
+from airgraph.engine.cuda.kernel_source import KernelSource
+from airgraph.engine.cuda.order import MOST, grouped
+from airgraph.engine.cuda.render import Merged, render
+from airgraph.engine.protocol import Env, Request, Step, Symbols
+from airgraph.engine.reference import ReferenceExecutable, as_tensor
+from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
+from airgraph.errors import EngineError
+from airgraph.ir.boundary import TensorIn
+from airgraph.ir.graph import Node, Value
+from airgraph.ir.symbols import evaluate
+from airgraph.plan.origins import maker
+from airgraph.plan.sizes import Sizes
+from airgraph.plan.steps import AttentionStep, CallStep, LoopStep, Matrix, Place, Plan, step_reads
+from airgraph.plan.steps import Step as PlannedStep
+from airgraph.plan.tensors import Tensor
+
+KEPT = 256  # sets of sizes whose launches are kept
+COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
+WIDE = 1 << 31  # elements from which on an index needs 64 bits
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Launch = Callable[[Sequence[torch.Tensor]], None]
+
+
+class Kernels(Protocol):
+    """What compiles and launches the kernels of an executable."""
+
+    def prepare(self, sources: Sequence[KernelSource]) -> None:
+        """Called once with all kernels there will be."""
+
+    def bind(self, source: KernelSource, sizes: Sequence[int], grid: int, wide: bool) -> Launch:
+        """A function that launches the kernel with these numbers, given its tensors."""
+
+
+@dataclass
+class Bound:
+    """What is known for one set of symbols."""
+
+    value: Callable[[Any], int]
+    layouts: dict[int, Layout] = field(default_factory=dict)  # by key: memory to be made
+    launches: dict[KernelSource, Launch] = field(default_factory=dict)
+
+
+class CudaExecutable:
+    def __init__(self, request: Request, kernels: Kernels) -> None:
+        assert request.plan is not None
+        self.graph, self.boundary, self.device = request.graph, request.boundary, request.device
+        self.plan: Plan = request.plan
+        self.kernels = kernels
+        self.reference = ReferenceExecutable(request.graph, request.device, request.map_device)
+        self.inputs = self.reference.inputs
+        self.cells = self.reference.cells
+        self.writes: list[tuple[str, int]] = []
+        self.specs = {a.name: a for a in self.boundary.arguments}
+        self.shapes = {
+            t.id: v for t, v in zip(self.plan.outputs, self.plan.output_values) if t is not None
+        }  # outputs leave with the shape of their value
+        self.called = {id(p.source): p.tensor for p in self.plan.places.values() if p.kind == "call"}
+        self.constants: dict[int, Any] = {**self.reference.constants, **self.planned_constants()}
+        self.outputs = [
+            self.key(t) if t is not None else self.raw(self.called[id(v)])
+            for t, v in zip(self.plan.outputs, self.plan.output_values)
+        ]
+        self.written = frozenset(p.source for p in self.plan.places.values() if p.kind == "input" and p.alias)
+        self.sizes = Sizes(sorted(self.plan.symbols, key=str))
+        self.bounds: dict[tuple[Any, ...], Bound] = {}
+        self.loops = {
+            step: [render(nest) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
+        }
+        self.groups = grouped(self.plan.steps, self.loops, self.key)
+        self.sources: list[KernelSource] = []
+        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
+        self.dense = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)} | {
+            m.tensor.id for s in self.plan.steps if isinstance(s, CallStep) for _, m, t in s.reads if t is not m.tensor
+        }  # results of calls that are read as contiguous memory
+        self.steps = self.schedule()
+        self.collect()
+        kernels.prepare(self.sources)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+    def home(self, t: Tensor) -> Place:
+        """The place whose memory a tensor is in."""
+        place = self.plan.places[t.id]
+        while place.alias is not None:
+            place = place.alias
+        return place
+
+    def key(self, t: Tensor) -> int:
+        """Where the memory of a tensor is found in `env`; keys of the graph's values are positive."""
+        return -2 * self.home(t).tensor.id - 1
+
+    def raw(self, t: Tensor) -> int:
+        """Where the result of a call is found as PyTorch made it; at `key` it is contiguous."""
+        return self.key(t) - 1
+
+    def planned_constants(self) -> dict[int, torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for place in self.plan.places.values():
+            if place.kind == "const":
+                tensor = self.reference.constants[id(place.source)]
+                found[self.key(place.tensor)] = tensor.to(self.device, TORCH_TYPES[place.tensor.dtype]).contiguous()
+        return found
+
+    # -- sizes ------------------------------------------------------------------------------------------------------
+    def collect(self) -> None:
+        """Every expression whose value a call needs."""
+        for place in self.plan.places.values():
+            for x in (*place.strides, place.offset, *place.tensor.shape):
+                self.sizes.add(x)
+        for source in self.sources:
+            for x in (*source.sizes, *source.elements):
+                self.sizes.add(x)
+        for v in self.plan.output_values:
+            for x in v.type.shape or ():
+                self.sizes.add(x)
+
+    def bound(self, symbols: Symbols) -> Bound:
+        key = tuple([symbols.get(s) for s in self.sizes.symbols])
+        found = self.bounds.get(key)
+        if found is None:
+            if len(self.bounds) >= KEPT:
+                self.bounds.clear()
+            found = self.bounds[key] = Bound(self.sizes.values(dict(symbols)))
+        return found
+
+    def layout(self, t: Tensor, bound: Bound) -> Layout:
+        found = bound.layouts.get(t.id)
+        if found is None:
+            value, place = bound.value, self.home(t)
+            shown = self.shapes.get(place.tensor.id)
+            shape = tuple(value(s) for s in t.shape)
+            strides: tuple[int, ...] = tuple(value(s) for s in place.strides)
+            if shown is not None and shown.type.shape != t.shape:
+                shape = tuple(value(s) for s in shown.type.shape or ())
+                strides = contiguous_strides(shape)
+            found = bound.layouts[t.id] = (shape, strides, TORCH_TYPES[t.dtype])
+        return found
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+    def schedule(self) -> list[Step]:
+        steps = [self.arguments()] if self.graph.inputs else []
+        made = {key for step in steps for key in step.makes}
+        for group in self.groups:
+            step = self.step(group, made)
+            made |= step.makes.keys()
+            steps.append(step)
+        if self.written:
+            steps.append(self.write_back())
+        return self.with_last_uses(steps)
+
+    def with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
+        kept = {*self.outputs, *self.constants}
+        result: list[Step] = []
+        for step in reversed(steps):
+            dying = {k for k in (*step.reads, *step.makes) if k < 0} - kept
+            kept |= dying
+            result.append(Step(step.nodes, step.run, step.reads, step.makes, tuple(dying)))
+        return result[::-1]
+
+    def arguments(self) -> Step:
+        """Tensors among the arguments, on the device, in the type and with the strides the plan was made for."""
+        places = [p for p in self.plan.places.values() if p.kind == "input" and p.alias is None]
+        table = [(self.inputs[p.source], p, TORCH_TYPES[p.tensor.dtype]) for p in places]
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            bound = self.bound(symbols)
+            return [self.fitted(env[key], place, dtype, bound) for key, place, dtype in table]
+
+        makes = {self.key(p.tensor): None for p in places}
+        return Step(tuple(self.graph.inputs), run, tuple(key for key, *_ in table), makes)
+
+    def fitted(self, arg: Any, place: Place, dtype: torch.dtype, bound: Bound) -> torch.Tensor:
+        if arg is None:
+            return torch.empty(0, dtype=dtype, device=self.device)
+        tensor = as_tensor(arg)
+        if tensor.device != self.device or tensor.dtype != dtype:
+            tensor = tensor.to(self.device, dtype)
+        _, strides, _ = self.layout(place.tensor, bound)
+        if isinstance(self.specs.get(place.source), TensorIn) and tensor.stride() != strides:
+            return tensor if same_layout(tensor, strides) else copy_strided(tensor, strides)
+        return tensor
+
+    def write_back(self) -> Step:
+        """What was written into a copy of an argument belongs to the argument."""
+        pairs = [
+            (self.inputs[p.source], self.key(p.tensor))
+            for p in self.plan.places.values()
+            if p.kind == "input" and p.alias is None and p.source in self.written
+        ]
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            for given, used in pairs:
+                if env[given].data_ptr() != env[used].data_ptr():
+                    env[given].copy_(env[used])
+            return []
+
+        return Step(tuple(self.graph.inputs), run, tuple(key for pair in pairs for key in pair), {})
+
+    def step(self, group: Sequence[PlannedStep], made: set[int]) -> Step:
+        match group:
+            case [CallStep() as call]:
+                return self.call(call)
+            case [AttentionStep() as attention]:
+                return self.attention(attention)
+        loops = [step for step in group if isinstance(step, LoopStep)]
+        assert len(loops) == len(group), "only loops, calls and attention are planned for"
+        return self.loop(loops, made)
+
+    def loop(self, loops: Sequence[LoopStep], made: set[int]) -> Step:
+        """Kernels that write what nobody has made yet into new memory, the rest over what is there."""
+        parts = [source for step in loops for source in self.loops[step]]
+        sources: list[KernelSource] = [Merged(tuple(parts))] if 1 < len(parts) <= MOST else [*parts]
+        self.sources += sources
+        new = {self.key(t): t for step in loops for t in step.roots if self.key(t) not in made}
+        keys = [[self.key(t) for t in source.tensors] for source in sources]
+        reads = tuple(dict.fromkeys(k for row in keys for k in row if k not in new))
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            bound = self.bound(symbols)
+            fresh = {k: empty(self.layout(t, bound), self.device) for k, t in new.items()}
+            for source, row in zip(sources, keys):
+                launch = bound.launches.get(source) or self.launch(source, bound)
+                launch([fresh[k] if k in fresh else env[k] for k in row])
+            return list(fresh.values())
+
+        return Step((self.node_of(loops[-1].roots[-1]),), run, reads, dict.fromkeys(new))
+
+    def attention(self, step: AttentionStep) -> Step:
+        source = AttentionSource(step)
+        self.sources.append(source)
+        *reads, _ = (self.key(t) for t in source.tensors)
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            bound = self.bound(symbols)
+            out = empty(self.layout(step.out, bound), self.device)
+            part, stat, pairs = source.scratch(bound.value)
+            scratch = torch.empty(part + stat, dtype=torch.float32, device=self.device)
+            counters = self.counters if pairs <= COUNTERS else scratch.new_zeros(pairs, dtype=torch.int32)
+            launch = bound.launches.get(source) or self.launch(source, bound)
+            launch([*(env[k] for k in reads), out, scratch[:part], scratch[part:], counters])
+            return [out]
+
+        return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(reads)), {self.key(step.out): None})
+
+    def launch(self, source: KernelSource, bound: Bound) -> Launch:
+        value = bound.value
+        wide = any(value(e) >= WIDE for e in source.elements)
+        found = bound.launches[source] = self.kernels.bind(source, source.numbers(value), source.grid(value), wide)
+        return found
+
+    def node_of(self, t: Tensor) -> Node:
+        """The node to name where the step that makes t fails. (One that reads numbers of the host would seem to be none
+        that can be captured; kernels get those as arguments.)"""
+        node = maker(self.plan, t)
+        host = node is None or any(v.type.place == "CPU" for v in (*node.values(), *node.outputs))
+        return self.graph.net_output if node is None or host else node
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def call(self, step: CallStep) -> Step:
+        work = self.reference.step(step.node)
+        read = {id(v) for v, _, _ in step.reads}
+        numbers = [v for v in dict.fromkeys(step.node.values()) if id(v) not in read]
+        keys = [k for _, m, t in step.reads for k in (self.source_key(m, t),)]
+        makes: dict[int, Value | None] = {}
+        for value, t in step.writes:
+            makes |= {self.raw(t): value, self.key(t): None}
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            bound = self.bound(symbols)
+            scope: Env = {id(v): self.seen(env, m, t, bound) for v, m, t in step.reads}
+            for v in numbers:
+                scope[id(v)] = self.number(v, symbols)
+            held = {storage(x) for x in scope.values() if isinstance(x, torch.Tensor)}
+            results: list[Any] = []
+            for (_, t), result in zip(step.writes, work(scope, symbols)):
+                results += self.kept(t, result, held, bound)
+            return results
+
+        return Step((step.node,), run, tuple(dict.fromkeys(keys)), makes)
+
+    def source_key(self, matrix: Matrix, t: Tensor) -> int:
+        place = self.plan.places[matrix.tensor.id]
+        if t is matrix.tensor and place.kind == "call":
+            return self.raw(t)
+        if t is matrix.tensor and place.kind == "input" and place.alias is None:
+            return self.inputs[place.source]
+        return self.key(matrix.tensor)
+
+    def seen(self, env: Env, matrix: Matrix, t: Tensor, bound: Bound) -> Any:
+        """A tensor of the plan as one of PyTorch's: a view of the memory it lies in."""
+        base = as_tensor(env[self.source_key(matrix, t)])
+        place = self.plan.places[matrix.tensor.id]
+        if t is matrix.tensor and place.kind in ("call", "input", "const") and place.alias is None:
+            return base
+        value = bound.value
+        shape, strides = [value(s) for s in t.shape], [value(s) for s in matrix.strides]
+        return base.as_strided(shape, strides, base.storage_offset() + value(matrix.offset))
+
+    def number(self, value: Value, symbols: Symbols) -> Any:
+        if id(value) in self.constants:
+            return self.constants[id(value)]
+        dtype = TORCH_TYPES[value.dtype]
+        known = evaluate(value.known, symbols)
+        return torch.tensor(known, dtype=dtype) if isinstance(known, tuple | int) else as_tensor(known)
+
+    def kept(self, t: Tensor, result: Any, held: set[int], bound: Bound) -> list[Any]:
+        """What PyTorch made, and the same contiguous for kernels to read."""
+        if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
+            return [result, result]
+        if storage(result) in held and result.numel():
+            result = copy_strided(result, result.stride(), int(result.storage_offset()))
+        if t.id not in self.dense:
+            return [result, result]
+        wanted = [bound.value(s) for s in t.shape]
+        if list(result.shape) != wanted:
+            text = f"PyTorch made {list(result.shape)} where the graph says {wanted}"
+            raise EngineError(text, where={"graph": self.graph.name}, hint='engine="reference" takes what is made')
+        return [result, result.to(TORCH_TYPES[t.dtype]).contiguous()]
+
+    # -- a call -----------------------------------------------------------------------------------------------------
+    def run(
+        self, inputs: Mapping[str, Any], symbols: Symbols
+    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
+        """Op by op, without a capture; arguments are written to on the way."""
+        env: Env = dict(self.constants)
+        for name, key in self.inputs.items():
+            env[key] = as_tensor(inputs[name])
+        for step in self.steps:
+            step.advance(env, symbols, self.graph)
+        return [env[key] for key in self.outputs], []
+
+
+def empty(layout: Layout, device: torch.device) -> torch.Tensor:
+    shape, strides, dtype = layout
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def storage(x: torch.Tensor) -> int:
+    if x.layout != torch.strided:
+        return 0
+    return x.untyped_storage().data_ptr()

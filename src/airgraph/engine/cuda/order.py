@@ -1,0 +1,79 @@
+"""Which steps of a plan are launched together.
+
+    q = x Wq   rotary(q)   k = x Wk   rotary(k)   v = x Wv        →    q, k, v │ rotary(q), rotary(k)
+
+In a CUDA graph every launch costs a microsecond or two, as much as a small kernel takes. So a small loop moves up to the
+first group of small loops behind everything it depends on, and the group is one kernel (render.Merged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from airgraph.engine.cuda.render import Source
+from airgraph.plan.index import expand
+from airgraph.plan.steps import LoopStep, Step, step_reads, step_writes
+from airgraph.plan.tensors import Tensor
+
+SMALL = 1 << 25  # elements that a loop runs over
+PROGRAMS = 1 << 14
+MOST = 16  # kernels in one
+
+
+@dataclass(eq=False)
+class Group:
+    """Steps in a row; more than one only where all are small loops."""
+
+    steps: list[Step]
+    open: bool  # small loops may join
+    kernels: int = 0
+
+
+@dataclass
+class Uses:
+    """The last group that wrote to some memory, and the last that read it."""
+
+    written: int = -1
+    read: int = -1
+
+
+def grouped(
+    steps: Sequence[Step], sources: dict[LoopStep, list[Source]], home: Callable[[Tensor], int]
+) -> list[list[Step]]:
+    """`home`: a key of the memory that a tensor is in."""
+    groups: list[Group] = []
+    memory: dict[int, Uses] = {}
+    for step in steps:
+        reads = {home(t) for t in step_reads(step)}
+        writes = {home(t) for t in step_writes(step)}
+        uses = {key: memory.setdefault(key, Uses()) for key in reads | writes}
+        after = max([uses[k].written for k in uses] + [uses[k].read for k in writes], default=-1)
+        at = place(groups, step, sources, after)
+        for key in reads:
+            uses[key].read = max(uses[key].read, at)
+        for key in writes:
+            uses[key].written = max(uses[key].written, at)
+    return [group.steps for group in groups]
+
+
+def place(groups: list[Group], step: Step, sources: dict[LoopStep, list[Source]], after: int) -> int:
+    """Put the step into a group behind number `after`; gives the number of that group."""
+    kernels = sources.get(step, []) if isinstance(step, LoopStep) else []
+    small = bool(kernels) and all(map(is_small, kernels))
+    if small:
+        for number in range(after + 1, len(groups)):
+            group = groups[number]
+            if group.open and group.kernels + len(kernels) <= MOST:
+                group.steps.append(step)
+                group.kernels += len(kernels)
+                return number
+    groups.append(Group([step], small, len(kernels)))
+    return len(groups) - 1
+
+
+def is_small(source: Source) -> bool:
+    outer, inner = expand(source.programs), expand(source.row)
+    if not isinstance(outer, int) or not isinstance(inner, int):
+        return False
+    return outer * max(inner, 1) <= SMALL and -(-outer // source.tile.x) <= PROGRAMS

@@ -1,0 +1,122 @@
+"""Small programs for the CUDA engine: one for each kind of kernel it has."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+
+
+class Case:
+    def __init__(self, function, *shapes, grad=False, dynamic=False, dtype=F32, rough=False):
+        self.function, self.shapes, self.grad, self.dynamic = function, shapes, grad, dynamic
+        self.dtype, self.rough = dtype, rough
+
+    def build(self, device):
+        """The function and its arguments; a tensor instead of a shape is an argument as it is."""
+        torch.manual_seed(0)
+        function = self.function().to(device) if isinstance(self.function, type) else self.function
+        args = [
+            a.to(device)
+            if isinstance(a, torch.Tensor)
+            else torch.randn(a, device=device).to(self.dtype).requires_grad_(self.grad)
+            if isinstance(a, tuple)
+            else a
+            for a in self.shapes
+        ]
+        return function, args
+
+
+class Perceptron(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(24, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 4))
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+
+
+def functions(x):
+    positive = x.abs() + 0.1
+    found = [x.sigmoid(), x.exp().log1p(), x.erf(), x.sign(), x.round(), x.floor(), x.isnan(), x.expm1()]
+    found += [positive.sqrt(), positive.rsqrt(), positive.pow(2.5), torch.atan2(x, positive), torch.maximum(x, -x)]
+    found += [torch.where(x > 0, x, 0.0), x.clamp(-0.5, 0.5), x.double().sin(), x.to(torch.int8), x.to(torch.bool)]
+    return found
+
+
+def whole_numbers(x, y):
+    return x // y, x % y, x * y, -x, x.abs(), (x > y).sum(), x.max(), (x > 0).any(1), x.float() / 3, x.sum(0), x.prod(1)
+
+
+def grouped_attention(q, k, v, mask):
+    k, v = (t.repeat_interleave(4, 1) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def swiglu(x, gate, up, down):
+    return x + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def whole(low, high, *shape, dtype=torch.int64):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+NAN = torch.tensor([[1.0, float("nan")], [float("inf"), -0.0]])
+CASES = {
+    "elementwise": Case(lambda x, b: torch.relu(x + b) * 0.1, (40, 80), (80,)),
+    "transposed": Case(lambda x: (x.t() * 2).contiguous(), (20, 33)),
+    "strided argument": Case(lambda x: x * 2 + 1, torch.randn(50, 40).t()),
+    "unaligned argument": Case(lambda x: x * 2 + 1, torch.randn(401)[1:]),
+    "no elements": Case(lambda x: x * 2, (0, 5)),
+    "no dimensions": Case(lambda x: x * 2 + 1, ()),
+    "views": Case(lambda x: (x.t(), (x * 2)[1:], x[0]), (40, 50)),
+    "softmax": Case(lambda x: x.softmax(-1), (50, 37), grad=True),
+    "layer norm": Case(lambda x, w, b: F.layer_norm(x, (24,), w, b), (70, 24), (24,), (24,), grad=True, rough=True),
+    "gelu": Case(lambda x: F.gelu(x) * torch.tanh(x), (33, 5)),
+    "functions": Case(functions, (16, 9)),
+    "reductions": Case(lambda x: (x.amax(1), x.amin(0), x.prod(1), x.var(1), x.sum(), x.mean(0)), (60, 7), rough=True),
+    "nan": Case(lambda x: (x.amax(1), torch.maximum(x, x.flip(0)), x.amin(), torch.relu(x), x.clamp(-1, 1)), NAN),
+    "columns": Case(lambda x: (x * 2).sum((0, 2)), (6, 33, 50), rough=True),
+    "long rows": Case(lambda x: x.softmax(-1), (2, 20000)),
+    "symbolic sizes": Case(lambda x: x.softmax(-1) + x.shape[0], (5, 37), dynamic=True),
+    "gather": Case(lambda w, i: F.embedding(i, w) * 2, (11, 8), whole(0, 11, 3, 4)),
+    "concatenation": Case(lambda x, y: torch.cat([x, y], 1) * 2, (3, 4), (3, 5)),
+    "written argument": Case(lambda x, y: x.add_(y), (3, 4), (3, 4)),
+    "scatter into an argument": Case(lambda c, i, v: c.index_copy_(0, i, v) * 1, (6, 4), torch.tensor([2]), (1, 4)),
+    "scatter": Case(lambda c, i, v: c.index_put((i,), v), (60, 4), torch.tensor([2, 5]), (2, 4)),
+    "int64": Case(whole_numbers, whole(-9, 9, 4, 5), whole(1, 5, 4, 5)),
+    "int8": Case(whole_numbers, whole(1, 9, 4, 5, dtype=torch.int8), whole(1, 5, 4, 5, dtype=torch.int8)),
+    "uint8": Case(whole_numbers, whole(1, 9, 4, 5, dtype=torch.uint8), whole(1, 5, 4, 5, dtype=torch.uint8)),
+    "cross entropy": Case(lambda x, t: F.cross_entropy(x, t), (6, 9), whole(0, 9, 6), grad=True),
+    "perceptron": Case(Perceptron, (5, 24), grad=True, rough=True),
+    "one row": Case(Perceptron, (1, 24), rough=True),
+    "swiglu": Case(swiglu, (1, 24), (40, 24), (40, 24), (24, 40), rough=True),
+    "convolutions": Case(Convolutions, (2, 3, 8, 8), grad=True, rough=True),
+    "attention of one token": Case(
+        grouped_attention, (2, 8, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (torch.arange(70) < 50)[None, None, None]
+    ),
+}
+
+
+def check(compiled, case, device, tolerance):
+    """Twice the same call, then once more: run, recorded and replayed. Outputs, strides, gradients and writes are eager's."""
+    function, args = case.build(device)
+    run = compiled(function)
+    for _ in range(3):
+        ours, theirs = (
+            [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+            for _ in range(2)
+        )
+        got, want = run(*ours), function(*theirs)
+        torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+        for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want)):
+            assert g.stride() == w.stride() or not g.numel()
+        if case.grad:
+            got.float().sum().backward()
+            want.float().sum().backward()
+            for a, b in zip(ours, theirs):
+                torch.testing.assert_close(getattr(a, "grad", None), getattr(b, "grad", None), **tolerance)
+        torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance)

@@ -1,0 +1,274 @@
+"""Nests in, Triton source out, as text. Needs neither Triton nor a GPU."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+import sympy
+
+from airgraph.engine.cuda import GPU, CudaEngine
+from airgraph.engine.cuda.functions import RENDERED
+from airgraph.engine.cuda.order import grouped
+from airgraph.engine.cuda.render import Merged, render
+from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
+from airgraph.ir.text import from_py
+from airgraph.ir.types import DataType
+from airgraph.plan.functions import FUNCTIONS
+from airgraph.plan.groups import make_plan
+from airgraph.plan.index import strides_of
+from airgraph.plan.kernels import build
+from airgraph.plan.nest import schedule
+from airgraph.plan.steps import LoopStep
+from airgraph.plan.tensors import buffer, point
+
+
+def plan(text):
+    graph = from_py(textwrap.dedent(text))
+    inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
+    outputs = [
+        Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
+    ]
+    return make_plan(graph, Boundary(inputs, outputs), GPU)
+
+
+def sources(text):
+    return [render(nest) for step in plan(text).steps for nest in step.nests]
+
+
+def body(source):
+    ast.parse(source.text)
+    return textwrap.dedent(source.body).strip()
+
+
+def same(found, wanted):
+    assert found.strip() == textwrap.dedent(wanted).strip()
+
+
+def test_every_function_of_plans_is_rendered():
+    assert FUNCTIONS.keys() == RENDERED
+
+
+def test_elementwise_chain():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=1, shape=[40, 80], placement="NPU", node_name="x")
+        b_0 = ge.Data(index=1, dtype=1, shape=[80], placement="NPU", node_name="b")
+        Add_0 = ge.Add(x_0, b_0, node_name="Add")
+        Gelu_0 = ge.Gelu(Add_0, node_name="Gelu")
+        _ = ge.NetOutput([Gelu_0], dependencies=[])
+    """)
+    same(
+        source.text,
+        """
+        from airgraph.engine.cuda.helpers import *
+
+
+        @triton.jit
+        def kernel(p0, p1, p2, INDEX: tl.constexpr, XBLOCK: tl.constexpr, EARLY: tl.constexpr):
+            begin(EARLY)
+            pid = tl.program_id(0)
+            zero = tl.zeros([1], INDEX)
+            x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)
+            v1 = tl.load(p0 + (x)).to(tl.float32)
+            v2 = tl.load(p1 + ((x % 80))).to(tl.float32)
+            v3 = (v1 + v2).to(tl.float16).to(tl.float32)
+            v4 = v3
+            v5 = tl.full([1], 0.5, tl.float32)
+            v6 = v4 * v5
+            v7 = tl.full([1], 1.0, tl.float32)
+            v8 = tl.full([1], 0.7071067811865476, tl.float32)
+            v9 = v4 * v8
+            v10 = libdevice.erf(v9)
+            v11 = v7 + v10
+            v12 = v6 * v11
+            v13 = v12.to(tl.float16).to(tl.float32)
+            tl.store(p2 + (x), (v13).to(tl.float16))
+    """,
+    )
+
+
+def test_softmax_reads_its_row_once():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=0, shape=[400, 250], placement="NPU", node_name="x")
+        SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
+        _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
+    """)
+    assert source.tile.whole
+    same(
+        body(source),
+        """
+        zero = tl.zeros([1, 1], INDEX)
+        x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        r = tl.arange(0, RBLOCK)[None, :].to(INDEX)
+        rmask = r < 250
+        v1 = tl.load(p0 + (x * 250 + r), rmask, other=0)
+        v2 = tl.reduce(tl.where(rmask, (tl.broadcast_to(v1, [XBLOCK, RBLOCK])).to(tl.float32), float("-inf")).to(tl.float32), 1, nan_max, keep_dims=True)
+        v3 = v1 - v2
+        v4 = libdevice.exp(v3)
+        v5 = tl.sum(tl.where(rmask, (tl.broadcast_to(v4, [XBLOCK, RBLOCK])).to(tl.float32), 0).to(tl.float32), axis=1, keep_dims=True).to(tl.float32)
+        v6 = tl.div_rn(tl.full([], 1.0, tl.float32), v5)
+        v7 = v4 * v6
+        tl.store(p1 + (x * 250 + r), (v7).to(tl.float32), rmask)
+    """,
+    )
+
+
+def test_a_long_row_is_read_once_per_stage():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=0, shape=[4, 40000], placement="NPU", node_name="x")
+        SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
+        _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
+    """)
+    same(
+        body(source),
+        """
+        zero = tl.zeros([1, 1], INDEX)
+        x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        a1 = tl.full([XBLOCK, RBLOCK], float("-inf"), tl.float32)
+        for start in range(0, 40000, RBLOCK):
+            r = (start + tl.arange(0, RBLOCK))[None, :].to(INDEX)
+            rmask = r < 40000
+            v1 = tl.load(p0 + (x * 40000 + r), rmask, other=0)
+            a1 = nan_max(a1, tl.where(rmask, (tl.broadcast_to(v1, [XBLOCK, RBLOCK])).to(tl.float32), float("-inf")).to(tl.float32))
+        v2 = tl.reduce(a1, 1, nan_max, keep_dims=True)
+        a4 = tl.full([XBLOCK, RBLOCK], 0, tl.float32)
+        for start in range(0, 40000, RBLOCK):
+            r = (start + tl.arange(0, RBLOCK))[None, :].to(INDEX)
+            rmask = r < 40000
+            v3 = tl.load(p0 + (x * 40000 + r), rmask, other=0)
+            v4 = v3 - v2
+            v5 = libdevice.exp(v4)
+            a4 = a4 + tl.where(rmask, (tl.broadcast_to(v5, [XBLOCK, RBLOCK])).to(tl.float32), 0).to(tl.float32)
+        v6 = tl.sum(a4, axis=1, keep_dims=True).to(tl.float32)
+        v10 = tl.div_rn(tl.full([], 1.0, tl.float32), v6)
+        for start in range(0, 40000, RBLOCK):
+            r = (start + tl.arange(0, RBLOCK))[None, :].to(INDEX)
+            rmask = r < 40000
+            v7 = tl.load(p0 + (x * 40000 + r), rmask, other=0)
+            v8 = v7 - v2
+            v9 = libdevice.exp(v8)
+            v11 = v9 * v10
+            tl.store(p1 + (x * 40000 + r), (v11).to(tl.float32), rmask)
+    """,
+    )
+
+
+def test_norm():
+    """One tile for both passes over the row, in float32, rounded at the end."""
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=27, shape=[64, 128], placement="NPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=27, shape=[128], placement="NPU", node_name="w")
+        Cast_0 = ge.Cast(x_0, dst_type=0, node_name="Cast")
+        Mul_0 = ge.Mul(Cast_0, Cast_0, node_name="Mul")
+        ReduceMean_0 = ge.ReduceMean(Mul_0, [1], keep_dims=True, node_name="ReduceMean")
+        Rsqrt_0 = ge.Rsqrt(ReduceMean_0, node_name="Rsqrt")
+        Mul_1_0 = ge.Mul(Cast_0, Rsqrt_0, node_name="Mul_1")
+        Cast_1_0 = ge.Cast(Mul_1_0, dst_type=27, node_name="Cast_1")
+        Mul_2_0 = ge.Mul(Cast_1_0, w_0, node_name="Mul_2")
+        _ = ge.NetOutput([Mul_2_0], dependencies=[])
+    """)
+    same(
+        body(source),
+        """
+        zero = tl.zeros([1, 1], INDEX)
+        x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        r = tl.arange(0, RBLOCK)[None, :].to(INDEX)
+        v1 = tl.load(p0 + (x * 128 + r)).to(tl.float32)
+        v2 = v1
+        v3 = v2 * v2
+        v4 = tl.sum((tl.broadcast_to(v3, [XBLOCK, RBLOCK])).to(tl.float32), axis=1, keep_dims=True).to(tl.float32)
+        v5 = tl.full([1, 1], 128.0, tl.float32)
+        v6 = tl.div_rn(v4, v5)
+        v7 = libdevice.rsqrt(v6)
+        v8 = v2 * v7
+        v9 = v8.to(tl.bfloat16).to(tl.float32)
+        v10 = tl.load(p1 + (r)).to(tl.float32)
+        v11 = (v9 * v10).to(tl.bfloat16).to(tl.float32)
+        tl.store(p2 + (x * 128 + r), (v11).to(tl.bfloat16))
+    """,
+    )
+
+
+def test_columns_are_summed_by_neighbouring_threads():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=0, shape=[700, 330], placement="NPU", node_name="x")
+        ReduceSum_0 = ge.ReduceSum(x_0, [0], keep_dims=False, node_name="ReduceSum")
+        _ = ge.NetOutput([ReduceSum_0], dependencies=[])
+    """)
+    same(
+        body(source),
+        """
+        zero = tl.zeros([1, 1], INDEX)
+        x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        xmask = x < 330
+        a1 = tl.full([XBLOCK, RBLOCK], 0, tl.float32)
+        for start in range(0, 700, RBLOCK):
+            r = (start + tl.arange(0, RBLOCK))[None, :].to(INDEX)
+            rmask = r < 700
+            v1 = tl.load(p0 + (x + r * 330), xmask & rmask, other=0)
+            a1 = a1 + tl.where(rmask, (tl.broadcast_to(v1, [XBLOCK, RBLOCK])).to(tl.float32), 0).to(tl.float32)
+        v2 = tl.sum(a1, axis=1, keep_dims=True).to(tl.float32)
+        tl.store(p1 + (x), (v2).to(tl.float32), xmask)
+    """,
+    )
+
+
+class Contiguous:
+    def __call__(self, t):
+        return (strides_of(t.shape), 0) if t.op == "buffer" else None
+
+    def target(self, t):
+        return strides_of(t.shape), 0
+
+
+def test_symbolic_sizes_are_arguments():
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    x = buffer((rows, 8), DataType.DT_FLOAT, None)
+    kernel, _ = build([point("relu", (x,), x.dtype)], Contiguous())
+    source = render(schedule(kernel.parts[0], GPU))
+    assert source.signature == {"p0": "*fp32", "p1": "*fp32", "s0": "i64"}
+    assert source.sizes == (8 * rows,) and "xmask = x < s0" in source.text
+
+
+QKV = """
+    x_0 = ge.Data(index=0, dtype=27, shape=[1, 64], placement="NPU", node_name="x")
+    q_0 = ge.Data(index=1, dtype=27, shape=[128, 64], placement="NPU", node_name="q")
+    k_0 = ge.Data(index=2, dtype=27, shape=[32, 64], placement="NPU", node_name="k")
+    MatMul_0 = ge.MatMul(x_0, q_0, transpose_x1=False, transpose_x2=True, node_name="MatMul")
+    Relu_0 = ge.Relu(MatMul_0, node_name="Relu")
+    MatMul_1_0 = ge.MatMul(x_0, k_0, transpose_x1=False, transpose_x2=True, node_name="MatMul_1")
+    _ = ge.NetOutput([Relu_0, MatMul_1_0], dependencies=[])
+"""
+
+
+def test_products_of_one_row_take_in_what_follows_and_are_launched_together():
+    found = plan(QKV)
+    rendered = {s: [render(nest) for nest in s.nests] for s in found.steps if isinstance(s, LoopStep)}
+    (group,) = grouped(found.steps, rendered, lambda t: t.id)
+    merged = Merged(tuple(source for step in group for source in rendered[step]))
+    ast.parse(merged.text)
+    assert len(group) == 2 and merged.grid(int) == sum(s.grid(int) for sources in rendered.values() for s in sources)
+    assert list(merged.signature) == ["p0", "p1", "p2", "p3", "p4", "p5", "s0", "s1"]
+
+
+def test_what_depends_on_another_step_comes_after_it():
+    found = plan("""
+        x_0 = ge.Data(index=0, dtype=27, shape=[1, 64], placement="NPU", node_name="x")
+        q_0 = ge.Data(index=1, dtype=27, shape=[64, 64], placement="NPU", node_name="q")
+        MatMul_0 = ge.MatMul(x_0, q_0, transpose_x1=False, transpose_x2=True, node_name="MatMul")
+        MatMul_1_0 = ge.MatMul(MatMul_0, q_0, transpose_x1=False, transpose_x2=True, node_name="MatMul_1")
+        _ = ge.NetOutput([MatMul_1_0], dependencies=[])
+    """)
+    rendered = {s: [render(nest) for nest in s.nests] for s in found.steps if isinstance(s, LoopStep)}
+    assert [len(group) for group in grouped(found.steps, rendered, lambda t: t.id)] == [1, 1]
+
+
+def test_the_engine_says_why_it_does_not_serve():
+    import torch
+
+    engine = CudaEngine()
+    assert "is on cpu" in engine.serves(torch.device("cpu"), "max-autotune")
+    assert "replays PyTorch's own ops" in engine.serves(torch.device("cuda"), "reduce-overhead")
+    with pytest.raises(Exception, match="the CUDA engine cannot run this graph"):
+        torch.compile(lambda x: x + 1, backend=__import__("airgraph").backend(engine="cuda"))(torch.ones(2))
