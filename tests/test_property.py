@@ -3,7 +3,7 @@
 A program is a list of steps over a growing list of tensors, the first of which are arguments. Compared are the results, their
 strides (where they mean something: of axes with several elements, in tensors that are not empty), what was written to the
 arguments, and which results share memory with which arguments. AIRGRAPH_EXAMPLES sets the number of programs (200 here,
-2,000 in `make night`).
+2,000 in `make night`), AIRGRAPH_DEVICE where they run (cpu, cuda).
 """
 
 import os
@@ -17,6 +17,7 @@ from torch._prims_common import check_significant_strides
 import airgraph
 
 EXAMPLES = int(os.environ.get("AIRGRAPH_EXAMPLES", "200"))
+DEVICE = os.environ.get("AIRGRAPH_DEVICE", "cpu")
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.float16, torch.bfloat16]
 
 VIEWS = {
@@ -108,7 +109,7 @@ def make(shape, dtype, turned):
     """
     dtype = torch.float32 if shape == () and dtype == torch.float64 else dtype
     count = torch.Size(shape).numel()
-    x = ((torch.arange(count) * 7 + 3) % 11 - 5).reshape(shape).to(dtype)
+    x = ((torch.arange(count) * 7 + 3) % 11 - 5).reshape(shape).to(DEVICE, dtype)
     return x.mT.contiguous().mT if turned and x.ndim >= 2 else x
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from airgraph.tools.bench.run import bench
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
+    from airgraph.tools.report.page import report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "register_kernel",
     "register_replacement",
     "release",
+    "report",
 ]
 # Where each public name lives.
 _HOMES = {
@@ -59,6 +61,7 @@ _HOMES = {
     "register_kernel": "engine.meanings",
     "register_replacement": "capture.patterns",
     "release": "runtime.replay",
+    "report": "tools.report.page",
 }
 
 

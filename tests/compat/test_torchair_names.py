@@ -1,9 +1,9 @@
 """Every public name of torchair and npugraph_ex: it is there, with TorchAir's arguments, or an error says why it is of no use."""
 
 import importlib
+import importlib.util
 import inspect
 import json
-import re
 from pathlib import Path
 
 import npugraph_ex
@@ -12,6 +12,7 @@ import torch
 import torch_npu
 import torchair
 
+from airgraph.compat.mirrors import MIRRORS
 from airgraph.compat.task_traces import main
 
 # Module → name → its arguments, as TorchAir has them.
@@ -99,6 +100,18 @@ def test_other_ways_to_the_same():
     assert torchair.ge.attr.Float(0.5).value == 0.5
 
 
+def test_modules_that_only_hand_on_names_are_modules_like_others():
+    for package in ("torchair", "npugraph_ex"):
+        for row in MIRRORS[package]:
+            module = importlib.import_module(f"{package}.{row.module}")
+            assert importlib.util.find_spec(f"{package}.{row.module}") is module.__spec__
+            assert module.__doc__ == row.doc and all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+    from npugraph_ex.core.utils import EVENT_LEVEL, logger
+
+    assert logger is npugraph_ex.logger and logger.isEnabledFor(EVENT_LEVEL) in (True, False)
+    assert not any(Path(torchair.__file__).parent.glob("core*")), "no file and no folder"
+
+
 def test_ops_for_passes():
     for namespace in (torch.ops.air, torch.ops.npugraph_ex):
         for name in ("scope_enter", "scope_exit", "record", "wait"):
@@ -107,9 +120,10 @@ def test_ops_for_passes():
 
 def test_the_old_name_of_the_converters_package():
     from torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter as new
-    from torchair.ge_concrete_graph import _warned
 
-    _warned.clear()
+    from airgraph.compat.mirrors import WARNED
+
+    WARNED.clear()
     with pytest.warns(
         DeprecationWarning, match=r"^torchair.ge_concrete_graph.fx2ge_converter is an old name of torchair._ge_"
     ):
@@ -121,36 +135,6 @@ def test_the_old_name_of_the_converters_package():
         assert callable(ge_apis.Mul)
     with pytest.raises(AttributeError, match="there is no GE op 'NoSuchOp' in the op table"):
         ge_apis.NoSuchOp  # noqa: B018
-
-
-# -- no cache yet -----------------------------------------------------------------------------------------------------
-class Model(torch.nn.Module):
-    def decode(self, x):
-        return x + 1
-
-
-class NoModule:
-    def decode(self, x):
-        return x
-
-
-@pytest.mark.parametrize("package", [torchair, npugraph_ex], ids=["torchair", "npugraph_ex"])
-def test_cache_compile_says_what_is_missing(package, tmp_path):
-    compile_, read, name = package.inference.cache_compile, package.inference.readable_cache, package.logger.name
-    with pytest.raises(ValueError, match=r"^Only method can be cached now, got <function "):
-        compile_(lambda x: x)
-    with pytest.raises(ValueError, match=r"^Only method of torch.nn.Module can be cached now, got <bound method "):
-        compile_(NoModule().decode)
-    text = f"{name}.inference.cache_compile: this version of airgraph has no cache on disk\n  try: self.decode = torch.compile("
-    with pytest.raises(RuntimeError, match=re.escape(text)):
-        compile_(Model().decode, dynamic=False, cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="nothing is not a file, or it is a link"):
-        read(str(tmp_path / "nothing"))
-    (tmp_path / "compiled_module").touch()
-    with pytest.raises(
-        RuntimeError, match=f"{name}.inference.readable_cache: this version of airgraph has no cache on disk"
-    ):
-        read(str(tmp_path / "compiled_module"))
 
 
 # -- names that are for an NPU ------------------------------------------------------------------------------------------
@@ -306,8 +290,8 @@ def test_torch_npu_has_the_ops_that_fusions_make():
 
 def test_the_tools_by_hand(tmp_path, capsys):
     path = trace(tmp_path, *RISKY)
-    main("deadlock_check", [path, "--aivec-total", "63", "-o", str(tmp_path / "marked.json")])
+    main(["deadlock_check", path, "--aivec-total", "63", "-o", str(tmp_path / "marked.json")])
     assert "sum=64 > 63" in capsys.readouterr().out and (tmp_path / "marked.json").exists()
-    main("filter_operators", [path])
-    main("align_trace", [path])
+    main(["filter_operators", path])
+    main(["align_trace", path])
     assert {file.name for file in tmp_path.iterdir()} >= {"graph_1_filtered.json", "graph_1.aligned.json"}

@@ -15,6 +15,7 @@ import importlib.util
 import pkgutil
 import sys
 
+from airgraph.compat.mirrors import mirrors_of
 from airgraph.errors import CompatError
 
 # The names that become importable, and the packages behind them.
@@ -27,6 +28,7 @@ MODULES = {
 # Modules that stand elsewhere: `torch_npu.npu` is `torch.npu`.
 ALIASES = {
     "torchair.ge.attr": "airgraph.ir.attr",
+    "torchair._ge_concrete_graph.ge_apis": "airgraph.ir.ge",
     "torch_npu.npu": "airgraph.compat.npu.module",
     "torch_npu.npu.amp": "airgraph.compat.npu.amp",
     "torch_npu.npu.memory": "airgraph.compat.npu.usage",
@@ -105,4 +107,4 @@ def all_modules(package: str) -> list[str]:
     """A package and everything below it that may be imported beforehand."""
     root = importlib.import_module(package)
     below = [m.name for m in pkgutil.walk_packages(root.__path__, f"{package}.")]
-    return [package, *(name for name in below if name not in BY_THE_SCRIPT.values())]
+    return [package, *(name for name in below if name not in BY_THE_SCRIPT.values()), *mirrors_of(package)]

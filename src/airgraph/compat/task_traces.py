@@ -1,6 +1,6 @@
 """Tasks of an NPU's streams, as Chrome's trace viewer shows them: what may run at the same time, and whether that may hang.
 
-    python -m airgraph.compat.torchair.tools.gegraph_check.deadlock_check graph_1.json --aivec-total 48
+    python -m airgraph.compat.task_traces deadlock_check graph_1.json --aivec-total 48
 
 A trace is a list of tasks. Those of a stream (`tid`) run one after the other, by `Task Id`; streams wait for each other by
 EVENT_RECORD_n and EVENT_WAIT_n, or MEM_WRITE_VALUE_n and MEM_WAIT_VALUE_n. Times in it are of one run and prove nothing;
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -222,19 +222,24 @@ def write(events: Sequence[Task], path: str) -> None:
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
-def main(tool: str, argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    tools: dict[str, Callable[..., Any]] = {
+        "deadlock_check": deadlock_check,
+        "filter_operators": filter_comm_ops,
+        "align_trace": align_trace_json,
+    }
     parser = argparse.ArgumentParser(
-        prog=tool, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="task_traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("tool", choices=list(tools))
     parser.add_argument("input", help="a trace of an NPU, as JSON")
     parser.add_argument("-o", "--output", help="where to write; by default beside the input")
     parser.add_argument("--merge-gap", type=float, default=0.0, help="time between a stream and one it activated")
-    if tool == "deadlock_check":
-        parser.add_argument("--aivec-total", type=int, default=48, help="vector cores of the NPU")
+    parser.add_argument("--aivec-total", type=int, default=48, help="deadlock_check: vector cores of the NPU")
     given = parser.parse_args(argv)
-    if tool == "deadlock_check":
-        deadlock_check(given.input, given.output, given.aivec_total, given.merge_gap)
-    else:
-        {"filter_operators": filter_comm_ops, "align_trace": align_trace_json}[tool](
-            given.input, given.output, given.merge_gap
-        )
+    cores = {"aivec_total": given.aivec_total} if given.tool == "deadlock_check" else {}
+    tools[given.tool](given.input, given.output, merge_gap=given.merge_gap, **cores)
+
+
+if __name__ == "__main__":
+    main()

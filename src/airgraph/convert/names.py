@@ -29,7 +29,7 @@ def readable(source: str) -> str:
     """`L['self']._modules['layers']._modules['0']._parameters['weight']` → `layers.0.weight`; `L['x']` → `x`"""
     text = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", STEP.sub(r".\1", source))
     text = re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", text)
-    return text.removeprefix("self.")
+    return text.removeprefix("self.").removeprefix("fn.")  # (Dynamo calls a module of torch's own `fn`)
 
 
 def tell(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:
@@ -46,4 +46,4 @@ def module_path(meta: Mapping[str, object]) -> str:
     if not isinstance(stack, Mapping) or not stack:
         return ""
     path = readable(str([*stack.values()][-1][0]))
-    return "" if path == "self" else path
+    return "" if path in ("self", "fn") else path

@@ -50,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
 def explain(args: argparse.Namespace) -> int:
     from airgraph.tools.explain import explain_script
 
+    if args.html:
+        from airgraph.tools.report.page import report_script
+
+        return report_script(script_of(args), output=args.html, text=True, json_file=args.json)
     return explain_script(script_of(args), json_file=args.json)
 
 
@@ -71,6 +75,12 @@ def profile(args: argparse.Namespace) -> int:
     from airgraph.tools.profile import profile_script
 
     return profile_script(script_of(args), trace=args.trace, json_file=args.json)
+
+
+def report(args: argparse.Namespace) -> int:
+    from airgraph.tools.report.page import report_script
+
+    return report_script(script_of(args), output=args.output, profile=args.profile)
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -120,6 +130,11 @@ def with_json(command: argparse.ArgumentParser) -> None:
     script_options(command)
 
 
+def explain_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--html", metavar="FILE", help="also write the page of `airgraph report` to FILE")
+    with_json(command)
+
+
 def bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--contenders", metavar="A,B", help="only these, by their names in the table")
     command.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
@@ -132,6 +147,14 @@ def bench_options(command: argparse.ArgumentParser) -> None:
 def profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev")
     with_json(command)
+
+
+def report_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="the page (default: report.html)"
+    )
+    command.add_argument("--profile", action="store_true", help="with the time of every kernel")
+    script_options(command)
 
 
 def doctor_options(command: argparse.ArgumentParser) -> None:
@@ -173,7 +196,7 @@ COMMANDS = (
     Command(
         "explain",
         explain,
-        with_json,
+        explain_options,
         "run a script, then report what was compiled, what was not, and why",
         "Runs SCRIPT as `airgraph run` does and prints a report at its end: graphs, graph breaks, recompiles, what runs"
         " each op, and compile times. The exit code is the script's.",
@@ -206,6 +229,16 @@ COMMANDS = (
         "Runs SCRIPT as `airgraph run` does, under PyTorch's profiler, and prints its most expensive kernels with their"
         " modules and lines, and how much of the machine's bandwidth and arithmetic they use.",
         ("airgraph profile infer.py", "airgraph profile --trace trace.json infer.py --batch 4"),
+    ),
+    Command(
+        "report",
+        report,
+        report_options,
+        "run a script, then write a page with its graphs at every stage",
+        "Runs SCRIPT as `airgraph run` does and writes one HTML file: graphs, graph breaks, recompiles and compile times;"
+        " each graph as source, FX, GE, after the passes and as a plan, linked line by line; a drawing folded by module;"
+        " the memory of its intermediates; what each pass did.",
+        ("airgraph report infer.py", "airgraph report --profile -o page.html infer.py --batch 4"),
     ),
     Command(
         "doctor",

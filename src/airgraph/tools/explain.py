@@ -29,6 +29,7 @@ from airgraph.errors import DumpError
 from airgraph.journal import Journal
 from airgraph.passes import PASSES
 from airgraph.tools.dynamo_trace import AIRGRAPH, Frame, Guard, Place, Trace, listening, user_line
+from airgraph.tools.explain_text import render
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import colours, width
 
@@ -108,8 +109,6 @@ class Report:
 
     def text(self, colour: bool = False, width: int = 100) -> str:
         """For people, in lines of at most `width` columns."""
-        from airgraph.tools.explain_text import render
-
         return render(self, colour, width)
 
     def json(self) -> dict[str, Any]:
@@ -136,13 +135,22 @@ def explain(
     `airgraph.backend` and `torch.compile`. The model itself stays as it was. A training step has more than a call in it:
     for one, see `recording`.
     """
-    plain = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", model)
+    plain = plain_model(model)
     with recording(only_new=True) as record:
         compiled = torch.compile(plain, backend=backend(config), dynamic=dynamic)
         compiled(*args, **kwargs)
         for further in more:
             compiled(*further)
     return record()
+
+
+def plain_model(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What was given to torch.compile, if it was."""
+    for name in ("_orig_mod", "_torchdynamo_orig_callable"):
+        inner: Callable[..., Any] | None = getattr(model, name, None)
+        if inner is not None:
+            return inner
+    return model
 
 
 @contextmanager

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from airgraph.tools.dynamo_trace import Place
-from airgraph.tools.explain import Break, GraphReport, OpReport, Recompile, Report
 from airgraph.tools.terminal import UNLIMITED
+
+if TYPE_CHECKING:
+    from airgraph.tools.explain import Break, GraphReport, OpReport, Recompile, Report
 
 BOLD, PLAIN = "\033[1m", "\033[0m"
 BY = {"converter": "converter", "user": "your converter", "pytorch": "PyTorch"}

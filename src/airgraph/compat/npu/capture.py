@@ -107,28 +107,6 @@ class Call:
         return [described_op(self.func, (self.args, self.kwargs), self.results)]
 
 
-@dataclass
-class SaveState:
-    """`get_rng_state()` in a capture: the state at this place of each replay, for a `LoadState` further on."""
-
-    state: torch.Tensor
-    device: int = 0
-
-    def run(self) -> None:
-        self.state.copy_(random.generator(self.device).get_state())
-
-
-@dataclass
-class LoadState:
-    """`set_rng_state(state)` in a capture."""
-
-    state: torch.Tensor
-    device: int = 0
-
-    def run(self) -> None:
-        random.generator(self.device).set_state(self.state)
-
-
 class TaskList:
     """What was captured, and the memory it lives in. (On a CUDA host: `pieces.Pieces`.)"""
 

@@ -24,7 +24,6 @@ from typing import Any, TypeAlias
 import torch
 
 from airgraph.compat.npu import memory, random, state, streams, work
-from airgraph.compat.npu.generator import index_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 
@@ -271,7 +270,7 @@ def _check_devices(op: torch._ops.OpOverload, seen: _Seen, index: int) -> None:
 
 
 def _check_generator(op: torch._ops.OpOverload, generator: torch.Generator, index: int) -> None:
-    found = index_of(generator)
+    found = random.index_of(generator)
     if found is None:
         kind = generator.device.type
         raise RuntimeError(

@@ -22,7 +22,7 @@ class NpuGenerator(_Plain):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(DEVICE_TYPE, _addresses.get(_address(self), 0))
+        return torch.device(DEVICE_TYPE, addresses.get(address(self), 0))
 
     def clone_state(self) -> NpuGenerator:
         return _restored(self.get_state(), self.device.index)
@@ -31,12 +31,12 @@ class NpuGenerator(_Plain):
         return _restored, (self.get_state(), self.device.index)
 
 
-_addresses: dict[int, int] = {}  # → the index of the device
+addresses: dict[int, int] = {}  # → the index of the device
 
 
 def make(index: int = 0) -> NpuGenerator:
     made = _Plain.__new__(NpuGenerator, device=state.host_device())  # type: ignore[call-arg]
-    _addresses[_address(made)] = index
+    addresses[address(made)] = index
     return made
 
 
@@ -61,7 +61,7 @@ class Generator(_Plain, metaclass=_Kind):
         device = torch.device(device)
         if device.type != DEVICE_TYPE:
             plain = _Plain(device)
-            _addresses.pop(_address(plain), None)  # one of ours that is gone may have been there
+            addresses.pop(address(plain), None)  # one of ours that is gone may have been there
             return plain
         return make(state.device_index(device))
 
@@ -75,17 +75,5 @@ def uninstall() -> None:
         setattr(torch, "Generator", _Plain)  # noqa: B010
 
 
-def index_of(generator: torch.Generator) -> int | None:
-    """The device it is for: of ours the one it was made for, npu:0 of the host's default one; None of any other.
-
-    PyTorch hands a kernel another Python object than the one that was made, so it is known by its address. Addresses
-    are not forgotten: a captured op may hold a generator longer than Python does.
-    """
-    from airgraph.compat.npu import random
-
-    found = _addresses.get(_address(generator))
-    return 0 if found is None and _address(generator) == _address(random.generator(0)) else found
-
-
-def _address(generator: Any) -> int:
+def address(generator: Any) -> int:
     return generator._cdata

@@ -17,11 +17,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from airgraph.compat.npu import state, work
+from airgraph.compat.npu.generator import address, addresses, make
 from airgraph.errors import CompatError
 
 OTHER_SEED = (
@@ -42,14 +44,22 @@ def generator(device: Any = None) -> torch.Generator:
     if index == 0:
         return torch.cuda.default_generators[host.index or 0] if host.type == "cuda" else torch.default_generator
     if index not in _others:
-        from airgraph.compat.npu.generator import make
-
         _others[index] = make(index)
     return _others[index]
 
 
 def generators() -> list[torch.Generator]:
     return [generator(index) for index in range(state.device_count())]
+
+
+def index_of(asked: torch.Generator) -> int | None:
+    """The device it is for: of ours the one it was made for, npu:0 of the host's default one; None of any other.
+
+    PyTorch hands a kernel another Python object than the one that was made, so it is known by its address. Addresses
+    are not forgotten: a captured op may hold a generator longer than Python does.
+    """
+    found = addresses.get(address(asked))
+    return 0 if found is None and address(asked) == address(generator(0)) else found
 
 
 def forget() -> None:
@@ -113,11 +123,31 @@ def initial_seed() -> int:
     return generator().initial_seed()
 
 
+@dataclass
+class SaveState:
+    """`get_rng_state()` in a capture: the state at this place of each replay, for a `LoadState` further on."""
+
+    state: torch.Tensor
+    device: int = 0
+
+    def run(self) -> None:
+        self.state.copy_(generator(self.device).get_state())
+
+
+@dataclass
+class LoadState:
+    """`set_rng_state(state)` in a capture."""
+
+    state: torch.Tensor
+    device: int = 0
+
+    def run(self) -> None:
+        generator(self.device).set_state(self.state)
+
+
 def get_rng_state(device: Any = None) -> torch.Tensor:
     if work.capture is None:
         return generator(device).get_state()
-    from airgraph.compat.npu.capture import SaveState
-
     with work.capture.content.between():
         found = generator(device).get_state()
         work.capture.content.tasks.append(SaveState(found, state.device_index(device)))
@@ -128,8 +158,6 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     if work.capture is None:
         generator(device).set_state(new_state)
         return
-    from airgraph.compat.npu.capture import LoadState
-
     index = state.device_index(device)
     _check_seed(_seed_of(new_state), index)
     work.capture.content.add(LoadState(new_state, index))

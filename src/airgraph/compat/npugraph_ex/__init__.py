@@ -9,10 +9,14 @@ captured and replayed. docs/npugraph_ex.md says what each option does here.
 from __future__ import annotations
 
 from airgraph.capture.patterns import register_replacement
-from airgraph.compat.npugraph_ex import configs, core, inference, ops, scope, tools
+from airgraph.compat.mirrors import make_mirrors
+from airgraph.compat.npugraph_ex import configs, inference, scope
 from airgraph.compat.npugraph_ex.configs.compiler_config import CompilerConfig
-from airgraph.compat.npugraph_ex.core.utils import logger
 from airgraph.compat.npugraph_ex.npu_fx_compiler import compile_fx, get_compiler, get_npu_backend
+from airgraph.journal import get_logger
+
+core, ops, tools = make_mirrors(__name__, "core", "ops", "tools")
+logger = get_logger("npugraph_ex")
 
 __all__ = [
     "CompilerConfig",

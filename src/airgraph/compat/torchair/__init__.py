@@ -8,13 +8,17 @@ model = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=co
 from __future__ import annotations
 
 from airgraph.capture.patterns import register_replacement
-from airgraph.compat.torchair import configs, core, ge, inference, llm_datadist, ops, scope, tools
+from airgraph.compat.mirrors import make_mirrors
+from airgraph.compat.torchair import configs, ge, inference, llm_datadist, ops, scope
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
-from airgraph.compat.torchair.core.utils import logger
 from airgraph.compat.torchair.formats import npu_format_cast_via_cpu, patch_for_hcom, use_internal_format_weight
 from airgraph.compat.torchair.npu_export import dynamo_export
 from airgraph.compat.torchair.npu_fx_compiler import get_compiler, get_npu_backend
+from airgraph.journal import get_logger
+
+core, tools = make_mirrors(__name__, "core", "tools")
+logger = get_logger("torchair")
 
 __all__ = [
     "CompilerConfig",

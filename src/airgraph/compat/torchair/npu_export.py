@@ -13,9 +13,9 @@ import torch
 
 from airgraph import api
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
-from airgraph.compat.torchair.core.utils import logger
 from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
 from airgraph.errors import ConfigError
+from airgraph.journal import get_logger
 
 
 def dynamo_export(
@@ -37,6 +37,7 @@ def dynamo_export(
             f"model must be a torch.nn.Module, got {type(model).__name__}", hint="dynamo_export(x, model=model)"
         )
     name = os.path.basename(export_name)
+    logger = get_logger("torchair")
     logger.info("dynamo_export: export_path: %s, export_name: %s, dynamic: %s", export_path, name, dynamic)
     chosen = to_config(checked(config), None)
     air = api.export(

@@ -37,21 +37,21 @@ def named_steps(executable: Any) -> Iterator[None]:
     if executable not in _made:
         _made[executable] = wrappers(executable.plan, executable.steps)
     functions, _, _ = _made[executable]
-    frames = list(executable.frames)
-    before = [[frame.step_table[i * Step.WORDS + Step.FUNCTION] for i in range(len(functions))] for frame in frames]
+    kernels = [step.function for step in executable.steps]
     try:
-        for frame in frames:
-            put(frame, functions)
+        put(executable, functions)
         yield
     finally:
-        for frame, own in zip(frames, before):
-            put(frame, own)
+        put(executable, kernels)
 
 
-def put(frame: Any, functions: Sequence[int]) -> None:
-    for i, function in enumerate(functions):
+def put(executable: Any, functions: Sequence[int]) -> None:
+    """Into the frames there are, and into those that are made from now on."""
+    for i, (step, function) in enumerate(zip(executable.steps, functions)):
         if function:
-            frame.step_table[i * Step.WORDS + Step.FUNCTION] = function
+            step.function = function
+            for frame in list(executable.frames):
+                frame.step_table[i * Step.WORDS + Step.FUNCTION] = function
 
 
 def names(plan: Plan, steps: Sequence[NativeStep]) -> list[str]:

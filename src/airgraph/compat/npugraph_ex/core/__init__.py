@@ -1,5 +1,0 @@
-"""npugraph_ex's `core`: the logger."""
-
-from airgraph.compat.npugraph_ex.core import utils
-
-__all__ = ["utils"]

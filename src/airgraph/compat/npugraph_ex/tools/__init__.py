@@ -1,1 +1,0 @@
-"""`npugraph_ex.tools`: aclgraph_check, which reads traces of an NPU's streams."""

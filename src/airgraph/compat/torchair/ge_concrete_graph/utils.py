@@ -1,5 +1,0 @@
-"""An old name of `torchair._ge_concrete_graph.utils`."""
-
-from airgraph.compat.torchair.ge_concrete_graph import now_in
-
-__getattr__ = now_in("utils")

@@ -1,0 +1,301 @@
+"use strict";
+// The report's page. Everything that comes from a program goes through textContent, never through markup.
+const data = JSON.parse(document.getElementById("data").textContent);
+const main = document.getElementById("main");
+const svgSpace = "http://www.w3.org/2000/svg";
+const state = { tab: "Overview", graph: 0, open: new Set(), search: "" };
+
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS(svgSpace, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+function table(head, rows, numbers = []) {
+  const cells = (row, tag) => row.map((c, i) => el(tag, numbers.includes(i) ? { class: "number" } : {}, String(c ?? "")));
+  return el("table", {}, el("tr", {}, ...cells(head, "th")), ...rows.map((row) => el("tr", {}, ...cells(row, "td"))));
+}
+const bytes = (n) => (n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+const place = (p) => (p ? `${p.file}:${p.line}` : "");
+
+// -- overview ---------------------------------------------------------------------------------------------------------
+function overview() {
+  const o = data.overview, page = [];
+  page.push(el("p", {}, data.text.split("\n")[0].replace(/^airgraph: /, "")));
+  const total = Object.values(o.seconds).reduce((a, b) => a + b, 0);
+  if (total) {
+    const colours = ["input", "product", "pointwise", "reduction", "call", "move"];
+    const parts = Object.entries(o.seconds).map(([name, s], i) =>
+      el("span", { style: `width:${(100 * s) / total}%;background:var(--${colours[i % 6]})`, title: `${name} ${s.toFixed(3)} s` }, name));
+    page.push(el("h2", {}, `Compile time: ${total.toFixed(2)} s`), el("div", { class: "bar" }, ...parts));
+    page.push(el("p", { class: "legend" }, Object.entries(o.seconds).map(([n, s]) => `${n} ${s.toFixed(3)} s`).join("  ·  ")));
+  }
+  page.push(el("h2", {}, "Graphs"), table(["name", "phase", "kind", "ops", "by PyTorch", "ms", "function", "where"], o.graphs.map((g) => [
+    g.name, g.phase, g.classification, g.converted + g.fallbacks, g.fallbacks,
+    (1e3 * Object.values(g.stages).reduce((a, b) => a + b, 0)).toFixed(0), g.function, place(g.place)]), [3, 4, 5]));
+  if (o.breaks.length) page.push(el("h2", {}, "Graph breaks"), table(["where", "reason", "try"], o.breaks.map((b) => [place(b.place), b.reason, b.hints[0]])));
+  if (o.recompiles.length) page.push(el("h2", {}, "Recompiles"), table(["function", "called from", "failed guard"],
+    o.recompiles.map((r) => [r.function, place(r.caller), r.guards.map((g) => g.text).join("; ")])));
+  const elsewhere = o.ops.filter((op) => op.by === "pytorch");
+  if (elsewhere.length) page.push(el("h2", {}, "Ops that PyTorch runs"), table(["op", "count", "why", "where"], elsewhere.map((op) => [op.target, op.count, op.reason, op.places.map(place).join(", ")]), [1]));
+  if (data.kernels.length) page.push(el("h2", {}, "Kernels by time"), table(["kernel", "calls", "ms", "line"],
+    data.kernels.map((k) => [k.name, k.calls, (k.seconds * 1e3).toFixed(3), k.source]), [1, 2]));
+  return page;
+}
+
+// -- stages: selecting a line marks the lines of the same FX nodes everywhere -------------------------------------------
+function stages(graph) {
+  const panes = el("div", { class: "panes" });
+  for (const stage of graph.stages) {
+    const lines = el("div", { class: "lines", "data-stage": stage.name });
+    const made = document.createDocumentFragment();
+    for (const [text, notes] of stage.lines) {
+      const line = el("div", notes.length ? { "data-n": notes.join(" ") } : {}, text || " ");
+      made.append(line);
+    }
+    lines.append(made);
+    panes.append(el("div", { class: "pane" }, el("h3", {}, stage.name), lines));
+  }
+  panes.addEventListener("click", (event) => {
+    const line = event.target.closest("[data-n]");
+    if (line) select(panes, new Set(line.dataset.n.split(" ")), line);
+  });
+  return [panes];
+}
+function select(panes, notes, clicked) {
+  for (const line of panes.querySelectorAll(".on")) line.classList.remove("on");
+  for (const pane of panes.querySelectorAll(".lines")) {
+    const hits = [...pane.querySelectorAll("[data-n]")].filter((l) => l.dataset.n.split(" ").some((n) => notes.has(n)));
+    for (const line of hits) line.classList.add("on");
+    if (hits.length && !hits.includes(clicked)) pane.scrollTop = hits[0].offsetTop - pane.offsetTop - pane.clientHeight / 3;
+  }
+}
+
+// -- drawing: a tree of modules, folded; only what is open is laid out and drawn ---------------------------------------
+const KINDS = [[/^(Data|Const|NetOutput)/, "input"], [/MatMul|Conv|Attention|Einsum/, "product"], [/^AtenCall/, "call"],
+  [/Reduce|Softmax|Norm|Arg|Sum|Mean|TopK|Cum/, "reduction"], [/Transpose|Reshape|Slice|Concat|Pack|Gather|Scatter|Pad|Cast|Expand|Squeeze|Identity|Broadcast|Tile/, "move"]];
+const kindOf = (op) => (KINDS.find(([pattern]) => pattern.test(op)) || [0, "pointwise"])[1];
+const CHUNK = 60;  // nodes of one group that are drawn at once
+
+function tree(graph) {
+  if (graph.tree) return graph.tree;
+  const root = { path: "", children: new Map(), nodes: [], parent: null };
+  graph.nodes.forEach((node, id) => {
+    let group = root;
+    for (const part of node.module ? node.module.split(".") : []) {
+      const path = group.path ? `${group.path}.${part}` : part;
+      if (!group.children.has(part)) group.children.set(part, { path, children: new Map(), nodes: [], parent: group });
+      group = group.children.get(part);
+    }
+    group.nodes.push(id);
+  });
+  const split = (group) => {  // long lists of nodes become groups of their own
+    for (const child of [...group.children.values()]) split(child);
+    if (group.nodes.length > CHUNK) {
+      const nodes = group.nodes;
+      group.nodes = [];
+      for (let i = 0; i < nodes.length; i += CHUNK) {
+        const path = `${group.path}#${i + 1}–${Math.min(i + CHUNK, nodes.length)}`;
+        group.children.set(path, { path, children: new Map(), nodes: nodes.slice(i, i + CHUNK), parent: group });
+      }
+    }
+    // and long lists of groups one level more
+    if (group.children.size > CHUNK) {
+      const children = [...group.children.entries()];
+      group.children = new Map();
+      for (let i = 0; i < children.length; i += CHUNK) {
+        const path = `${group.path}##${i + 1}–${Math.min(i + CHUNK, children.length)}`;
+        const made = { path, children: new Map(children.slice(i, i + CHUNK)), nodes: [], parent: group };
+        for (const child of made.children.values()) child.parent = made;
+        group.children.set(path, made);
+      }
+    }
+  };
+  split(root);
+  graph.owner = new Array(graph.nodes.length);
+  const own = (group) => {
+    group.count = group.nodes.length;
+    for (const id of group.nodes) graph.owner[id] = group;
+    for (const child of group.children.values()) { own(child); group.count += child.count; }
+  };
+  own(root);
+  return (graph.tree = root);
+}
+function visible(graph, id) {  // the outermost closed group a node is in, or the node itself
+  let shown = `n${id}`;
+  for (let group = graph.owner[id]; group.parent; group = group.parent) if (!state.open.has(group.path)) shown = `g${group.path}`;
+  return shown;
+}
+function drawing(graph) {
+  const root = tree(graph);
+  if (!state.open.size && root.count <= CHUNK) openAll(root);
+  const search = el("input", { type: "search", placeholder: "search ops, names, modules", id: "search", value: state.search });
+  const fold = el("button", { id: "fold" }, "fold all");
+  const found = el("span", { class: "legend", id: "found" });
+  const picture = svg("svg", { id: "drawing" });
+  search.addEventListener("input", () => { state.search = search.value; mark(graph, picture, found); });
+  search.addEventListener("keydown", (event) => { if (event.key === "Enter") { reveal(graph); draw(graph, picture); mark(graph, picture, found); } });
+  fold.addEventListener("click", () => { state.open.clear(); draw(graph, picture); mark(graph, picture, found); });
+  const legend = el("span", { class: "legend" }, "click a module to unfold it, a node's background to fold its module; Enter opens what was found");
+  queueMicrotask(() => { draw(graph, picture); mark(graph, picture, found); });
+  return [el("div", { class: "tools" }, search, fold, found, legend), picture];
+}
+function openAll(group) {
+  for (const child of group.children.values()) { state.open.add(child.path); openAll(child); }
+}
+const hits = (graph) => {
+  const word = state.search.toLowerCase();
+  return word ? graph.nodes.map((n, id) => id).filter((id) => {
+    const n = graph.nodes[id];
+    return `${n.op} ${n.name} ${n.module}`.toLowerCase().includes(word);
+  }) : [];
+};
+function reveal(graph) {
+  for (const id of hits(graph).slice(0, 40)) for (let g = graph.owner[id]; g.parent; g = g.parent) state.open.add(g.path);
+}
+function mark(graph, picture, found) {
+  const list = hits(graph), boxes = new Set(list.map((id) => visible(graph, id)));
+  for (const box of picture.querySelectorAll("g.box")) box.classList.toggle("found", boxes.has(box.dataset.key));
+  found.textContent = state.search ? `${list.length} found` : `${graph.nodes.length} nodes`;
+}
+function draw(graph, picture) {
+  const plan = new dagre.graphlib.Graph();
+  plan.setGraph({ nodesep: 18, ranksep: 28, rankdir: "TB" });
+  plan.setDefaultEdgeLabel(() => ({}));
+  const boxes = new Map();
+  graph.nodes.forEach((node, id) => {
+    const key = visible(graph, id);
+    if (!boxes.has(key)) {
+      const group = key[0] === "g";
+      const title = group ? key.slice(1) || "graph" : node.op, under = group ? "" : node.name;
+      boxes.set(key, { key, group, title, under, id, count: 0, kind: group ? "group" : kindOf(node.op) });
+      plan.setNode(key, { width: 7 * Math.max(title.length, under.length, 8) + 16, height: 34 });
+    }
+    boxes.get(key).count += 1;
+  });
+  const seen = new Map();
+  graph.nodes.forEach((node, id) => {
+    for (const [from, type] of node.in) {
+      const a = visible(graph, from), b = visible(graph, id);
+      if (a === b) continue;
+      const name = `${a}\n${b}`;
+      if (!seen.has(name)) { seen.set(name, type); plan.setEdge(a, b, {}); }
+    }
+  });
+  dagre.layout(plan);
+  const layer = svg("g");
+  for (const edge of plan.edges()) {
+    const points = plan.edge(edge).points;
+    layer.append(svg("path", { d: "M" + points.map((p) => `${p.x},${p.y}`).join("L"), "marker-end": "url(#arrow)" }));
+    const middle = points[Math.floor(points.length / 2)];
+    layer.append(svg("text", { class: "type", x: middle.x + 3, y: middle.y }, seen.get(`${edge.v}\n${edge.w}`)));
+  }
+  for (const box of boxes.values()) {
+    const at = plan.node(box.key);
+    const text = box.group ? `${box.count} nodes` : box.under;
+    layer.append(svg("g", { class: `box ${box.group ? "group" : ""} kind-${box.kind}`, "data-key": box.key, transform: `translate(${at.x - at.width / 2},${at.y - at.height / 2})` },
+      svg("rect", { width: at.width, height: at.height, rx: 6 }), svg("text", { x: 8, y: 14 }, box.title), svg("text", { class: "type", x: 8, y: 27 }, text)));
+  }
+  const arrow = svg("marker", { id: "arrow", viewBox: "0 0 6 6", refX: 6, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto" }, svg("path", { d: "M0,0L6,3L0,6z" }));
+  picture.replaceChildren(svg("defs", {}, arrow), layer);
+  const size = plan.graph();
+  const width = picture.clientWidth || 800, height = picture.clientHeight || 600;
+  const view = { x: -10, y: -10, w: Math.max(size.width + 20, 300) };
+  if (view.w > 1.6 * width) {  // too wide to be read at once: begin where the graph does
+    view.w = 1.6 * width;
+    const first = plan.node(boxes.keys().next().value);
+    view.x = first.x - view.w / 2;
+  }
+  const show = () => picture.setAttribute("viewBox", `${view.x} ${view.y} ${view.w} ${(view.w * height) / width}`);
+  show();
+  picture.onwheel = (event) => {
+    event.preventDefault();
+    const factor = event.deltaY > 0 ? 1.15 : 1 / 1.15, x = event.offsetX / width, y = event.offsetY / height;
+    view.x += view.w * (1 - factor) * x;
+    view.y += ((view.w * height) / width) * (1 - factor) * y;
+    view.w *= factor;
+    show();
+  };
+  let moved = 0;
+  picture.onpointerdown = () => { moved = 0; };
+  picture.onpointermove = (event) => {
+    if (!event.buttons) return;
+    moved += Math.abs(event.movementX) + Math.abs(event.movementY);
+    view.x -= (event.movementX * view.w) / width;
+    view.y -= (event.movementY * view.w) / width;
+    show();
+  };
+  picture.onclick = (event) => {
+    const box = event.target.closest("g.box");
+    if (!box || moved > 4) return;
+    const key = box.dataset.key;
+    if (key[0] === "g") state.open.add(key.slice(1));
+    else if (graph.owner[+key.slice(1)].parent) state.open.delete(graph.owner[+key.slice(1)].path);
+    else return;
+    draw(graph, picture);
+    mark(graph, picture, document.getElementById("found"));
+  };
+}
+
+// -- memory -----------------------------------------------------------------------------------------------------------
+function memory(graph) {
+  const arena = graph.arena;
+  if (!arena) return [el("p", {}, "No arena: this graph has no plan of ours, has not run, or needs no intermediates.")];
+  const width = 1000, height = 380, x = width / arena.steps, y = height / arena.bytes;
+  const picture = svg("svg", { id: "arena", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none" });
+  const alive = el("div", { id: "alive" });
+  for (const t of arena.tensors) {
+    const label = `${t.type.replace("DT_", "").toLowerCase()}[${t.shape.join(", ")}] ${bytes(t.bytes)} at ${t.offset}, steps ${t.first} to ${t.last}`;
+    picture.append(svg("rect", { x: t.first * x, y: height - (t.offset + t.bytes) * y, width: (t.last - t.first + 1) * x, height: Math.max(t.bytes * y, 1) }, svg("title", {}, label)));
+  }
+  const at = svg("line", { y1: 0, y2: height, x1: -1, x2: -1 });
+  picture.append(at);
+  const show = (step) => {
+    at.setAttribute("x1", (step + 0.5) * x);
+    at.setAttribute("x2", (step + 0.5) * x);
+    const living = arena.tensors.filter((t) => t.first <= step && step <= t.last);
+    [...picture.querySelectorAll("rect")].forEach((r, i) => r.classList.toggle("on", living.includes(arena.tensors[i])));
+    alive.replaceChildren(el("h2", {}, `Step ${step}: ${living.length} ${living.length === 1 ? "tensor" : "tensors"} alive, ${bytes(living.reduce((a, t) => a + t.bytes, 0))}`),
+      table(["type", "shape", "bytes", "offset", "from step", "to step"], living.map((t) => [t.type, `[${t.shape.join(", ")}]`, t.bytes, t.offset, t.first, t.last]), [2, 3, 4, 5]));
+  };
+  picture.addEventListener("click", (event) => show(Math.min(arena.steps - 1, Math.floor((event.offsetX / picture.clientWidth) * arena.steps))));
+  queueMicrotask(() => show(0));
+  return [el("p", {}, `${arena.tensors.length} intermediates in ${bytes(arena.bytes)}` + (arena.lent ? `, ${arena.lent} more in the memory of results` : "") + `; steps from left to right, offsets from bottom to top. Select a step.`), picture, alive];
+}
+
+// -- passes -----------------------------------------------------------------------------------------------------------
+function passes(graph) {
+  const page = graph.passes.map((p) => {
+    const refused = p.notes.filter((n) => n.includes(" refused ")).length;
+    const title = `${p.name}: ${p.ms.toFixed(2)} ms` + (p.notes.length ? `, ${p.notes.length - refused} done, ${refused} refused` : "");
+    return p.notes.length ? el("details", { open: "" }, el("summary", {}, title), el("pre", {}, p.notes.join("\n"))) : el("div", { class: "legend" }, title);
+  });
+  return [...page, ...(graph.remarks.length ? [el("h2", {}, "Remarks"), el("pre", {}, graph.remarks.join("\n"))] : [])];
+}
+
+// -- the page ---------------------------------------------------------------------------------------------------------
+const TABS = { Overview: overview, Stages: stages, Drawing: drawing, Memory: memory, Passes: passes };
+const tabs = document.getElementById("tabs"), chooser = document.getElementById("graph");
+function render() {
+  for (const button of tabs.children) button.setAttribute("aria-selected", button.textContent === state.tab);
+  const graph = data.graphs[state.graph];
+  chooser.hidden = state.tab === "Overview" || !data.graphs.length;
+  main.replaceChildren(...(state.tab === "Overview" || graph ? TABS[state.tab](graph) : [el("p", {}, "No graph was compiled.")]));
+}
+for (const name of Object.keys(TABS)) {
+  const button = el("button", { role: "tab" }, name);
+  button.addEventListener("click", () => { state.tab = name; render(); });
+  tabs.append(button);
+}
+data.graphs.forEach((g, i) => chooser.append(el("option", { value: i }, `${g.name} (${g.phase})`)));
+chooser.addEventListener("change", () => { state.graph = +chooser.value; state.open.clear(); render(); });
+const theme = document.documentElement;
+theme.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+document.getElementById("theme").addEventListener("click", () => { theme.dataset.theme = theme.dataset.theme === "dark" ? "light" : "dark"; });
+render();

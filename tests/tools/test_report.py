@@ -1,0 +1,247 @@
+"""`airgraph report`: the data, the page, and the page in a real browser (Chromium; without it those tests are skipped)."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import airgraph
+from airgraph.tools import cli
+from airgraph.tools.report.page import HtmlReport, render
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1200,800",
+    "--virtual-time-budget=4000",
+]
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page is not tested in a browser")
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.fixture(scope="module")
+def report():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRGRAPH_ENGINE", "native")
+        x = torch.randn(4, 8)
+        with torch.no_grad():
+            return airgraph.report(torch.nn.Sequential(Block(), Block()), x)
+
+
+def lines(graph, stage):
+    return next(s["lines"] for s in graph["stages"] if s["name"] == stage)
+
+
+def test_stages_are_linked_by_fx_nodes(report):
+    (graph,) = report.data["graphs"]
+    assert [s["name"] for s in graph["stages"]] == ["source", "FX", "GE", "after passes", "plan"]
+    relus = [notes for text, notes in lines(graph, "FX") if "aten.relu" in text]
+    assert len(relus) == 2
+    source = next(notes for text, notes in lines(graph, "source") if "torch.relu(self.up" in text)
+    assert all(notes[0] in source for notes in relus)
+    for stage, word in (("GE", "ge.Relu"), ("after passes", "ge.Relu"), ("plan", "relu(")):
+        found = [notes for text, notes in lines(graph, stage) if word in text]
+        assert len(found) == 2 and all(set(a) & set(b) for a, b in zip(relus, found)), stage
+
+
+def test_nodes_memory_and_passes(report):
+    (graph,) = report.data["graphs"]
+    nodes = graph["nodes"]
+    (norm, _) = [node for node in nodes if node["op"] == "LayerNormV4"]
+    assert norm["module"] == "0.norm" and [nodes[i]["name"] for i, _ in norm["in"]][1] == "0.norm.weight"
+    assert {node["module"] for node in nodes if node["name"] == "1.up.bias"} == {"1.up"}
+    arena = graph["arena"]
+    assert arena["bytes"] >= max(t["bytes"] for t in arena["tensors"])
+    for a in arena["tensors"]:
+        for b in arena["tensors"]:
+            apart = a["last"] < b["first"] or b["last"] < a["first"]
+            below = a["offset"] + a["bytes"] <= b["offset"] or b["offset"] + b["bytes"] <= a["offset"]
+            assert a is b or apart or below or a["offset"] == b["offset"], "memory of two living tensors overlaps"
+    assert {"convert", "plan", "load"} <= {stage["name"] for stage in graph["passes"]}
+
+
+def test_everything_is_escaped():
+    evil = "</script><script>alert(1)</script><!--"
+    page = render({"graphs": [], "kernels": [], "overview": {}, "text": evil})
+    assert evil not in page and page.count("<script") == 3
+    held = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
+    assert json.loads(held)["text"] == evil
+
+
+def test_a_page_needs_nothing_else(report):
+    page = report.html()
+    assert (
+        not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page) and "@import" not in page and "sourceMapping" not in page
+    )
+    assert "<iframe srcdoc=" in report._repr_html_()
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("airgraph.compat.install", lambda **options: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script, page = tmp_path / "script.py", tmp_path / "page.html"
+    script.write_text(
+        "import torch\ntorch.compile(torch.exp, backend='airgraph')(torch.ones(3))\nraise SystemExit(5)\n"
+    )
+    assert cli.main(["report", "-o", str(page), str(script)]) == 5
+    assert capsys.readouterr().out.endswith(f"airgraph: the report is in {page}\n")
+    assert "aten.exp" in page.read_text()
+    assert cli.main(["report", "-o", str(tmp_path / "no" / "page.html"), str(script)]) == 2
+
+
+# -- in a browser ---------------------------------------------------------------------------------------------------
+WATCH = "<script>window.problems = []; window.onerror = (m) => problems.push(String(m));"
+WATCH += "const said = console.error; console.error = (...a) => { problems.push(a.join(' ')); said(...a); };</script>"
+TOOLS = """
+const tab = (name) => [...document.querySelectorAll('nav button')].find((b) => b.textContent === name).click();
+const count = (pattern) => document.querySelectorAll(pattern).length;
+const wait = (ms = 30) => new Promise((done) => setTimeout(done, ms));
+const finish = (found) => { const pre = document.createElement('pre'); pre.id = 'result';
+  pre.textContent = JSON.stringify({ ...found, problems }); document.body.append(pre); };
+"""
+
+
+def browse(page, steps, folder, *options):
+    """Open the page, do the steps (JavaScript), and give back what they hand to `finish`."""
+    page = page.replace("<head>", f"<head>{WATCH}")
+    page = page.replace("</body>", f"<script>{TOOLS}(async () => {{{steps}}})();</script></body>")
+    file = folder / "driven.html"
+    file.write_text(page)
+    command = [
+        CHROMIUM,
+        *FLAGS,
+        f"--user-data-dir={folder / 'profile'}",
+        *(options or ["--dump-dom"]),
+        f"file://{file}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.S)
+    return json.loads(html.unescape(found[1])) if found else None
+
+
+DRIVE = """
+await wait();
+const found = { rows: count('main table tr') };
+tab('Stages');
+found.panes = [...document.querySelectorAll('.pane h3')].map((h) => h.textContent);
+found.lines = [...document.querySelectorAll('.lines')].map((l) => l.children.length);
+[...document.querySelectorAll('[data-stage=FX] [data-n]')].find((l) => l.textContent.includes('aten.relu')).click();
+found.marked = [...document.querySelectorAll('.lines')].map((l) => [...l.querySelectorAll('.on')].map((d) => d.textContent));
+tab('Drawing'); await wait();
+found.open = count('g.box');
+document.getElementById('fold').click();
+found.folded = [...document.querySelectorAll('g.group')].map((g) => g.querySelector('text').textContent);
+const search = document.getElementById('search');
+search.value = 'layernorm'; search.dispatchEvent(new Event('input'));
+found.said = document.getElementById('found').textContent;
+found.marks = count('g.found');
+document.querySelector('g.group').dispatchEvent(new MouseEvent('click', { bubbles: true }));
+found.unfolded = count('g.box');
+tab('Memory'); await wait();
+found.rects = count('#arena rect');
+tab('Passes');
+found.passes = count('main details') + count('main div.legend');
+document.getElementById('theme').click();
+found.theme = document.documentElement.dataset.theme;
+finish(found);
+"""
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_page_in_a_browser(report, tmp_path):
+    found = browse(report.html(), DRIVE, tmp_path)
+    (graph,) = report.data["graphs"]
+    assert found["problems"] == [] and found["theme"] == "dark"
+    assert found["panes"] == [s["name"] for s in graph["stages"]]
+    assert found["lines"] == [len(s["lines"]) for s in graph["stages"]]
+    source, fx, ge, after, plan = found["marked"]
+    assert len(source) == 1 and "torch.relu" in source[0] and len(fx) == 1
+    assert "ge.Relu" in ge[0] and "ge.Relu" in after[0] and any("relu(" in line for line in plan)
+    assert found["open"] == len(graph["nodes"]) and found["folded"] == ["0", "1"]
+    assert found["said"] == "2 found" and found["marks"] == 2
+    assert found["unfolded"] > 4 and found["rects"] == len(graph["arena"]["tensors"])
+    assert found["passes"] == len(graph["passes"])
+
+
+def large(nodes=5000):
+    """A chain in fifty modules, with a line in every stage for each node."""
+    made = [
+        {
+            "op": "MatMulV2",
+            "name": f"n{i}",
+            "module": f"layers.{i // 100}",
+            "note": i,
+            "in": [[i - 1, "f[8]"]] if i else [],
+        }
+        for i in range(nodes)
+    ]
+    stages = [{"name": n, "lines": [[f"line {i}", [i]] for i in range(nodes)]} for n in ("FX", "GE", "plan")]
+    graph = {"name": "graph_1", "phase": "inference", "classification": "", "stages": stages, "nodes": made}
+    graph |= {"arena": None, "passes": [], "remarks": []}
+    overview = {"graphs": [], "breaks": [], "recompiles": [], "ops": [], "seconds": {}}
+    return HtmlReport({"graphs": [graph], "kernels": [], "overview": overview, "text": "", "torch": ""})
+
+
+LARGE = """
+await wait();
+const timed = (f) => { const start = performance.now(); f(); return performance.now() - start; };
+const found = { loaded: performance.now() };
+found.stages = timed(() => tab('Stages'));
+tab('Drawing'); await wait();
+found.folded = count('g.box');
+found.unfold = timed(() => document.querySelector('g.group').dispatchEvent(new MouseEvent('click', { bubbles: true })));
+found.boxes = count('g.box');
+const search = document.getElementById('search');
+search.value = 'n4999';
+found.search = timed(() => search.dispatchEvent(new Event('input')));
+found.said = document.getElementById('found').textContent;
+finish(found);
+"""
+
+
+@needs_browser
+@pytest.mark.slow
+def test_five_thousand_nodes_stay_usable(tmp_path):
+    found = browse(large().html(), LARGE, tmp_path)
+    assert found["problems"] == [] and found["said"] == "1 found"
+    assert found["folded"] <= 60 and found["boxes"] <= 130, "only what is unfolded is laid out"
+    print({name: round(ms) for name, ms in found.items() if isinstance(ms, float)})
+
+
+@needs_browser
+@pytest.mark.slow
+def test_both_themes_are_drawn(report, tmp_path):
+    pictures = []
+    for theme in ("light", "dark"):
+        file = tmp_path / f"{theme}.png"
+        browse(
+            report.html(),
+            f"document.documentElement.dataset.theme = '{theme}'; tab('Drawing');",
+            tmp_path,
+            f"--screenshot={file}",
+        )
+        pictures.append(file.read_bytes())
+    assert all(len(p) > 5_000 and p.startswith(b"\x89PNG") for p in pictures) and pictures[0] != pictures[1]
