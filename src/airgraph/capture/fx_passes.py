@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from airgraph.capture.kernel_strides import strides_of_kernels
 from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
@@ -34,6 +36,7 @@ def run_fx_passes(
     """The graph after its passes. `observe` is shown it after each; `note` is told what is worth a line in the journal."""
     refuse_writes(gm)
     renew_views(gm)
+    strides_of_kernels(gm)
     statistics_of_inference(gm)
     for name, run in passes(config, gm):
         done = run(gm, inputs)
@@ -97,7 +100,10 @@ def same_tensor(node: torch.fx.Node) -> bool:
     a, b = source.meta.get("val"), node.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    return (a.dtype, a.device, tuple(a.shape), a.stride()) == (b.dtype, b.device, tuple(b.shape), b.stride())
+    if (a.dtype, a.device, a.ndim) != (b.dtype, b.device, b.ndim):
+        return False
+    # (Sizes that only running can tell are not asked whether they are equal.)
+    return all(statically_known_true(x == y) for x, y in zip((*a.shape, *a.stride()), (*b.shape, *b.stride())))
 
 
 def storage(node: torch.fx.Node) -> int | None:
