@@ -160,7 +160,7 @@ class Planner:
             for d in v.type.shape or ():
                 if isinstance(d, sympy.Basic) and not d.free_symbols <= self.symbols:
                     return False
-            if v.type.shape is None:
+            if v.type.shape is None or (v.known is not None and not self.knows(v.known)):
                 return False
         return True
 
