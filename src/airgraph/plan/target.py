@@ -18,4 +18,4 @@ class Target:
     spill_cost: int = 10  # an expression at least this expensive is kept for a later stage instead of recomputed
     block: int = 512  # iterations of a long float32 sum that are summed separately, for its rounding
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
-    kernels: frozenset[str] = frozenset()  # which of gemm, attention, conv, decode and gemv its engine brings
+    kernels: frozenset[str] = frozenset()  # which of gemm, attention, conv and decode its engine brings

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airgraph.engine.cuda.executable import CudaExecutable
 
 
-GPU = Target("cuda", lanes=1, scratch=0, kernels=frozenset({"gemv", "decode"}))
+GPU = Target("cuda", lanes=1, scratch=0, kernels=frozenset({"decode"}))
 
 
 class CudaEngine:
