@@ -21,8 +21,9 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
+from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
+from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
@@ -143,16 +144,12 @@ class Planner:
                 return
             if self.opaque_node(node):
                 return
-            for value, t in zip(node.outputs, self.lowered(node)):
+            for value, t in zip(node.outputs, lower(node, self.of)):
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
-
-    def lowered(self, node: Node) -> Sequence[Tensor | None]:
-        product = vector_product(node, self.of) if "gemv" in self.target.kernels else None
-        return lower(node, self.of) if product is None else [product]
 
     def bound(self, node: Node) -> bool:
         for v in (*node.values(), *(o for o in node.outputs if o.users)):
@@ -254,6 +251,7 @@ class Planner:
         """Dear formulas that are read more than once get memory."""
         uses: dict[int, set[int]] = {}
         seen: set[int] = set()
+        partial: set[int] = set()
         stack: list[Tensor] = [*self.roots.values(), *(m for _, m in self.writes)]
         for found in self.opaque.values():
             stack += found.operands
@@ -264,6 +262,11 @@ class Planner:
             seen.add(t.id)
             if t.op == "gather":
                 self.gather_source(t)
+            if t.op == "reduce" and t.id not in partial:
+                first = split_reduction(t, self.target)
+                if first is not None:
+                    partial.add(first.id)
+                    self.need(first)
             if t.op == "slice" and any(not same(step, 1) for step in t.attrs[1]) and base(t.inputs[0]).op in JOINED:
                 self.need(t.inputs[0])  # loops are cut where parts meet, which reading in steps does not allow
             for x in t.inputs:
