@@ -1,11 +1,16 @@
 """The pipeline as a whole: what happens how often, and in which order."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 import airgraph
 from airgraph import pipeline
 from airgraph.journal import JOURNALS
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -51,3 +56,11 @@ def test_stages_in_order():
     torch.compile(lambda x: x.exp() * 2, backend="airgraph")(torch.randn(3))
     stages = [stage.name for stage in JOURNALS[-1].stages]
     assert stages[:2] == ["fx_passes", "convert"] and stages[-2:] == ["plan", "load"]
+
+
+def test_the_files_that_docs_architecture_names_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("## From `linear` + GELU to machine code")[2].partition("\n## ")[0]
+    files = re.findall(r"^\d+\. \*\*`([\w/]+\.py)`\*\*", section, re.MULTILINE)
+    assert 10 <= len(files) <= 15
+    assert [f for f in files if not (ROOT / "src" / "airgraph" / f).exists()] == []

@@ -22,9 +22,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.announce import announce, device_of
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.compiled import CompiledModel
-from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
+from airgraph.capture.export import (
+    Exported,
+    all_dynamic,
+    as_module,
+    capture_exported,
+    compile_exported,
+    export_model,
+    state_of,
+)
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gears import gear_marks, gears_of
+from airgraph.capture.live_state import LiveState
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import Config
 from airgraph.convert import REGISTRY, convert
@@ -32,7 +41,7 @@ from airgraph.engine import find_engine, warm_up
 from airgraph.errors import AirgraphError, ConfigError, ExportError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
-from airgraph.journal import Journal
+from airgraph.journal import Journal, get_logger
 from airgraph.passes import FAMILIES, PASSES
 from airgraph.pipeline import Compilation, anything, compile_graph, converted, made_ready
 from airgraph.runtime.buckets import Buckets
@@ -177,6 +186,10 @@ def export(
             hint="PyTorch's own message above says where; docs/export.md lists what is not exported",
         ) from error
     stored = exported_graph(exported, chosen)
+    if calls := stored.graph.of("AtenCall"):
+        targets = ", ".join(sorted({node.attrs["target"] for node in calls}))
+        log = get_logger(chosen.log)
+        log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
     return write_export(stored, Target(path, name, rank), external=external_weights)
 
 
@@ -192,9 +205,6 @@ def exported_graph(exported: Exported, config: Config) -> StoredModel:
     with _disable_current_modes():
         graph, boundary = converted(c, gm)
     c.journal.classification = f"exported, {'static' if graph.is_static else 'dynamic'} GE graph"
-    if graph.of("AtenCall"):
-        targets = ", ".join(sorted({node.attrs["target"] for node in graph.of("AtenCall")}))
-        c.journal.log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
     return arranged(graph, boundary, exported, captured)
 
 
@@ -210,8 +220,7 @@ def load_export(
     CPU. `trust`: the file is your own; otherwise the sizes it states are checked against PyTorch's rules, for every new
     set of sizes. Options are those of `airgraph.backend`.
     """
-    from airgraph.store.load_export import by_memory, moved, read_export
-    from airgraph.store.rehearsal import rehearsal_of
+    from airgraph.store.load_export import moved, read_export
 
     chosen = make_config(config, options)
     warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
@@ -221,11 +230,19 @@ def load_export(
             c.journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     with c.journal.stage("read"):
         stored = moved(read_export(path), device, c.journal.remark)
+    return loaded_model(c, stored, path, trust)
+
+
+def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: bool) -> LoadedModel:
+    """What was read, made ready to run."""
+    from airgraph.store.load_export import by_memory
+    from airgraph.store.rehearsal import rehearsal_of
+
     rehearse = None
     if not trust:
         with c.journal.stage("rehearse"):
             rehearse = rehearsal_of(stored, str(path), c.journal.remark)
-        c = c if rehearse else replace(c, config=replace(chosen, engine="reference"))
+        c = c if rehearse else replace(c, config=replace(c.config, engine="reference"))
     arguments, laid = stored.boundary.arguments, by_memory(stored)
     main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
     c.dump.graph("original", stored.graph)
@@ -241,6 +258,40 @@ def load_export(
     return LoadedModel(
         str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
     )
+
+
+def keep_method(
+    method: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    path: Path,
+    *,
+    dynamic: bool,
+    about: Mapping[str, str],
+    config: Config,
+) -> LoadedModel:
+    """A method of a module, compiled for such arguments and kept at `path`, where `load_method` finds it."""
+    from airgraph.store.method_file import write_method
+
+    shapes = all_dynamic(method, args, kwargs) if dynamic else None
+    exported = export_model(method, args, kwargs, shapes)
+    stored = exported_graph(exported, config)
+    write_method(path, stored, state_of(exported.model), about)
+    return load_method(method, path, config)
+
+
+def load_method(method: Callable[..., Any], path: Path, config: Config) -> LoadedModel:
+    """A method that `keep_method` kept, with the parameters and buffers its module has now."""
+    from airgraph.store.method_file import read_method
+
+    warm_up(config.engine, torch.device("cpu"), config.mode)
+    owner = as_module(method)
+    c = Compilation.begin("inference", config, next(_models))
+    with c.journal.stage("read"):
+        stored = read_method(path, state_of(owner))
+    model = loaded_model(c, stored, path, trust=False)
+    model.live = LiveState(owner, list(stored.weights), list(stored.weights.values())).read
+    return model
 
 
 def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import re
 from pathlib import Path
 
 import npugraph_ex
@@ -136,36 +135,6 @@ def test_the_old_name_of_the_converters_package():
         assert callable(ge_apis.Mul)
     with pytest.raises(AttributeError, match="there is no GE op 'NoSuchOp' in the op table"):
         ge_apis.NoSuchOp  # noqa: B018
-
-
-# -- no cache yet -----------------------------------------------------------------------------------------------------
-class Model(torch.nn.Module):
-    def decode(self, x):
-        return x + 1
-
-
-class NoModule:
-    def decode(self, x):
-        return x
-
-
-@pytest.mark.parametrize("package", [torchair, npugraph_ex], ids=["torchair", "npugraph_ex"])
-def test_cache_compile_says_what_is_missing(package, tmp_path):
-    compile_, read, name = package.inference.cache_compile, package.inference.readable_cache, package.logger.name
-    with pytest.raises(ValueError, match=r"^Only method can be cached now, got <function "):
-        compile_(lambda x: x)
-    with pytest.raises(ValueError, match=r"^Only method of torch.nn.Module can be cached now, got <bound method "):
-        compile_(NoModule().decode)
-    text = f"{name}.inference.cache_compile: this version of airgraph has no cache on disk\n  try: self.decode = torch.compile("
-    with pytest.raises(RuntimeError, match=re.escape(text)):
-        compile_(Model().decode, dynamic=False, cache_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="nothing is not a file, or it is a link"):
-        read(str(tmp_path / "nothing"))
-    (tmp_path / "compiled_module").touch()
-    with pytest.raises(
-        RuntimeError, match=f"{name}.inference.readable_cache: this version of airgraph has no cache on disk"
-    ):
-        read(str(tmp_path / "compiled_module"))
 
 
 # -- names that are for an NPU ------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ torch.set_num_threads(2)
 for function, *shapes in (
     (products, (0, 3), (2, 0, 3)), (products, (3, 0), (0, 3, 2)), (products, (0, 0), (2, 3, 0)), (products, (4, 1), (0, 0, 0)),
     (heads, (0, 2, 4, 8)), (heads, (1, 2, 0, 8)), (heads, (1, 0, 4, 8)),
-    (pictures, (0, 3, 8, 8), (4, 3, 3, 3)), (pictures, (1, 3, 8, 8), (0, 3, 3, 3)),
+    (pictures, (0, 3, 8, 8), (4, 3, 3, 3)),
 ):
     args = [torch.randn(shape) for shape in shapes]
     wanted = function(*args)

@@ -229,3 +229,17 @@ def test_odd_attributes_never_get_past_the_check(graph):
         except VerifyError:
             outcomes["refused"] += 1
     assert outcomes["read"] > 0 and outcomes["refused"] > 20
+
+
+def test_notes_and_marks_of_a_call_are_no_attributes():
+    with ge.building(Graph()) as graph:
+        graph.notes.append(Note("model.py", "roll", "layers.0"))
+        x = ge.Data(index=0, dtype=0, shape=[2], placement="CPU", node_name="x")
+        graph.names["x"] = "hidden_states"
+        marks = {"_user_stream_label": "side"}
+        (y,) = ge.AtenCall([x], target="aten.roll.default", args=["%0", 1], types=[[0, [2], "CPU"]], marks=marks)
+        ge.NetOutput([y])
+    writer = Writer()
+    again = read_graph(write_graph(graph, writer), Reader(writer.symbol_table()))
+    assert again.notes == graph.notes and again.names == graph.names
+    assert again.node("AtenCall").attrs == graph.node("AtenCall").attrs

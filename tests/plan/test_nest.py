@@ -178,7 +178,7 @@ def test_gathered_rows(nests):
         """
         for o0<5 parallel
           for o1<16 vector 8
-            t0[16*o0 + o1] = x[o1 + 16*n[o0]]
+            t0[16*o0 + o1] = x[o1 + 16*at(n[o0], 10)]
         cost 240
         """,
     )

@@ -26,8 +26,12 @@ def test_elementwise_chain_is_one_loop(planned):
     same(
         found,
         """
+        plan for test
+        x: float[4, 8] input
+        b: float[8] input
+        t0: float[4, 8] output 0
         0 loop o0<4, o1<8
-            t0: float[4, 8] output [8*o0 + o1] = relu(add(x[8*o0 + o1], b[o1]))
+            t0[8*o0 + o1] = relu(add(x[8*o0 + o1], b[o1]))
         output 0: t0
     """,
     )
@@ -42,9 +46,12 @@ def test_softmax_is_a_row_kernel(planned):
     same(
         found,
         """
+        plan for test
+        x: float[4, 8] input
+        t0: float[4, 8] output 0
         0 loop o0<4, i0<8
             x0 = exp(sub(x[8*o0 + i0], max_i(x[8*o0 + i0])))
-            t0: float[4, 8] output [8*o0 + i0] = mul(x0, reciprocal(sum_i(x0)))
+            t0[8*o0 + i0] = mul(x0, reciprocal(sum_i(x0)))
         output 0: t0
     """,
     )
@@ -63,8 +70,11 @@ def test_views_cost_nothing(planned):
     same(
         found,
         """
+        plan for test
+        x: float[4, 6] input
+        t0: float[2, 8] output 0
         0 loop o0<2, o1<2, o2<4
-            t0: float[2, 8] output [8*o0 + 4*o1 + o2] = exp(x[2*o0 + o1 + 6*o2 + 2])
+            t0[8*o0 + 4*o1 + o2] = exp(x[2*o0 + o1 + 6*o2 + 2])
         output 0: t0
     """,
     )
@@ -81,10 +91,14 @@ def test_concatenation_is_two_ranges_of_one_loop(planned):
     same(
         found,
         """
+        plan for test
+        x: float[3] input
+        y: float[5] input
+        t0: float[8] output 0
         0 loop o0<3
-            t0: float[8] output [o0] = neg(x[o0])
+            t0[o0] = neg(x[o0])
         0 loop o0<5
-            t0: float[8] output [o0 + 3] = neg(y[o0])
+            t0[o0 + 3] = neg(y[o0])
         output 0: t0
     """,
     )
@@ -104,11 +118,18 @@ def test_a_residual_and_its_norm_share_a_kernel(planned):
     same(
         found,
         """
-        0 gemm t0: float[4, 8] arena = x[0, 8, 1] @ w[0, 1, 8] + -  (batch 1, 4 x 8 x 8)
+        plan for test
+        x: float[4, 8] input
+        w: float[8, 8] input
+        g: float[8] input
+        t1: float[4, 8] output 0
+        t2: float[4, 8] output 1
+        t0: float[4, 8] arena
+        0 gemm t0 = x[0, 8, 1] @ w[0, 1, 8] for batch 1, m 4, n 8, k 8
         1 loop o0<4, i0<8
             x0 = add(t0[8*o0 + i0], x[8*o0 + i0])
-            t1: float[4, 8] output [8*o0 + i0] = x0
-            t2: float[4, 8] output [8*o0 + i0] = mul(g[i0], mul(x0, rsqrt(add(div(sum_i(mul(x0, x0)), 8.0), 1e-06))))
+            t1[8*o0 + i0] = x0
+            t2[8*o0 + i0] = mul(g[i0], mul(x0, rsqrt(add(div(sum_i(mul(x0, x0)), 8.0), 1e-06))))
         output 0: t1
         output 1: t2
     """,
@@ -126,12 +147,18 @@ def test_an_op_without_a_formula_is_a_call(planned):
     same(
         found,
         """
+        plan for test
+        x: float[4, 8] input
+        t1: float[4, 8] call Cumsum:0
+        t2: float[4, 8] output 0
+        t0: float[4, 8] arena
         0 loop o0<4, o1<8
-            t0: float[4, 8] arena [8*o0 + o1] = mul(x[8*o0 + o1], x[8*o0 + o1])
-        1 call t1: float[4, 8] call = Cumsum(t0[8, 1])
+            t0[8*o0 + o1] = mul(x[8*o0 + o1], x[8*o0 + o1])
+        1 call t1 = Cumsum(Mul:0 = t0[8, 1]) node Cumsum
         2 loop o0<4, o1<8
-            t2: float[4, 8] output [8*o0 + o1] = exp(t1[8*o0 + o1])
+            t2[8*o0 + o1] = exp(t1[8*o0 + o1])
         output 0: t2
+        note Cumsum Cumsum by PyTorch: it has no formula
     """,
     )
 

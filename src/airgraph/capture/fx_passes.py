@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from airgraph.capture.kernel_strides import strides_of_kernels
 from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
@@ -34,6 +35,7 @@ def run_fx_passes(
     """The graph after its passes. `observe` is shown it after each; `note` is told what is worth a line in the journal."""
     refuse_writes(gm)
     renew_views(gm)
+    strides_of_kernels(gm)
     statistics_of_inference(gm)
     for name, run in passes(config, gm):
         done = run(gm, inputs)

@@ -36,6 +36,8 @@ OURS = (
     "_output_name_value",
     "_fx_code",
     "_source",
+    "_source_name",
+    "_module",
     "_readable_value",
     EXTRA,
 )
@@ -155,6 +157,8 @@ def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: Reader) ->
     attrs = read_const(op, extra, reader) if op.type == "Const" else attrs_of(op, row, extra, reader)
     types = [read_type(desc, shape, reader) for desc, shape in zip(op.output_desc, shapes_of(op, extra))]
     take_note(graph, op)
+    if op.type == "Data" and "_source_name" in op.attr:
+        graph.names[op.name] = op.attr["_source_name"].s.decode()
     inputs = arranged(op, row, extra, edges)
     node = graph.add(op.type, inputs, attrs, types, control=waits, name=op.name)
     if op.type == "Const":
@@ -179,7 +183,8 @@ def take_note(graph: Graph, op: Any) -> None:
     """Neighbours that were made from the same FX node share a note."""
     if "_fx_code" in op.attr:
         file = op.attr["_source"].s.decode() if "_source" in op.attr else None
-        note = Note(file, op.attr["_fx_code"].s.decode())
+        module = op.attr["_module"].s.decode() if "_module" in op.attr else ""
+        note = Note(file, op.attr["_fx_code"].s.decode(), module)
         if not graph.notes or graph.notes[-1] != note:
             graph.notes.append(note)
 
@@ -283,7 +288,7 @@ def read_attrs(op: Any, row: Op | None, extra: dict[str, Any]) -> dict[str, Any]
     for name in order:
         if name in op.attr and name not in OURS and name not in absent:
             value = read_attr(op.attr[name], typed=row is None)
-            if op.type == "AtenCall" and name != "target":
+            if op.type == "AtenCall" and name in ("args", "kwargs", "strides"):
                 value = json.loads(value)
                 value = nested_tuple(value) if name == "strides" else value
             default = row.attrs.get(name, REQUIRED) if row else REQUIRED

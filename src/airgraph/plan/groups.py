@@ -23,7 +23,7 @@ from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
-from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads
+from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
 
@@ -311,6 +311,7 @@ class Planner:
             self.steps.append(step)
         self.drop_unread()
         self.drop_known()
+        self.drop_places()
         for loop in [s for s in self.steps if isinstance(s, LoopStep)]:
             loop.nests = [schedule(p, self.target) for p in loop.kernel.parts]
         return Plan(
@@ -503,6 +504,14 @@ class Planner:
             if all(self.knows(v.known) and t.id not in read and id(v) not in leaving for v, t in step.writes):
                 self.steps.remove(step)
                 self.notes = [n for n in self.notes if not n.startswith(f"{step.node.op} {step.node.name} ")]
+
+    def drop_places(self) -> None:
+        """Constants and intermediates that no step reads or writes, once all are planned."""
+        used = {t.id for step in self.steps for t in (*step_reads(step), *step_writes(step))}
+        used |= {p.alias.tensor.id for p in self.places.values() if p.alias is not None}
+        for p in list(self.places.values()):
+            if p.kind in ("arena", "const") and p.tensor.id not in used:
+                del self.places[p.tensor.id]
 
 
 def base(t: Tensor) -> Tensor:

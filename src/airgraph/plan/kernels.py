@@ -32,7 +32,7 @@ from airgraph.plan.index import (
     strides_of,
     vars_for,
 )
-from airgraph.plan.tensors import Expr, Pool, Shape, Tensor
+from airgraph.plan.tensors import Expr, Pick, Picks, Pool, Shape, Tensor
 
 TRIES = 80  # splits and cuts of loops before a kernel is given up
 LARGEST = 400  # formulas in one kernel
@@ -53,7 +53,7 @@ class Store:
     at: Affine
     value: Expr
     numbers: tuple[Expr, ...] = ()  # where the place is picked by numbers, as in a load
-    picks: tuple[tuple[Dim, Dim, bool], ...] = ()
+    picks: Picks = ()
 
 
 @dataclass
@@ -209,14 +209,14 @@ def build_scatter(t: Tensor, numbers: Sequence[Tensor], values: Tensor, how: Seq
     strides, offset = memory.target(t)
     place: list[Affine] = []
     args: list[Expr] = []
-    picks: list[tuple[Dim, Dim, bool]] = []
+    picks: list[Pick] = []
     for axis, by in enumerate(how):
         if isinstance(by, int):
             place.append(index[by])
             continue
         _, number, wraps, first, rank = by
         args.append(reader.read(numbers[number], aligned(index[first : first + rank], numbers[number].shape)))
-        picks.append((strides[axis], t.shape[axis], wraps))
+        picks.append(Pick(strides[axis], t.shape[axis], wraps))
         place.append(ZERO)
     store = Store(t, linear(place, strides, offset), reader.read(values, index), tuple(args), tuple(picks))
     return Kernel([Part(variables, [], [store], reader.pool)])
@@ -337,7 +337,7 @@ class Reader:
         strides, offset = layout
         place: list[Affine] = []
         args: list[Expr] = []
-        picks: list[tuple[Dim, Dim, bool]] = []
+        picks: list[Pick] = []
         for axis, how in enumerate(t.attrs):
             if isinstance(how, int):
                 place.append(index[how])
@@ -345,7 +345,7 @@ class Reader:
             _, number, wraps, first, rank = how
             among = aligned(list(index[first : first + rank]), numbers[number].shape)
             args.append(self.read(numbers[number], among))
-            picks.append((strides[axis], x.shape[axis], wraps))
+            picks.append(Pick(strides[axis], x.shape[axis], wraps))
             place.append(ZERO)
         return self.pool.make("load", args, t.dtype, source, linear(place, strides, offset), tuple(picks))
 

@@ -8,7 +8,7 @@ from airgraph.plan.index import Var
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest, Stage
 from airgraph.plan.tensors import Expr, Tensor
-from airgraph.plan.text import LEAVES, affine, expr_text
+from airgraph.plan.text import LEAVES, SizeText, expr_text, index_text
 
 
 def nest_text(nest: Nest, name: Callable[[Tensor], str]) -> str:
@@ -20,7 +20,7 @@ class NestText:
     expressions of a stage use, x0, x1, …"""
 
     def __init__(self, nest: Nest, name: Callable[[Tensor], str]) -> None:
-        self.nest, self.name = nest, name
+        self.nest, self.name, self.size = nest, name, SizeText()
         self.loops = {v: f"o{i}" for i, v in enumerate(nest.outer)} | {v: f"i{i}" for i, v in enumerate(nest.inner)}
         self.reduced: dict[int, str] = {}
         self.spilled: dict[int, str] = {}
@@ -46,7 +46,7 @@ class NestText:
         for v in loops:
             parallel = " parallel" if v is self.nest.parallel else ""
             vector = f" vector {self.nest.target.lanes}" if v is self.nest.vector else ""
-            self.line(f"for {self.loops[v]}<{v.size}{parallel}{vector}")
+            self.line(f"for {self.loops[v]}<{self.size(v.size)}{parallel}{vector}")
             self.indent += 1
 
     def stage(self, stage: Stage) -> None:
@@ -62,8 +62,8 @@ class NestText:
 
     def store(self, stores: Sequence[Store], texts: Mapping[int, str]) -> None:
         for s in stores:
-            picked = "".join(f" + {stride}*{texts[id(n)]}" for n, (stride, _, _) in zip(s.numbers, s.picks))
-            self.line(f"{self.name(s.target)}[{affine(s.at, self.loops)}{picked}] = {texts[id(s.value)]}")
+            at = index_text(s.at, s.picks, [texts[id(n)] for n in s.numbers], self.loops, self.size)
+            self.line(f"{self.name(s.target)}[{at}] = {texts[id(s.value)]}")
 
     def texts(self, roots: Iterable[Expr], stage: Stage | None = None) -> dict[int, str]:
         """The text of each expression below the roots; those with several uses and spilled ones get a line and a name."""
@@ -83,7 +83,7 @@ class NestText:
             walk(root)
         texts = dict(known)
         for key, e in order.items():
-            texts[key] = expr_text(e, [texts[id(a)] for a in e.args], self.loops, self.name)
+            texts[key] = expr_text(e, [texts[id(a)] for a in e.args], self.loops, self.name, self.size)
             name = ""
             if stage and e in stage.spills:
                 name = f"s{self.nest.spills[e.id]}"

@@ -10,12 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
-from airgraph.ir.types import DataType, Dim
+from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
 from airgraph.plan.lowerings.core import FLOAT, FLOATS, NoFormula
 from airgraph.plan.operands import Operands, lies_plain
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Matrix
+from airgraph.plan.steps import (
+    AttentionSizes,
+    AttentionStep,
+    CallStep,
+    ConvSizes,
+    ConvStep,
+    GemmSizes,
+    GemmStep,
+    Matrix,
+)
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, broadcast, buffer, cast, expand_to, permute, point, reduce, reshape
 
@@ -48,7 +57,8 @@ class Product:
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
-        return GemmStep(self.out, left, right, bias, (a.shape[0], a.shape[1], b.shape[2], a.shape[2]))
+        sizes = GemmSizes(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
+        return GemmStep(self.out, left, right, bias, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +78,12 @@ class Attention:
 
     def step(self, operands: Operands) -> AttentionStep:
         q, k, v, mask = self.q, self.k, self.v, self.mask
-        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        batch, heads, queries, depth = q.shape
+        sizes = AttentionSizes(batch, heads, k.shape[1], queries, k.shape[2], depth, v.shape[3])
         left, keys, values = (operands.strided(t, (3,)) for t in (q, k, v))
-        kind = 0 if mask is None else 2 if mask.dtype == DataType.DT_BOOL else 1
         masked = operands.strided(mask) if mask is not None else None
         lse = self.outputs[1] if self.lse else None
-        return AttentionStep(self.outputs[0], lse, left, keys, values, masked, kind, sizes, self.causal, self.scale)
+        return AttentionStep(self.outputs[0], lse, left, keys, values, masked, sizes, self.causal, self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +91,7 @@ class Convolution:
     x: Tensor
     w: Tensor
     bias: Tensor | None
-    dims: tuple[Dim, ...]
+    sizes: ConvSizes
     out: Tensor
 
     @property
@@ -95,7 +105,7 @@ class Convolution:
     def step(self, operands: Operands) -> ConvStep:
         x, w = operands.contiguous(self.x), operands.contiguous(self.w)
         bias = operands.contiguous(self.bias) if self.bias is not None else None
-        return ConvStep(self.out, x, w, bias, self.dims)
+        return ConvStep(self.out, x, w, bias, self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,8 +288,9 @@ def conv(node: Node, of: Of) -> Convolution | None:
         return None
     n, c, h, wd = x.shape
     o, _, kh, kw = w.shape
-    dims = (n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, out.shape[2], out.shape[3], 0)
-    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, dims, out)
+    oh, ow = out.shape[2:]
+    sizes = ConvSizes(n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, oh, ow)
+    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out)
 
 
 def written_back(node: Node) -> Node | None:

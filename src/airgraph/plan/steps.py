@@ -1,14 +1,16 @@
-"""What a plan consists of: the memory of tensors, and steps in order. A plan prints as text; see `Plan.text`."""
+"""What a plan consists of: the memory of tensors, and steps in order. A plan prints as text (text.py) and is read back
+(parse.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 from airgraph.plan.kernels import Domain, Kernel
 from airgraph.plan.nest import Nest
 from airgraph.plan.target import Target
@@ -45,6 +47,13 @@ class Matrix:
     strides: tuple[Dim, ...]
 
 
+class GemmSizes(NamedTuple):
+    batch: Dim
+    m: Dim
+    n: Dim
+    k: Dim
+
+
 @dataclass(eq=False)
 class GemmStep:
     """out[b, m, n] = Σ a[b, m, k] · b[b, k, n] (+ bias[n])"""
@@ -53,30 +62,82 @@ class GemmStep:
     a: Matrix
     b: Matrix
     bias: Matrix | None
-    sizes: tuple[Dim, Dim, Dim, Dim]  # batch, m, n, k
+    sizes: GemmSizes
+
+
+class MaskKind(IntEnum):
+    """What a mask does, as kernels count it."""
+
+    NONE = 0
+    ADDED = 1  # floats, added to the scores
+    EXCLUDES = 2  # bools: keys where it is false are not seen
+
+
+class AttentionSizes(NamedTuple):
+    batch: Dim
+    heads: Dim
+    kv_heads: Dim
+    queries: Dim
+    keys: Dim
+    depth: Dim  # elements of a query and of a key
+    value_depth: Dim
 
 
 @dataclass(eq=False)
 class AttentionStep:
+    """out = softmax(q · kᵀ · scale + mask) · v for each head; `lse`, if wanted, the logarithms of the softmax' sums.
+
+    The type of a mask tells what it does (`mask_kind`).
+    """
+
     out: Tensor
     lse: Tensor | None
     q: Matrix
     k: Matrix
     v: Matrix
     mask: Matrix | None
-    mask_kind: int
-    sizes: tuple[Dim, ...]  # b h hk lq lk d dv
+    sizes: AttentionSizes
     causal: bool
     scale: float
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        if self.mask is None:
+            return MaskKind.NONE
+        return MaskKind.EXCLUDES if self.mask.tensor.dtype == DataType.DT_BOOL else MaskKind.ADDED
+
+
+class ConvSizes(NamedTuple):
+    """x[n, c, h, w] and w[o, c / groups, kh, kw] to out[n, o, oh, ow]: kernel, stride, padding and dilation by height and
+    width."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    o: int
+    kh: int
+    kw: int
+    sh: int
+    sw: int
+    ph: int
+    pw: int
+    dh: int
+    dw: int
+    groups: int
+    oh: int
+    ow: int
 
 
 @dataclass(eq=False)
 class ConvStep:
+    """out = the 2-d convolution of x with w (+ bias)"""
+
     out: Tensor
     x: Matrix
     w: Matrix
     bias: Matrix | None
-    dims: tuple[Dim, ...]
+    sizes: ConvSizes
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import cost
@@ -144,6 +144,17 @@ def reduce(op: str, x: Tensor, axes: Sequence[int], keep: bool, dtype: DataType 
 
 
 # -- formulas of one kernel -----------------------------------------------------------------------------------------
+class Pick(NamedTuple):
+    """A place in memory moves by `stride` times a number that is computed, which must be below `size`."""
+
+    stride: Dim
+    size: Dim
+    wraps: bool  # negative numbers count from the end
+
+
+Picks = tuple[Pick, ...]
+
+
 @dataclass(eq=False)
 class Expr:
     """A formula in loop variables. `op`: load | const | iota | reduce | the name of a function of numbers.
@@ -156,9 +167,7 @@ class Expr:
     dtype: DataType
     source: Any = None  # load: the tensor whose memory is read; const: the number
     at: Affine | None = None  # load, iota
-    picks: tuple[
-        tuple[Dim, Dim, bool], ...
-    ] = ()  # load: (stride, size, negative counts from the end) of each number in args
+    picks: Picks = ()  # load: how each number in args moves the place
     vars: frozenset[Any] = frozenset()  # the loops it depends on
     level: int = 0  # how many reductions must be done before
     id: int = 0
@@ -178,7 +187,7 @@ class Pool:
         dtype: DataType,
         source: Any = None,
         at: Affine | None = None,
-        picks: tuple[tuple[Dim, Dim, bool], ...] = (),
+        picks: Picks = (),
     ) -> Expr:
         mark = (type(source), str(source)) if op == "const" else id(source) if source is not None else None
         if op == "reduce":

@@ -144,6 +144,7 @@ class LoadedModel:
         self.laid = [(i, a) for i, a in enumerate(boundary.arguments) if i in by_memory and isinstance(a, TensorIn)]
         self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn)]
         self.rehearse = rehearse
+        self.live: Callable[[], list[torch.Tensor]] | None = None  # where the weights are a module's: as they are now
         self.checks = bool(contract.guards or contract.ranges or rehearse)
         self.seen: set[tuple[Any, ...]] = set()
         count = leaf_count(contract.in_spec)
@@ -152,7 +153,7 @@ class LoadedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self.flatten(args, kwargs)
         self.check(leaves)
-        given = [*self.first, *leaves]
+        given = [*(self.live() if self.live else self.first), *leaves]
         changed = [given[i] for i in self.written]
         with torch.no_grad():
             copies = self.lay_out(given)

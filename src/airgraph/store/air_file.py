@@ -25,16 +25,16 @@ SEAL = "_airgraph_seal"
 LARGEST_FILE = 2**31 - 1  # of a protobuf message
 
 
-def write_air(path: Path, message: Any) -> None:
+def write_air(path: Path, message: Any, mode: int = 0o640) -> None:
     body = message.SerializeToString(deterministic=True)
-    write_file(path, [body, seal(body)])
+    write_file(path, [body, seal(body)], mode)
 
 
-def write_file(path: Path, pieces: Iterable[bytes]) -> None:
+def write_file(path: Path, pieces: Iterable[bytes], mode: int = 0o640) -> None:
     """Whole or not at all: what was there before stays until the new file is complete."""
     new = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640), "wb") as file:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
             for piece in pieces:
                 file.write(piece)
         os.replace(new, path)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def write_export(
         target.folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         former = weight_files(target.air)
         files, digests = write_weights(stored.weights, files, target.folder, progress or show_progress)
-        place_weights(graph, stored, files, digests, target)
+        place_weights(graph, stored, files, digests, target.folder)
         message = ModelDef(name=target.name, version=VERSION, graph=[graph])
         message.attr[EXTRA].s = json.dumps(describe(stored, writer), ensure_ascii=False).encode()
         write_file(target.folder / "dynamo.pbtxt", [pbtxt_of(graph, PBTXT_BYTES).encode()])
@@ -283,10 +283,15 @@ def show_progress(count: int, of: int, done: int, total: int) -> None:
 
 
 def place_weights(
-    graph: Any, stored: StoredModel, files: Mapping[str, str], digests: Mapping[str, str], target: Target
+    graph: Any,
+    stored: StoredModel,
+    files: Mapping[str, str],
+    digests: Mapping[str, str],
+    folder: Path,
+    bound: Collection[str] = (),
 ) -> None:
     """Weights enter the graph as constants, and the other inputs are counted from 0. What is written to is a Variable (a
-    weight) or RefData (an input), GE's words for it."""
+    weight) or RefData (an input), GE's words for it. `bound`: weights of which only the names are kept."""
     ops = {op.name: op for op in graph.op}
     written = {stored.boundary.arguments[i].name for i in stored.written}
     places = []
@@ -299,10 +304,14 @@ def place_weights(
     for argument, (weight, tensor) in zip(stored.boundary.arguments, stored.weights.items()):
         op = ops[argument.name]
         del op.attr["index"]
+        if weight in bound:
+            put_extra(op, {"weight": weight, "bound": True})
+            op.type = "Variable"
+            continue
         put_extra(op, {"weight": weight, **({"file": files[weight], "sha256": digests[weight]} if files else {})})
         op.type = "Variable" if argument.name in written else "FileConstant" if files else "Const"
         if files:
-            op.attr["file_path"].s = str(target.folder / files[weight]).encode()
+            op.attr["file_path"].s = str(folder / files[weight]).encode()
             op.attr["shape"].list.i.extend(tensor.shape)
             op.attr["shape"].list.val_type = 2
             op.attr["dtype"].dt = int(DataType[DTYPES[op.output_desc[0].dtype]])

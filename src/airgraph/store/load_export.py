@@ -21,7 +21,7 @@ import torch
 
 from airgraph.convert.known_calls import refusal
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.strides import copy_strided
+from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
 from airgraph.ir.exact import Reader, shown
@@ -50,15 +50,18 @@ def find_air(path: str | Path) -> Path:
     return files[0]
 
 
-def read_export(path: str | Path, *, weights: bool = True) -> StoredModel:
+def read_export(
+    path: str | Path, *, weights: bool = True, state: Mapping[str, torch.Tensor] | None = None
+) -> StoredModel:
     """The model of an `.air` file. Without `weights` their bytes are not read: tensors of the device `meta` stand for them.
+    `state`: the tensors of the module that a compiled method is of.
 
     Whatever is wrong with the file is an ExportError that says what and where.
     """
     file = find_air(path)
     message = read_air(file)
     try:
-        return read_model(message, file, weights)
+        return read_model(message, file, weights, state)
     except ExportError:
         raise
     except AirgraphError as error:
@@ -72,7 +75,7 @@ def read_export(path: str | Path, *, weights: bool = True) -> StoredModel:
         raise ExportError(f"{file} is not a model that can be read: {error!r}", hint="export it again") from error
 
 
-def read_model(message: Any, file: Path, weights: bool) -> StoredModel:
+def read_model(message: Any, file: Path, weights: bool, state: Mapping[str, torch.Tensor] | None = None) -> StoredModel:
     description = json.loads(message.attr[EXTRA].s) if EXTRA in message.attr else None
     if not isinstance(description, dict) or len(message.graph) != 1:
         raise VerifyError("it does not say how it is called", hint="only exports of airgraph's can be loaded")
@@ -82,14 +85,19 @@ def read_model(message: Any, file: Path, weights: bool) -> StoredModel:
     if not isinstance(symbols, dict):
         raise VerifyError(f"its symbols are {shown(symbols)}")
     reader = Reader(symbols, FUNCTIONS)
-    tensors = take_weights(message.graph[0], file, weights)
+    tensors = take_weights(message.graph[0], file, weights, state)
     graph = checked(read_graph(message.graph[0], reader))
     check_calls(graph)
-    stored = assembled(graph, Description(description, reader), tensors)
+    stored = assembled(graph, Description(description, reader), tensors, state or {})
     return replace(stored, stated=read_graph(message.graph[0], reader))
 
 
-def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[str, torch.Tensor]]) -> StoredModel:
+def assembled(
+    graph: Graph,
+    description: Description,
+    tensors: dict[str, tuple[str, torch.Tensor]],
+    state: Mapping[str, torch.Tensor],
+) -> StoredModel:
     arguments = [description.argument(data, graph) for data in description.get("arguments", list)]
     names = [argument.name for argument in arguments]
     if sorted(names) != sorted(node.name for node in graph.inputs) or names[: len(tensors)] != list(tensors):
@@ -97,7 +105,8 @@ def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[s
     outputs = len(list(graph.net_output.values()))
     results = [description.result(data, arguments, outputs) for data in description.get("results", list)]
     contract = description.contract(len(arguments) - len(tensors), len(results))
-    held = {weight: laid_out(tensor, argument) for argument, (weight, tensor) in zip(arguments, tensors.values())}
+    pairs = list(zip(arguments, tensors.values()))
+    held = {weight: laid_out(tensor, argument, state.get(weight) is tensor) for argument, (weight, tensor) in pairs}
     if len(held) != len(tensors):
         raise VerifyError("two weights have the same name")
     written = [description.index("i", {"i": i}, len(arguments)) for i in description.get("written", list)]
@@ -107,9 +116,11 @@ def assembled(graph: Graph, description: Description, tensors: dict[str, tuple[s
     return StoredModel(graph, Boundary(arguments, results), held, contract, written, tied)
 
 
-def laid_out(tensor: torch.Tensor, argument: Argument) -> torch.Tensor:
-    """With the strides it had."""
+def laid_out(tensor: torch.Tensor, argument: Argument, bound: bool = False) -> torch.Tensor:
+    """With the strides it had. The tensor of a module must have them: a copy would not be the module's any more."""
     assert isinstance(argument, TensorIn)
+    if bound and (str(tensor.device) != argument.device or not same_layout(tensor, argument.strides)):
+        raise VerifyError(f"the model's {argument.name} is on another device or has other strides than when compiled")
     problem = layout_refusal(tensor.shape, argument.strides)
     if problem:
         raise VerifyError(f"the weight {argument.name} {problem}")
@@ -136,14 +147,16 @@ def by_memory(stored: StoredModel) -> set[int]:
 
 
 # -- weights --------------------------------------------------------------------------------------------------------
-def take_weights(graph: Any, file: Path, wanted: bool) -> dict[str, tuple[str, torch.Tensor]]:
+def take_weights(
+    graph: Any, file: Path, wanted: bool, state: Mapping[str, torch.Tensor] | None
+) -> dict[str, tuple[str, torch.Tensor]]:
     """The weights out of their constants, which become inputs: node → (name, tensor). They come first in the count."""
     constants = [(op, read_extra(op)) for op in graph.op if EXTRA in op.attr]
     held = [(op, extra) for op, extra in constants if "weight" in extra]
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for index, (op, extra) in enumerate(held):
         try:
-            found[op.name] = (str(extra["weight"]), read_weight(op, extra, file, wanted))
+            found[op.name] = (str(extra["weight"]), read_weight(op, extra, file, wanted, state))
         except VerifyError as error:
             raise VerifyError(error.what, where={"weight": shown(extra["weight"]), **error.where}) from error
         as_input(op, index)
@@ -160,7 +173,9 @@ def as_input(op: Any, index: int) -> None:
     op.attr["index"].i = index
 
 
-def read_weight(op: Any, extra: Mapping[str, Any], file: Path, wanted: bool) -> torch.Tensor:
+def read_weight(
+    op: Any, extra: Mapping[str, Any], file: Path, wanted: bool, state: Mapping[str, torch.Tensor] | None
+) -> torch.Tensor:
     if len(op.output_desc) != 1 or op.type not in ("Const", "FileConstant", "Variable"):
         raise VerifyError(f"a weight is no {shown(op.type)}")
     desc = op.output_desc[0]
@@ -173,12 +188,24 @@ def read_weight(op: Any, extra: Mapping[str, Any], file: Path, wanted: bool) -> 
         size *= d
     if not wanted:
         return torch.empty(shape, dtype=dtype, device="meta")
+    if "bound" in extra:
+        return bound_weight(state or {}, str(extra["weight"]), shape, dtype)
     if "file" in extra:
         tensor = from_file(extra, file, shape, dtype, size)
     else:
         tensor = from_bytes(op.attr["value"].t.data, shape, dtype, size)
     if dtype == torch.bool and size and int(tensor.view(torch.uint8).max()) > 1:
         raise VerifyError("it has bytes other than 0 and 1, which are no bools")
+    return tensor
+
+
+def bound_weight(
+    state: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    tensor = state.get(name)
+    if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+        has = "none" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+        raise VerifyError(f"it was compiled for {dtype}{list(shape)}, and the model has {has}")
     return tensor
 
 

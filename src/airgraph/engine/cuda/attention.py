@@ -58,14 +58,13 @@ class AttentionSource:
     def constants(self) -> dict[str, Any]:
         step = self.step
         depth = step.sizes[5]
-        kind = step.mask_kind
         return {
             "SCALE": float(step.scale),
             "GROUP": self.group,
             "ROWS": self.rows,
             "DEPTH": depth,
             "BLOCK": BLOCK,
-            "MASK": kind,
+            "MASK": int(step.mask_kind),
             "SPLITS": SPLITS,
             "COLUMNS": columns(self.group * depth),
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.engine.fold import fold
-from airgraph.engine.native.target import CPU
+from airgraph.engine.native.target import this_cpu
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.locks import Depth, held_at_fork
@@ -47,7 +47,7 @@ class NativeEngine:
             raise Refuse(missing)
         fulfilled_waits(request.graph)
         fold(request)
-        return make_plan(request.graph, request.boundary, CPU)
+        return make_plan(request.graph, request.boundary, this_cpu())
 
     def load(self, request: Request) -> NativeExecutable:
         from airgraph.engine.native.engine import NativeExecutable

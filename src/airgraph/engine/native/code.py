@@ -12,7 +12,7 @@ from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
@@ -150,7 +150,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         d,
         dv,
         int(step.causal),
-        step.mask_kind,
+        int(step.mask_kind),
         *q.strides[:3],
         *k.strides[:3],
         *v.strides[:3],
@@ -158,7 +158,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
         *masked,
     ]
     offsets = [expand(4 * x.offset) for x in (q, k, v)] + [
-        expand((1 if step.mask_kind == 2 else 4) * mask.offset) if mask else 0
+        expand((1 if step.mask_kind is MaskKind.EXCLUDES else 4) * mask.offset) if mask else 0
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
@@ -168,8 +168,8 @@ def attention_step(step: AttentionStep) -> NativeStep:
 
 
 def conv_step(step: ConvStep) -> NativeStep:
-    n, _, _, _, o, kh, kw, *_, groups, oh, ow, _ = step.dims
+    s = step.sizes
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
-    cost = n * o * oh * ow * (step.dims[1] // groups) * kh * kw // 4
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *step.dims], 0, 1, cost, step)
+    cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s, 0], 0, 1, cost, step)

@@ -12,7 +12,7 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.code import compile_kernels
 from airgraph.engine.native.kernels.loops import render
 from airgraph.engine.native.llvm.numbers import RENDER
-from airgraph.engine.native.target import CPU
+from airgraph.engine.native.target import this_cpu
 from airgraph.ir.types import DataType
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, NaN, identity
 from airgraph.plan.index import strides_of
@@ -36,7 +36,7 @@ class Contiguous:
 def run(root: Tensor, *args: torch.Tensor) -> torch.Tensor:
     """The value of one expression of buffers, which have the arguments for their content."""
     (part,) = build([root], Contiguous())[0].parts
-    compiled = render(schedule(part, CPU))
+    compiled = render(schedule(part, this_cpu()))
     kernel = compile_kernels([compiled])[compiled.body]
     result = torch.empty(tuple(root.shape), dtype=TORCH_TYPES[root.dtype])
     content = [result if t is root else args[t.attrs] for t in compiled.tensors]

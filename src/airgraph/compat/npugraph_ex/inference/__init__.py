@@ -1,11 +1,11 @@
-"""`npugraph_ex.inference`: methods compiled once and kept on disk, for which there is no cache yet."""
+"""`npugraph_ex.inference`: methods compiled once and kept on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from airgraph.compat.cached import refuse_compile, refuse_reading
+from airgraph.compat.cached import CachedMethod, Place, cached_method, readable
 
 __all__ = ["cache_compile", "readable_cache"]
 
@@ -19,11 +19,17 @@ def cache_compile(
     tp_rank: int | None = None,
     pp_rank: int | None = None,
     **kwargs: Any,
-) -> NoReturn:
-    """A method compiled once and kept on disk. Not yet: it raises, and says so."""
-    refuse_compile("npugraph_ex", func)
+) -> CachedMethod:
+    """A method of a module compiled once and kept on disk. `kwargs`: options, custom_decompositions."""
+    from airgraph.compat.npugraph_ex.npu_fx_compiler import CompilerConfig, to_config
+
+    options, decompositions = kwargs.pop("options", None), kwargs.pop("custom_decompositions", None)
+    if kwargs:
+        raise TypeError(f"cache_compile() got an unexpected keyword argument {next(iter(kwargs))!r}")
+    config = to_config(CompilerConfig.of(options), decompositions)
+    return cached_method(func, config, dynamic, Place(cache_dir, global_rank, tp_rank, pp_rank))
 
 
-def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> NoReturn:
-    """What is in such a file. Not yet: it raises, and says so."""
-    refuse_reading("npugraph_ex", cache_bin)
+def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> str:
+    """What is in such a file, as text: what it is of, how it is called, and its graph."""
+    return readable(cache_bin, print_output, file)

@@ -1,11 +1,11 @@
-"""`torchair.inference`: sizes by gears; and methods compiled once and kept on disk, for which there is no cache yet."""
+"""`torchair.inference`: sizes by gears, and methods compiled once and kept on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from airgraph.compat.cached import refuse_compile, refuse_reading
+from airgraph.compat.cached import CachedMethod, Place, cached_method, readable
 from airgraph.compat.torchair.inference.gears import set_dim_gears
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
@@ -21,11 +21,23 @@ def cache_compile(
     tp_rank: int | None = None,
     pp_rank: int | None = None,
     **kwargs: Any,
-) -> NoReturn:
-    """A method compiled once and kept on disk. Not yet: it raises, and says so."""
-    refuse_compile("torchair", func)
+) -> CachedMethod:
+    """A method of a module compiled once and kept on disk. `kwargs`: backend, custom_decompositions, ge_cache."""
+    from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
+
+    backend, decompositions = kwargs.pop("backend", None), kwargs.pop("custom_decompositions", None)
+    place = Place(cache_dir, global_rank, tp_rank, pp_rank, bool(kwargs.pop("ge_cache", False)))
+    if kwargs:
+        raise TypeError(f"cache_compile() got an unexpected keyword argument {next(iter(kwargs))!r}")
+    chosen = to_config(checked(config), decompositions)
+    if backend is not None:
+        held = getattr(backend, "keywords", {}).get("compiler_config")
+        if held is None or (config is not None and to_config(held, decompositions) != chosen):
+            raise ValueError("config in current backend is different from the config during cache generation.")
+        chosen = to_config(held, decompositions)
+    return cached_method(func, chosen, dynamic, place)
 
 
-def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> NoReturn:
-    """What is in such a file. Not yet: it raises, and says so."""
-    refuse_reading("torchair", cache_bin)
+def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> str:
+    """What is in such a file, as text: what it is of, how it is called, and its graph."""
+    return readable(cache_bin, print_output, file)

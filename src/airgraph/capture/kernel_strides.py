@@ -1,0 +1,83 @@
+"""The strides that PyTorch's CPU kernels really give, where its fake tensors say others.
+
+    y = batch_norm(x.t()); z = relu(y)        the fake y lies as x.t() does, the real one is contiguous, and so is z
+
+A result must have the strides it has in eager, so the metadata of such an op is corrected, and of what follows from it.
+Seen with torch 2.13; where PyTorch corrects its fake tensors, nothing is left to do here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+Values = tuple[Any, ...]
+
+
+def like_input(values: Values, x: torch.Tensor) -> Values:
+    """The first result is contiguous, or channels-last as the input."""
+    first, *rest = values
+    return laid(first, suggest_memory_format(x)), *rest
+
+
+def contiguous(values: Values, x: torch.Tensor) -> Values:
+    return tuple(laid(v, torch.contiguous_format) for v in values)
+
+
+def laid(value: Any, memory_format: torch.memory_format) -> Any:
+    if not isinstance(value, FakeTensor) or value.is_contiguous(memory_format=memory_format):
+        return value
+    with value.fake_mode:
+        return torch.empty_like(value, memory_format=memory_format)
+
+
+# op → (which argument decides, the results as its kernel makes them)
+KERNELS: dict[Any, tuple[int, Callable[[Values, torch.Tensor], Values]]] = {
+    aten.native_batch_norm.default: (0, like_input),
+    aten._native_batch_norm_legit.default: (0, like_input),
+    aten._native_batch_norm_legit.no_stats: (0, like_input),
+    aten._native_batch_norm_legit_functional.default: (0, like_input),
+    aten._native_batch_norm_legit_no_training.default: (0, like_input),
+    aten.native_batch_norm_backward.default: (1, like_input),
+    aten.log_sigmoid_forward.default: (0, contiguous),
+}
+
+
+def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
+    changed: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        before = node.meta.get("val")
+        after = corrected(node) if node.target in KERNELS else before
+        if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
+            after = again(node)
+        if strides(after) != strides(before):
+            node.meta["val"] = after
+            changed.add(node)
+
+
+def corrected(node: torch.fx.Node) -> Any:
+    argument, kernel = KERNELS[node.target]
+    x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    on_cpu = x.device.type == "cpu" and all(isinstance(s, int) for s in (*x.shape, *x.stride()))
+    return kernel(values, x) if on_cpu else values
+
+
+def again(node: torch.fx.Node) -> Any:
+    """The metadata of a node whose inputs lie otherwise now; the old where PyTorch knows the new values only by running."""
+    value = node.meta.get("val")
+    mode = next((v.fake_mode for v in tree_leaves(value) if isinstance(v, FakeTensor)), None)
+    if mode is None or node.meta.get("unbacked_bindings"):
+        return value
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def strides(value: Any) -> list[Any]:
+    return [v.stride() for v in tree_leaves(value) if isinstance(v, torch.Tensor) and v.layout == torch.strided]
