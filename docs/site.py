@@ -59,10 +59,7 @@ def reference() -> str:
     """Every public name with its signature and docstring."""
     import airgraph
 
-    parts = [
-        "# API reference",
-        "Made from docstrings. The fields of `airgraph.Config` are the [options](options.md).",
-    ]
+    parts = ["# API reference", "Made from docstrings. The fields of `airgraph.Config` are the [options](options.md)."]
     for name in sorted(airgraph.__all__, key=str.lower):
         item = getattr(airgraph, name)
         shown = "" if inspect.isclass(item) else re.sub(r"'([^']*)'", r"\1", str(inspect.signature(item)))

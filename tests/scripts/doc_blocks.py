@@ -44,7 +44,8 @@ GIVEN = {
     "docs/npu_graphs.md": "model = torch.nn.Linear(16, 4).npu()\nbatches = [torch.ones(8, 16)] * 2\nuse = print\n"
     "q = k = v = torch.ones(1, 8, 100, 16, device='npu')\ng = torch.npu.NPUGraph()\n",
     "docs/npugraph_ex.md": MODEL,
-    "docs/passes.md": "config = torchair.CompilerConfig()\nfrom airgraph.ir import ge\n"
+    "docs/passes.md": 'open(\'fusion.json\', \'w\').write(\'{"Switch": {"GraphFusion": {"ALL": "on"}}}\')\n'
+    "config = torchair.CompilerConfig()\nfrom airgraph.ir import ge\n"
     "from airgraph.passes.rewrite import P, Rule\n",
     "docs/torchair.md": "h = other = torch.ones(3, device='npu')\nself = type('Layer', (), {})()\n"
     "self.shared_experts = self.experts = torch.exp\n",
