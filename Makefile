@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test quick lint bench docs opinfo night coverage options clean help
+.PHONY: demo test quick lint bench docs opinfo night coverage options clean help soak
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -37,8 +37,15 @@ opinfo: $(STAMP) ## PyTorch's own samples of every op, all types, compiled and o
 	$(BIN)/python tests/opinfo/opinfo.py
 	$(BIN)/python tests/opinfo/opinfo.py --npu
 
-night: $(STAMP)  ## 2,000 random programs, 10,000 mutants of exported models
+soak: $(STAMP)   ## an hour of mixed calls: right results and flat memory
+	$(BIN)/python tests/soak.py --seconds 3600
+
+night: $(STAMP)  ## random programs, arguments beside unreadable pages, mutants of exported models (several hours)
 	AIRGRAPH_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_property.py
+	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine native
+	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine reference
+	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine replay
+	$(BIN)/python tests/guard_pages.py
 	$(BIN)/python tests/store/fuzz.py --count 10000
 
 docs: $(STAMP)   ## the documentation as a site in build/site, offline; any warning is an error

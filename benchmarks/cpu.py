@@ -109,6 +109,7 @@ def environment(folder: Path, threads: int) -> dict[str, str]:
     """Every cache empty or off, and as many threads for everyone."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder)}
     off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "AIRGRAPH_VERIFY": "0"}
+    off |= {"AIRGRAPH_CACHE": "off"}
     return {**os.environ, **caches, **off, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
 
 

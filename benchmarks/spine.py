@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import os
 import platform
 import statistics
 import sys
@@ -79,6 +80,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="batches for each model and contender (default 5)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
+    os.environ["AIRGRAPH_CACHE"] = "off"  # compile times are those of a first start
     context = mp.get_context("spawn")
     pipes, compile_seconds = {}, {}
     for contender in CONTENDERS:

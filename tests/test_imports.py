@@ -33,6 +33,7 @@ ORDER = [
     {"disk_cache"},
     {"config", "locks"},
     {"errors"},
+    {"torch_internals"},
 ]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
 # Seen and agreed to, with the reason.

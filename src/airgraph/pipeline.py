@@ -77,7 +77,7 @@ def compile_graph(
     c = Compilation.begin(phase, config, model)
     c.journal.frame = frame_id()
     announce(gm, inputs, config, c.journal)
-    start, device = time.perf_counter(), device_of(inputs)
+    start, device = time.perf_counter(), device_of(inputs, gm)
 
     c.dump.fx("graph", gm)
     if config.data_dump and config.data_dump_stage == "original":

@@ -166,7 +166,8 @@ def test_rms_norm_is_written_out(dtype: torch.dtype, weighted: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_batch_norm_of_inference_hands_on_its_statistics(dtype: torch.dtype) -> None:
     """On a GPU these are results, on a CPU they are empty."""
-    x, mean, var, weight, bias = randn(6, 5, 4, 3, dtype=dtype), randn(5), randn(5).abs() + 0.1, randn(5), randn(5)
+    x = randn(6, 5, 4, 3, dtype=dtype)
+    mean, var, weight, bias = randn(5, dtype=dtype), randn(5, dtype=dtype).abs(), *(randn(5, dtype=dtype) for _ in "wb")
 
     def norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
         return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, var, 0.1, 1e-5)

@@ -70,6 +70,22 @@ def test_constants_meet_tensors():
     check(function, randn(2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_two_numbers_of_the_host_in_one_op(dtype):
+    x = torch.arange(-4, 5, device="cuda").to(dtype)
+    check(lambda x: (x.clamp(-1, 1), x.clamp(min=-2), torch.where(x > 0, 1.0, 2.0)), x)
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_tensors_made_without_an_argument(mode):
+    def function():
+        return torch.ones(3, device="cuda") + torch.arange(3, device="cuda"), torch.eye(2, device="cuda") * 2
+
+    check(function, mode=mode)
+    torch._dynamo.reset()
+    check(lambda host: torch.full((3,), 2.0, device="cuda") * 3, torch.ones(2), mode=mode)
+
+
 def test_scalar_of_the_host():
     scale = torch.tensor(3.0)
     check(lambda x: x * scale, randn(4))

@@ -68,6 +68,24 @@ def test_scalars_of_half_keep_their_digits(graph) -> None:
     assert torch.equal(run(graph, value)[0], value * 0.1)
 
 
+def test_an_accelerator_gets_at_most_one_number_of_the_host(graph, monkeypatch) -> None:
+    """Its kernels refuse a second one. (`meta` stands for an accelerator here; it does not refuse, hence the record.)"""
+    seen = []
+
+    def clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        seen.append((x.device.type, low, high))
+        return torch.clamp(x, low, high)
+
+    monkeypatch.setitem(MEANINGS, "ClipByValueV2", clip)
+    x = ge.Data(index=0, dtype=0, shape=[4], placement="NPU", node_name="x0")
+    ge.NetOutput([ge.ClipByValueV2(x, ge.Const(-1.0, dtype=0), ge.Const(1.0, dtype=0))])
+    executable = ReferenceExecutable(graph, torch.device("meta"))
+    for _ in range(2):
+        executable.run({"x0": torch.empty(4, device="meta")}, {})
+    assert all(t.device.type == "meta" for _, *bounds in seen for t in bounds)
+    assert seen[0][1] is seen[1][1], "constants are copied to the device once"
+
+
 def test_writes_are_handed_back(graph) -> None:
     x = data(0, 3)
     write = ge.Assign(x, ge.Add(x, ge.Const(1.0, dtype=0)))

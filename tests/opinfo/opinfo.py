@@ -4,6 +4,7 @@
     python tests/opinfo/opinfo.py softmax add         these ops only
     python tests/opinfo/opinfo.py --shard 2/8         every eighth op, beginning with the second
     python tests/opinfo/opinfo.py --npu               in eager on the emulated npu instead (see npu.py)
+    python tests/opinfo/opinfo.py --cuda              on an NVIDIA GPU instead
 
 A *pair* is an op and a dtype. float32 runs forward and backward, the other types forward; each sample with fixed and with
 dynamic sizes. It passes if all results are eager's: values, dtype, shape, strides, gradients. Values that differ by more
@@ -24,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +64,13 @@ class TooSlow(Exception):
     """A pair that takes too long."""
 
 
-def run_pair(name: str, op: Any, dtype_name: str) -> Outcome:
+def run_pair(name: str, op: Any, dtype_name: str, device: str = "cpu") -> Outcome:
     import torch
 
     dtype = getattr(torch, dtype_name)
     backward = dtype_name == "float32" and op.supports_autograd
     try:
-        samples = pick(list(op.sample_inputs("cpu", dtype, requires_grad=backward)), 3 if backward else 2)
+        samples = pick(list(op.sample_inputs(device, dtype, requires_grad=backward)), 3 if backward else 2)
     except Exception as error:  # an op whose samples cannot be made here has nothing to compare
         return Outcome(name, dtype_name, "skip", f"no samples: {first_line(error)}")
     for sample in samples:
@@ -141,7 +143,7 @@ def evaluate(op: Any, sample: Any, backward: bool, backend: str | None, dynamic:
         if overlapping(x):
             made = x.detach().clone().to(type_for(x.dtype))
         else:
-            made = torch.empty_strided(x.shape, x.stride(), dtype=type_for(x.dtype)).copy_(x.detach())
+            made = torch.empty_strided(x.shape, x.stride(), dtype=type_for(x.dtype), device=x.device).copy_(x.detach())
         return made.requires_grad_(x.requires_grad)
 
     args = tree_map(copy, (sample.input, *sample.args))
@@ -152,7 +154,7 @@ def evaluate(op: Any, sample: Any, backward: bool, backend: str | None, dynamic:
 
     torch.compiler.reset()
     torch.manual_seed(0)
-    function = call if backend is None else torch.compile(call, backend=backend, dynamic=dynamic)
+    function = call if backend is None else torch.compile(call, backend=backend_of(backend), dynamic=dynamic)
     outputs = tree_leaves(function(*args))
     if not backward:
         return outputs
@@ -162,6 +164,12 @@ def evaluate(op: Any, sample: Any, backward: bool, backend: str | None, dynamic:
         return outputs
     seeds = [torch.ones_like(o) for o in reached]
     return [*outputs, *torch.autograd.grad(reached, wanted, seeds, allow_unused=True)]
+
+
+def backend_of(name: str) -> Any:
+    import airgraph
+
+    return airgraph.backend() if name == "airgraph" else name
 
 
 def overlapping(x: Any) -> bool:
@@ -221,12 +229,12 @@ def alarm(*_: Any) -> None:
     raise TooSlow(f"more than {SECONDS} s")
 
 
-def work(names: list[str], dtypes: list[str], npu: bool, queue: Any) -> None:
+def work(names: list[str], dtypes: list[str], device: str, queue: Any) -> None:
     """One process: its ops in turn. `("start", name)` goes first, so that a crash can be told from the outside."""
     import torch
 
-    run = run_pair
-    if npu:
+    run: Callable[..., Outcome] = partial(run_pair, device=device)
+    if device == "npu":
         from npu import run_pair as run
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -235,7 +243,7 @@ def work(names: list[str], dtypes: list[str], npu: bool, queue: Any) -> None:
     ops = all_ops()
     for name in names:
         for dtype in dtypes:
-            if getattr(torch, dtype) not in ops[name].supported_dtypes("cpu"):
+            if getattr(torch, dtype) not in ops[name].supported_dtypes("cuda" if device == "cuda" else "cpu"):
                 continue
             queue.put(("start", name, dtype))
             signal.alarm(SECONDS)
@@ -252,15 +260,17 @@ def work(names: list[str], dtypes: list[str], npu: bool, queue: Any) -> None:
 class Worker:
     """A process and what it was doing last. If it dies, that pair is a failure and a new process takes the rest."""
 
-    def __init__(self, names: list[str], dtypes: list[str], npu: bool) -> None:
-        self.names, self.dtypes, self.npu = names, dtypes, npu
+    def __init__(self, names: list[str], dtypes: list[str], device: str) -> None:
+        self.names, self.dtypes, self.device = names, dtypes, device
         self.current: tuple[str, str] | None = None
         self.start()
 
     def start(self) -> None:
         context = mp.get_context("spawn")
         self.queue = context.Queue()
-        self.process = context.Process(target=work, args=(self.names, self.dtypes, self.npu, self.queue), daemon=True)
+        self.process = context.Process(
+            target=work, args=(self.names, self.dtypes, self.device, self.queue), daemon=True
+        )
         self.process.start()
 
     def poll(self) -> tuple[list[Outcome], bool]:
@@ -289,8 +299,8 @@ class Worker:
         return outcomes, False
 
 
-def run_all(names: list[str], dtypes: list[str], jobs: int, npu: bool = False) -> list[Outcome]:
-    workers = [Worker(names[i::jobs], dtypes, npu) for i in range(min(jobs, len(names)))]
+def run_all(names: list[str], dtypes: list[str], jobs: int, device: str = "cpu") -> list[Outcome]:
+    workers = [Worker(names[i::jobs], dtypes, device) for i in range(min(jobs, len(names)))]
     outcomes: list[Outcome] = []
     while workers:
         for worker in list(workers):
@@ -321,14 +331,16 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="also write every outcome there")
     parser.add_argument("--npu", action="store_true", help="in eager on the emulated npu, held against the CPU")
+    parser.add_argument("--cuda", action="store_true", help="on an NVIDIA GPU")
     options = parser.parse_args()
+    device = "npu" if options.npu else "cuda" if options.cuda else "cpu"
     part, parts = map(int, options.shard.split("/"))
     known = list(all_ops())
     unknown = [name for name in options.ops if name not in known]
     if unknown:
         parser.error(f"no such op: {', '.join(unknown)}")
     names = (options.ops or known)[part - 1 :: parts]
-    outcomes = run_all(names, options.dtypes.split(","), options.jobs, options.npu)
+    outcomes = run_all(names, options.dtypes.split(","), options.jobs, device)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     if options.npu:

@@ -182,3 +182,57 @@ def test_gathered_rows(nests):
         cost 240
         """,
     )
+
+
+@pytest.mark.parametrize(
+    "shape, axes, wanted",
+    [
+        (
+            [1000000],
+            "[0]",
+            """
+            for o0<64 parallel
+              for i0<15625 vector 8
+                r0 = sum(x[15625*o0 + i0]) in blocks of 512
+              t0[o0] = r0
+            cost 3000000
+            for i0<64 vector 8
+              r0 = sum(t0[i0])
+            t1[0] = r0
+            cost 192
+            """,
+        ),
+        (
+            [9000, 10],
+            "[0]",
+            """
+            for o0<60 parallel
+              for o1<10 vector 8
+                for i0<150
+                  r0 = sum(x[1500*o0 + 10*i0 + o1])
+                t0[10*o0 + o1] = r0
+            cost 270000
+            for o0<10 parallel vector 8
+              for i0<60
+                r0 = sum(t0[10*i0 + o0])
+              t1[o0] = r0
+            cost 1800
+            """,
+        ),
+    ],
+)
+def test_a_long_reduction_with_few_rows_is_split(nests, shape, axes, wanted):
+    same(nests(shape, f'y_0 = ge.ReduceSum(x_0, {axes}, keep_dims=False, node_name="y")'), wanted)
+
+
+@pytest.mark.parametrize("shape", [[64, 100000], [1000], [65537]])
+def test_reductions_that_stay_whole(nests, shape):
+    """There are rows enough, it is short, or its length has no divisor."""
+    text = f'y_0 = ge.ReduceSum(x_0, [{len(shape) - 1}], keep_dims=False, node_name="y")'
+    assert nests(shape, text).count("cost") == 1
+
+
+def test_split_means_of_kept_dimensions(nests):
+    """The axes of the result are those of the whole reduction."""
+    found = nests([3, 40, 2, 500], 'y_0 = ge.ReduceMean(x_0, [1, 3], keep_dims=True, node_name="y")', split=1000)
+    assert found.count("cost") == 2 and "t1[" in found

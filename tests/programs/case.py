@@ -44,7 +44,7 @@ class Different(Exception):
 
 def copied(x: torch.Tensor) -> torch.Tensor:
     """With the same strides."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
 def evaluated(case: Case, run: Callable[..., Sequence[torch.Tensor]], arguments: Tensors) -> Results:

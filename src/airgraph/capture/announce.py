@@ -63,7 +63,8 @@ def frame_id() -> str | None:
     return None if current is None else str(current)
 
 
-def device_of(inputs: Sequence[Any]) -> torch.device:
-    """Where the graph works: the first accelerator among its inputs, else the CPU."""
-    devices = [i.device for i in inputs if isinstance(i, torch.Tensor)]
+def device_of(inputs: Sequence[Any], gm: torch.fx.GraphModule | None = None) -> torch.device:
+    """Where the graph works: the first accelerator among its inputs, else among the tensors it makes, else the CPU."""
+    made = [node.meta.get("val") for node in gm.graph.nodes] if gm is not None else []
+    devices = [value.device for value in (*inputs, *made) if isinstance(value, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

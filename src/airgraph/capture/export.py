@@ -50,6 +50,14 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for part in named for name, tensor in part}
 
 
+def compile_lock() -> Any:
+    """The lock under which Dynamo compiles. Tracing changes state of the whole process, and torch.export takes no lock:
+    beside a torch.compile in another thread, both fail."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
+
+
 def export_model(
     model: Callable[..., Any] | ExportedProgram, args: Any, kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> Exported:
@@ -59,7 +67,7 @@ def export_model(
         program, owner = model, model.module()
     else:
         owner = as_module(model)
-        with torch.no_grad():
+        with compile_lock(), torch.no_grad():
             program = torch.export.export(
                 owner, as_arguments(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -113,7 +121,7 @@ def compile_exported(
 ) -> Traced:
     """The graph by AOTAutograd."""
     mode = detect_fake_mode(exported.inputs)
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    with compile_lock(), torch.no_grad(), tracing(TracingContext(mode)):
         return compile_by_aot(
             exported.graph_module,
             exported.inputs,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.capture.kernel_strides import strides_of_kernels
@@ -99,7 +100,10 @@ def same_tensor(node: torch.fx.Node) -> bool:
     a, b = source.meta.get("val"), node.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    return (a.dtype, a.device, tuple(a.shape), a.stride()) == (b.dtype, b.device, tuple(b.shape), b.stride())
+    if (a.dtype, a.device, a.ndim) != (b.dtype, b.device, b.ndim):
+        return False
+    # (Sizes that only running can tell are not asked whether they are equal.)
+    return all(statically_known_true(x == y) for x, y in zip((*a.shape, *a.stride()), (*b.shape, *b.stride())))
 
 
 def storage(node: torch.fx.Node) -> int | None:

@@ -29,7 +29,7 @@ from airgraph.plan.index import expand
 from airgraph.plan.lifetimes import Access, Timeline, lifetimes, timeline
 from airgraph.plan.memory import Arrangement, memory, rooms
 from airgraph.plan.overwrite import overwrites
-from airgraph.plan.sizes import Sizes
+from airgraph.plan.sizes import Sizes, whole
 from airgraph.plan.steps import CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 
@@ -180,6 +180,10 @@ class PlannedExecutable:
         for spec, mine, theirs in zip(self.boundary.arguments, used, given):
             if spec.name in self.written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
                 theirs.copy_(mine)
+
+    def computes(self, x: Any) -> bool:
+        """Whether an expression is a whole number that follows from the arguments."""
+        return bool(x.free_symbols <= set(self.sizes.symbols)) and whole(x)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
     def timeline(self, steps: Sequence[EngineStep], single: Sequence[bool]) -> Timeline:

@@ -84,6 +84,7 @@ class ReferenceExecutable:
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
         self.constants: dict[int, Any] = {id(n.output): self.constant(n) for n in graph.of("Const")}
+        self.copies: dict[int, torch.Tensor] = {}  # constants of the host, on the device
         self.cells: set[int] = set()  # numbers that calls into PyTorch get as tensors (runtime.numbers)
         self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
         self.writes: list[tuple[str, int]] = [
@@ -148,10 +149,13 @@ class ReferenceExecutable:
             return self.user_kernel(node, meaning)
         attrs, slots = self.placed(attributes(node)), OPS[node.op].slots
         on_device = node.outputs[0].type.place == "NPU"
+        scalars = on_device and sum(v.rank == 0 and v.type.place == "CPU" for v in node.values()) > 1
         open_sizes = [v for v in node.outputs if not v.type.is_static]
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            args = [self.argument(entry, slot, env, symbols, on_device) for entry, slot in zip(node.inputs, slots)]
+            args = [
+                self.argument(entry, slot, env, symbols, on_device, scalars) for entry, slot in zip(node.inputs, slots)
+            ]
             result = meaning(*args, **attrs)
             results = [result] if isinstance(result, torch.Tensor) else result
             for value in open_sizes:
@@ -183,17 +187,29 @@ class ReferenceExecutable:
 
         return run
 
-    def argument(self, entry: Input, slot: Slot, env: Env, symbols: Symbols, on_device: bool) -> Any:
+    def argument(
+        self, entry: Input, slot: Slot, env: Env, symbols: Symbols, on_device: bool, scalars: bool = False
+    ) -> Any:
+        """`scalars`: also a number of the host goes to the device, for kernels of an accelerator take only one of them
+        (as in `x.clamp(-1, 1)`, which has two)."""
         if entry is None:
             return None
         if isinstance(entry, tuple):
-            return [self.argument(v, slot, env, symbols, on_device) for v in entry]
+            return [self.argument(v, slot, env, symbols, on_device, scalars) for v in entry]
         if slot.index:
             return numbers(entry, env, symbols)
         tensor = env[id(entry)]
-        if on_device and tensor.ndim and tensor.device != self.device and tensor.device.type == "cpu":
-            return tensor.to(self.device)  # a constant or size that meets tensors of the device
+        if on_device and (tensor.ndim or scalars) and tensor.device != self.device and tensor.device.type == "cpu":
+            return self.copied_to_device(entry, tensor)  # a constant or size that meets tensors of the device
         return tensor
+
+    def copied_to_device(self, value: Value, tensor: torch.Tensor) -> torch.Tensor:
+        """A constant is copied once, what a call brings along at each call."""
+        if id(value) not in self.constants:
+            return tensor.to(self.device)
+        if id(value) not in self.copies:
+            self.copies[id(value)] = tensor.to(self.device)
+        return self.copies[id(value)]
 
     def fill(self, node: Node) -> Work:
         dims, value = node.inputs

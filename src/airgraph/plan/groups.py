@@ -23,6 +23,7 @@ from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
+from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
@@ -159,7 +160,7 @@ class Planner:
             for d in v.type.shape or ():
                 if isinstance(d, sympy.Basic) and not d.free_symbols <= self.symbols:
                     return False
-            if v.type.shape is None:
+            if v.type.shape is None or (v.known is not None and not self.knows(v.known)):
                 return False
         return True
 
@@ -254,6 +255,7 @@ class Planner:
         """Dear formulas that are read more than once get memory."""
         uses: dict[int, set[int]] = {}
         seen: set[int] = set()
+        partial: set[int] = set()
         stack: list[Tensor] = [*self.roots.values(), *(m for _, m in self.writes)]
         for found in self.opaque.values():
             stack += found.operands
@@ -264,6 +266,11 @@ class Planner:
             seen.add(t.id)
             if t.op == "gather":
                 self.gather_source(t)
+            if t.op == "reduce" and t.id not in partial:
+                first = split_reduction(t, self.target)
+                if first is not None:
+                    partial.add(first.id)
+                    self.need(first)
             if t.op == "slice" and any(not same(step, 1) for step in t.attrs[1]) and base(t.inputs[0]).op in JOINED:
                 self.need(t.inputs[0])  # loops are cut where parts meet, which reading in steps does not allow
             for x in t.inputs:

@@ -154,6 +154,7 @@ class Sizes:
 
     def __init__(self, symbols: Sequence[Any]) -> None:
         self.symbols = list(symbols)
+        self.used: set[Any] = set()  # symbols that something depends on
         self.code: list[Operation] = []
         self.questions: list[tuple[Callable[[Sequence[int]], int], int]] = []  # (in Python, address of the function)
         self.expressions: list[Any] = []  # that only sympy can evaluate
@@ -173,6 +174,7 @@ class Sizes:
         if not isinstance(x, sympy.Basic):
             return int(x)
         found = self._known.get(x)
+        self.used |= x.free_symbols
         if found is None:
             found = self._known[x] = self._convert(x)
         return found
@@ -236,7 +238,8 @@ class Sizes:
     # -- values -----------------------------------------------------------------------------------------------------------
     def run(self, symbols: Mapping[Any, Any]) -> list[int]:
         """All values for these symbols. (The native engine does the same; what Op.SYMPY says only Python can tell.)"""
-        values = [int(symbols[s]) if s in symbols else 0 for s in self.symbols]
+        given = [symbols.get(s) for s in self.symbols]
+        values = [x if isinstance(x, int) else 0 for x in given]  # (none: nothing here depends on it)
         for op, a, b, c in self.code:
             match op:
                 case Op.CONST:

@@ -18,4 +18,6 @@ class Target:
     spill_cost: int = 10  # an expression at least this expensive is kept for a later stage instead of recomputed
     block: int = 512  # iterations of a long float32 sum that are summed separately, for its rounding
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
+    jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
+    split: int = 1 << 16  # elements from which on splitting a reduction pays
     kernels: frozenset[str] = frozenset()  # which of gemm, attention, conv, decode and gemv its engine brings

@@ -1,36 +1,60 @@
 """A program of the native engine: its arguments are checked, its outputs made and its steps run by one native call.
 
-Python only comes in where something has to be put right (new sizes, other strides, tensors of an emulated device) and for
-results that are views or numbers.
+Python only comes in where something has to be put right (other strides, tensors of an emulated device) and for results that
+are views; their sizes and strides are computed by native code like all others.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import sympy
 import torch
 
 from airgraph.engine.native.engine import NativeExecutable
 from airgraph.engine.native.profiled import named_steps
 from airgraph.engine.protocol import Symbols
-from airgraph.ir.boundary import Boundary, Fresh
+from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput
+from airgraph.ir.symbols import evaluate
 from airgraph.journal import Journal
 from airgraph.runtime.program import Program, quiet, to_host
 
 
 class NativeProgram(Program):
+    """`direct`: every output is made by native code, as its caller gets it or with views of it; so are all numbers."""
+
     def __init__(self, name: str, boundary: Boundary, executable: NativeExecutable, journal: Journal) -> None:
         super().__init__(name, boundary, executable, journal)
         self.native = executable
-        self.plain = [r.index for r in boundary.results if isinstance(r, Fresh)] == list(
-            range(len(executable.plan.outputs))
-        )
-        self.plain = self.plain and len(boundary.results) == len(executable.plan.outputs)
-        self.plain = self.plain and all(t is not None for t in executable.plan.outputs) and not executable.plan.loose
+        outputs = executable.plan.outputs
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
-        self.short = self.plain and self.host
+        native = self.host and all(t is not None for t in outputs) and not executable.plan.loose
+        fresh = [r.index for r in boundary.results if isinstance(r, Fresh)]
+        self.plain = native and fresh == list(range(len(outputs))) and len(boundary.results) == len(outputs)
+        self.given = {a.expr: i for i, a in enumerate(boundary.arguments) if isinstance(a, NumberIn)}
+        self.numbers = list(dict.fromkeys(x for r in boundary.results for x in self.expressions(r)))
+        self.direct = native and all(map(executable.computes, self.numbers))
+        self.short = self.direct
+        executable.numbers = (
+            self.numbers if self.direct else [s.symbol for s in executable.sources if s.kind != "number"]
+        )
+
+    def expressions(self, result: Any) -> list[Any]:
+        """The sizes, strides and numbers of a result that are not known when compiling."""
+        match result:
+            case OfInput(_, layout, _) | OfOutput(_, _, layout, _, _):
+                found: tuple[Any, ...] = (*layout.shape, *layout.strides, layout.offset)
+            case Number(expr):
+                found = () if expr in self.given else (expr,)
+            case _:
+                found = ()
+        return [x for x in found if isinstance(x, sympy.Basic)]
+
+    def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+        return super().past(around, written) if self.plain else around
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         if not self.native.by_python and quiet(self.journal):
@@ -41,22 +65,40 @@ class NativeProgram(Program):
                 raise
             if type(results) is list:
                 self.calls += 1
-                return results
+                return results if self.plain else self.assembled(args, results)
             self.native.fail(results)
         return None
 
     def run(self, args: list[Any]) -> list[Any]:
         start = time.perf_counter()
         given = args if self.host else [to_host(a) for a in args]
-        plain = self.short
-        known = {} if plain else self.bind(args)  # before the call, which may let go of arguments
+        known = {} if self.host else self.bind(args)  # before the call, which may let go of arguments
         bound = time.perf_counter()
         listening = torch.autograd.profiler._is_profiler_enabled
         with named_steps(self.native) if listening else nullcontext():
-            outputs, _ = self.native.call(given, lambda _: self.bind(args) if plain else known)
+            outputs, _ = self.native.call(given, lambda _: known or self.bind(args))
         self.log_run(start, bound)
-        if plain:
-            return outputs
-        symbols: Symbols = {**known, **self.native.learned()}
-        owned = self.own(outputs, given, symbols)
+        if self.direct:
+            return outputs if self.plain else self.assembled(args, outputs)
+        count = len(outputs) - len(self.native.numbers)
+        symbols: Symbols = {**self.native.learned(), **{x: args[i] for x, i in self.given.items()}}
+        symbols |= {**known, **dict(zip(self.native.numbers, outputs[count:]))}
+        owned = self.own(outputs[:count], given, symbols)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]
+
+    def assembled(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """The results, from what native code gave: outputs, then numbers."""
+        symbols = dict(zip(self.numbers, outputs[len(outputs) - len(self.numbers) :]))
+        return [self.result(r, args, outputs, symbols) for r in self.boundary.results]
+
+    def size(self, expr: Any, symbols: Symbols) -> Any:
+        """Native code has computed it, as all that a direct program needs."""
+        if self.direct and isinstance(expr, tuple):
+            return tuple([symbols[x] if isinstance(x, sympy.Basic) else x for x in expr])
+        return symbols[expr] if self.direct and expr in symbols else super().size(expr, symbols)
+
+    def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
+        if isinstance(result, Number):
+            given = self.given.get(result.expr)  # (also where it is no number for native code: of a jagged tensor)
+            return args[given] if given is not None else evaluate(result.expr, symbols)
+        return super().result(result, args, owned, symbols)

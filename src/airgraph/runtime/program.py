@@ -18,7 +18,19 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.protocol import Executable, Symbols
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import BindError
-from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.boundary import (
+    Argument,
+    Boundary,
+    Fresh,
+    Layout,
+    Number,
+    NumberIn,
+    OfInput,
+    OfOutput,
+    Plain,
+    TensorIn,
+    symbol_sources,
+)
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
 from airgraph.journal import OWN, Journal
@@ -44,6 +56,7 @@ class Program:
         self.journal = journal
         self.calls = 0
         self.derived = list(derived_sizes(boundary))
+        self.strides = [s for s in symbol_sources(boundary.arguments) if s.kind == "stride"]
         self._cache: dict[tuple[Any, ...], dict[Any, Any]] = {}
         fresh = [(r.index, r.layout) for r in boundary.results if isinstance(r, Fresh) and r.layout is not None]
         self.fixed = {index for index, layout in fresh if all(isinstance(s, int) for s in layout.shape)}
@@ -126,6 +139,8 @@ class Program:
                     self.bind_number(i, spec, arg, symbols)
                 case TensorIn():
                     self.bind_tensor(i, spec, arg, symbols)
+        for source in self.strides:
+            symbols.setdefault(source.symbol, args[source.argument].stride(source.axis) // source.factor)
         self.check_derived(args, symbols)
         return symbols
 
@@ -138,7 +153,7 @@ class Program:
                 raise self.refuse(i, spec, wanted, str(list(args[i].shape)))
 
     def bind_number(self, i: int, spec: NumberIn, arg: Any, symbols: Symbols) -> None:
-        if not isinstance(arg, NUMBER[spec.kind]):
+        if not isinstance(arg, NUMBER[spec.kind]) and not is_ragged(arg):
             raise self.refuse(i, spec, f"be a number ({spec.kind.__name__})", repr(arg), "compile again for this type")
         if getattr(spec.expr, "is_Symbol", False):
             symbols[spec.expr] = arg
@@ -270,6 +285,11 @@ def derived_sizes(boundary: Boundary) -> Iterator[tuple[int, TensorIn, int, Any]
         for axis, size in enumerate((spec.type.shape or ()) if isinstance(spec, TensorIn) else ()):
             if not isinstance(size, int) and not size.is_Symbol and size.free_symbols <= told:
                 yield i, spec, axis, size  # type: ignore[misc]
+
+
+def is_ragged(value: Any) -> bool:
+    """The size of a jagged tensor's ragged dimension: a number only in name, handed on as it is."""
+    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
 
 
 def summary(value: Any) -> str:

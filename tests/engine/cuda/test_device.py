@@ -40,7 +40,7 @@ def test_results_are_eagers(name):
     tolerance = {"rtol": 1e-3, "atol": 1e-3} if case.rough else {"rtol": 1e-5, "atol": 1e-5}
     check(compiled(programs, dynamic=case.dynamic), case, "cuda", tolerance)
     assert all(isinstance(p.executable, CudaExecutable) for p in programs)
-    assert all(p.journal.counters["captured"] == 1 for p in programs if p.journal.phase == "inference")
+    assert all(p.journal.counters["captured"] for p in programs)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

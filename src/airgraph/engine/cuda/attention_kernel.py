@@ -102,8 +102,8 @@ def kernel(  # type: ignore[no-untyped-def]
         each = tl.arange(0, SPLITS)
         one = pair * splits + each
         there = (each < splits)[:, None]
-        for start in range(0, GROUP * DEPTH, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
+        for begun in range(0, GROUP * DEPTH, COLUMNS):
+            column = begun + tl.arange(0, COLUMNS)
             place = one[:, None] * 2 * GROUP + (column // DEPTH)[None, :]
             tops = tl.load(stat + place, there, other=float("-inf"), cache_modifier=".cg")
             totals = tl.load(stat + place + GROUP, there, other=0.0, cache_modifier=".cg")

@@ -187,7 +187,7 @@ class Renderer:
         """Where this program stands: x, and r where a row is one tile."""
         spread = "[:, None]" if self.tile.r else ""
         lines = [f"x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK){spread}"]
-        if not divides(outer, self.tile.x):
+        if not self.exact_rows:
             lines.append(f"xmask = x < {self.size(outer)}")
         if self.tile.r and self.tile.whole:
             lines.append("r = tl.arange(0, RBLOCK)[None, :].to(INDEX)")
@@ -212,10 +212,14 @@ class Renderer:
             for s in stage.stores:
                 self.store(s)
             for e in stage.reductions:
-                tile = self.masked(self.spread(e.args[0]), e)
-                self.define(e, functions.reduced(e.source, e.dtype, tile))
+                self.define(e, self.reduced(e))
         for s in self.nest.single:
             self.store(s)
+
+    def reduced(self, e: Expr) -> str:
+        if not self.tile.r:  # inner loops of one iteration each: there is nothing to combine
+            return f"({self.value(e.args[0])}).to(tl.{COMPUTED[e.dtype]})"
+        return functions.reduced(e.source, e.dtype, self.masked(self.spread(e.args[0]), e))
 
     def long_rows(self) -> None:
         """A loop over tiles for each stage."""
@@ -248,6 +252,10 @@ class Renderer:
         ]
         for e in stage.reductions:
             self.define(e, functions.reduced(e.source, e.dtype, sums[e.id]))
+
+    @property
+    def exact_rows(self) -> bool:
+        return self.tile.x == 1 or divides(total(self.nest.outer), self.tile.x)
 
     # -- values -----------------------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -343,8 +351,8 @@ class Renderer:
 
     def mask(self, variables: Iterable[object]) -> list[str]:
         axes = {self.axes[v] for v in variables if isinstance(v, Var)}
-        size = {"x": (total(self.nest.outer), self.tile.x), "r": (self.row, self.tile.r)}
-        return [f"{axis}mask" for axis in ("x", "r") if axis in axes and not divides(*size[axis])]
+        exact = {"x": self.exact_rows, "r": divides(self.row, max(self.tile.r, 1))}
+        return [f"{axis}mask" for axis in ("x", "r") if axis in axes and not exact[axis]]
 
     def picked(self, args: Sequence[Expr], picks: Sequence[tuple[Dim, Dim, bool]]) -> list[str]:
         """What numbers that pick elements add to an offset; out of range is asserted, and element 0 is read instead."""
@@ -390,8 +398,9 @@ class Renderer:
 
 
 def divides(size: Dim, block: int) -> bool:
+    """Blocks cover it exactly, and it is not empty: nothing has to be masked."""
     size = expand(size)
-    return block == 1 or (isinstance(size, int) and bool(block) and size % block == 0)
+    return isinstance(size, int) and size > 0 and size % block == 0
 
 
 def element_count(t: Tensor) -> Dim:

@@ -15,6 +15,7 @@ from functools import cache, reduce
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
@@ -176,7 +177,8 @@ class Shared:
         """The address of the program's Binding, when all of its terms are known."""
         if not self.kept:
             index = {s: i for i, s in enumerate(self.sizes.symbols)}
-            rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in self.sources]
+            used = [s for s in self.sources if s.symbol in self.sizes.used]
+            rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in used]
             definitions = words([n for row in rows for n in row])
             code = words(code_words(self.sizes))
             questions = words([address for _, address in self.sizes.questions])
@@ -217,11 +219,13 @@ class BoundFrame:
         scratch: Amount = 0
         for step in shared.sized:
             scratch = maximum(scratch, step.scratch)
+        out_table = self.table_of([self.entry(o) for o in outs])
+        tensors = [self.entry(a) for a in shared.arguments if a.kind != Entry.WHOLE]
         for index, content in {
             Frame.ARGS: len(shared.arguments),
-            Frame.ARG_TABLE: self.table_of([self.entry(a) for a in shared.arguments]),
+            Frame.ARG_TABLE: self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments]),
             Frame.OUTS: len(outs),
-            Frame.OUT_TABLE: self.table_of([self.entry(o) for o in outs]),
+            Frame.OUT_TABLE: out_table,
             Frame.SLOTS: ctypes.addressof(self.slots),
             Frame.PLACED: len(places) // Location.WORDS,
             Frame.PLACE_TABLE: self.row(places),
@@ -278,6 +282,13 @@ class BoundFrame:
         if e.kind == Entry.FLOAT:
             self.slots[e.value] = self.row([0])
         return row
+
+    def number_entry(self, e: Given) -> list[Any]:
+        """The entry of a whole number. (Nothing may depend on it, and it may be none: the size of a ragged dimension.)"""
+        if e.kind != Entry.WHOLE:
+            return []
+        used = not isinstance(e.value, sympy.Symbol) or e.value in self.sizes.used
+        return self.entry(e if used else Given(Entry.NOTHING, 0))
 
     @property
     def address(self) -> int:

@@ -1,0 +1,102 @@
+"""Sizes that Dynamo cannot know beforehand: from data, from strides, of jagged tensors. Results are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def captured():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+    torch._dynamo.reset()
+
+
+def same(model, *calls, **options):
+    run = torch.compile(model, backend="airgraph", **options)
+    for args in calls:
+        torch.testing.assert_close(run(*args), model(*args))
+
+
+X = torch.arange(8.0)
+
+
+def first(x, n):
+    return x[: n.item()] * 2
+
+
+def narrowed(x, n):
+    size = n.item()
+    torch._check(size >= 0)
+    torch._check(size <= x.shape[0])
+    return x.narrow(0, 0, size).sum() + 1
+
+
+def made(x, n):
+    size = n.item()
+    torch._check(size >= 0)
+    return torch.arange(size) * 2, torch.zeros(size) + x.sum()
+
+
+def scaled(x, n):
+    return x * n.item()
+
+
+@pytest.mark.parametrize("model", [first, narrowed, made, scaled])
+def test_a_number_from_data(model):
+    same(model, *((X, torch.tensor(n)) for n in (3, 5, 2)))
+
+
+def test_a_float_from_data():
+    same(scaled, *((X, torch.tensor(n)) for n in (3.5, 0.25)))
+
+
+@pytest.mark.parametrize(
+    "model", [lambda x: x[x > 0] * 2, lambda x: (x.nonzero() + 1, x.nonzero().shape[0] * 2)], ids=["mask", "nonzero"]
+)
+def test_as_many_as_there_are(model):
+    torch.manual_seed(0)
+    same(model, *((torch.randn(n).relu(),) for n in (20, 20, 9)))
+
+
+def test_symbols_that_only_strides_have():
+    """Same sizes, other strides: behind a graph break Dynamo makes a symbol of the stride alone."""
+
+    def model(x):
+        torch._dynamo.graph_break()
+        return x * 2 + 1
+
+    same(model, *((torch.randn(4, width)[:, :6],) for width in (50, 7, 9, 11)), (torch.randn(12, 6)[::3],))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_jagged_tensors(train):
+    linear = nn.Linear(4, 3)
+
+    def model(x):
+        return linear(x).relu() * 2
+
+    run = torch.compile(model, backend="airgraph")
+    for lengths in ((3, 5), (2, 7, 4), (6,)):
+        x = torch.nested.nested_tensor([torch.randn(n, 4) for n in lengths], layout=torch.jagged)
+        with torch.set_grad_enabled(train):
+            found, wanted = run(x).values(), model(x).values()
+        torch.testing.assert_close(found, wanted)
+        if train:
+            grads = [torch.autograd.grad(y.sum(), linear.weight)[0] for y in (found, wanted)]
+            torch.testing.assert_close(*grads)
+
+
+def test_views_and_numbers_of_a_dynamic_graph():
+    """Their sizes and strides come with the outputs of the native call."""
+    linear = nn.Linear(4, 4)
+
+    def model(x):
+        y = linear(x)
+        return y.view(-1), y.t(), x[1:], x.shape[0] * 2
+
+    same(model, *((torch.randn(n, 4),) for n in (3, 5, 9, 40)), dynamic=True)

@@ -1,0 +1,182 @@
+"""OpInfo samples and random programs with every argument beside an unreadable page: no kernel reads or writes outside.
+
+    python tests/guard_pages.py                          every op, 200 programs of each generator
+    python tests/guard_pages.py --ops add conv2d         these ops only
+    python tests/guard_pages.py --programs 1000
+
+Each argument ends where an unreadable page begins, and in a second run begins where one ends. An access outside of it is a
+SIGSEGV: the children that run the items die of it, and the parent names the item and goes on with the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import subprocess
+import sys
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "opinfo"))
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+
+import torch
+from case import Case, evaluated
+from opinfo import all_ops
+from run import ENGINES, GENERATORS, Compiled, compare, expectations
+from torch.utils import _pytree as pytree
+
+PAGE = mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+SAMPLES = 3  # of an op
+
+
+def guarded(x: torch.Tensor, at_end: bool) -> torch.Tensor:
+    """A copy with the same strides, between two unreadable pages: it ends where one begins, or begins where one ends."""
+    if x.layout != torch.strided or not x.numel():
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
+    size = span * x.element_size()
+    inner = -(-size // PAGE) * PAGE
+    start = libc.mmap(
+        None, inner + 2 * PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+    )
+    for page in (start, start + PAGE + inner):
+        if libc.mprotect(page, PAGE, 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    address = start + PAGE + (inner - size if at_end else 0)
+    buffer = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(buffer, libc.munmap, start, inner + 2 * PAGE)
+    result = torch.frombuffer(buffer, dtype=x.dtype).as_strided(x.shape, x.stride())
+    result.copy_(x.detach())
+    return result.requires_grad_(x.requires_grad)
+
+
+# -- the items ---------------------------------------------------------------------------------------------------------
+def run_program(case: Case, at_end: bool) -> bool:
+    expected = expectations(case)
+    if expected is None:
+        return False
+    for index, wanted in enumerate(expected[:2]):
+        given = [guarded(a, at_end) for a in case.arguments[index]]
+        compiled = Compiled(case.run, given, case.dynamic, ENGINES["native"])
+        compare(case, evaluated(case, compiled.run, given), wanted)
+    return True
+
+
+def run_op(name: str, at_end: bool) -> bool:
+    """Its first samples, compiled with fixed sizes; False where eager or AOTAutograd takes none of them."""
+    op = all_ops()[name]
+    dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if d in op.supported_dtypes("cpu")), None)
+    if dtype is None:
+        return False
+    ran = False
+    for sample in list(op.sample_inputs("cpu", dtype))[:SAMPLES]:
+        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+        def function(
+            *tensors: torch.Tensor, leaves: list[Any] = leaves, places: list[int] = places, spec: Any = spec
+        ) -> Any:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors):
+                filled[place] = tensor
+            x, args, kwargs = pytree.tree_unflatten(filled, spec)
+            return [t for t in pytree.tree_leaves(op(x, *args, **kwargs)) if isinstance(t, torch.Tensor)]
+
+        given = [guarded(leaves[i], at_end) for i in places]
+        try:
+            function(*given)
+            compiled = Compiled(function, given, False, ENGINES["native"])
+        except Exception:  # what PyTorch refuses or cannot trace has no kernel of ours to test
+            continue
+        compiled.run(*given)
+        ran = True
+    return ran
+
+
+def items(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    programs = [(name, seed) for name in GENERATORS for seed in range(options.seed, options.seed + options.programs)]
+    ops = [] if options.no_ops else [("op", name) for name in options.ops or sorted(all_ops())]
+    return [*ops, *programs]
+
+
+def run_item(kind: str, value: Any, at_end: bool) -> bool:
+    return run_op(value, at_end) if kind == "op" else run_program(GENERATORS[kind](value), at_end)
+
+
+# -- parent and children -----------------------------------------------------------------------------------------------
+def child(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> None:
+    for number in range(start, len(work)):
+        print(json.dumps({"begins": number}), flush=True)
+        try:
+            ran = run_item(*work[number], at_end)
+            print(json.dumps({"ran": ran}), flush=True)
+        except Exception as error:  # a wrong result is for the other tests; here it counts that nothing faults
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+
+
+def lines_of(command: list[str]) -> Iterator[dict[str, Any]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+    yield {"status": process.wait()}
+
+
+def run_all(work: Sequence[tuple[str, Any]], command: list[str], say: Callable[[str], Any] = print) -> Counter[str]:
+    """`command` runs a child; it is repeated behind every item a child died of."""
+    counts: Counter[str] = Counter()
+    for end in ("end", "start"):
+        number = -1
+        while number + 1 < len(work):
+            died = True
+            for line in lines_of([*command, "--child", str(number + 1), "--side", end]):
+                if "begins" in line:
+                    number = line["begins"]
+                elif "status" in line:
+                    died = line["status"] != 0
+                elif "error" in line:
+                    counts["errors"] += 1
+                    say(f"{work[number]} ({end}): {line['error']}")
+                else:
+                    counts["ran" if line["ran"] else "skipped"] += 1
+            if not died:
+                break
+            counts["faults"] += 1
+            say(f"FAULT in {work[number]} ({end})")
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="*", default=[])
+    parser.add_argument("--no-ops", action="store_true")
+    parser.add_argument("--programs", type=int, default=200, help="of each generator")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--side", default="end", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    work = items(options)
+    if options.child is not None:
+        child(work, options.child, options.side == "end")
+        return 0
+    counts = run_all(work, [sys.executable, *sys.argv])
+    print(json.dumps({"items": len(work), "counts": counts}))
+    return int(counts["faults"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

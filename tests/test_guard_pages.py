@@ -1,0 +1,38 @@
+"""A sample of `guard_pages.py`: arguments beside unreadable pages, and the pages do their work."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "guard_pages.py"
+BEYOND = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import ctypes, torch
+from guard_pages import guarded
+x = guarded(torch.arange(5.0), {{at_end}})
+print(x.sum().item(), flush=True)
+ctypes.c_float.from_address(x.data_ptr() + {{offset}}).value
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="mmap and mprotect as on Linux")
+def test_no_kernel_reads_outside_of_its_arguments():
+    ops = ["add", "nn.functional.conv2d", "index_select", "softmax", "nn.functional.max_pool2d", "mm"]
+    command = [sys.executable, str(SCRIPT), "--programs", "1", "--seed", "7", "--ops", *ops]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    counts = json.loads(done.stdout.splitlines()[-1])["counts"]
+    assert done.returncode == 0 and counts["ran"] >= 2 * len(ops), (done.stdout, done.stderr[-2000:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at_end", "offset"), [(True, 20), (False, -4)])
+def test_a_read_outside_faults(at_end, offset):
+    text = BEYOND.format(at_end=at_end, offset=offset)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.strip(), done.returncode) == ("10.0", -signal.SIGSEGV), done.stderr[-2000:]
