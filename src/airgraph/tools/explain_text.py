@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from airgraph.tools.dynamo_trace import Place
+from airgraph.tools.recompile_advice import advice
 from airgraph.tools.terminal import UNLIMITED
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class Page:
                 needed = f", needed by {first.place}" if first.place else ""
                 more = f" (and {others} older)" if others else ""
                 yield from self.wrapped(f"{item.function} ({item.place}): failed {first.text}{needed}{more}", " " * 6)
+                if (hint := advice(first.text)) is not None:
+                    yield from self.wrapped(f"try: {hint}", " " * 8)
 
     def ops(self, found: Sequence[OpReport]) -> Iterator[str]:
         if not found:
