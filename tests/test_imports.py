@@ -31,6 +31,7 @@ ORDER = [
     {"ir"},
     {"journal"},
     {"disk_cache"},
+    {"gears"},
     {"config", "locks"},
     {"errors"},
     {"torch_internals"},
@@ -43,7 +44,7 @@ AGREED = {
     ("tools/doctor.py", "compat"): "`airgraph doctor` says what the emulation has",
 }
 FILES = sorted(ROOT.rglob("*.py"))
-TORCH_FREE = ("ir", "analysis", "passes", "plan", "config", "errors", "journal", "disk_cache")
+TORCH_FREE = ("ir", "gears", "analysis", "passes", "plan", "config", "errors", "journal", "disk_cache")
 
 
 def layer_of(file: Path) -> str:

@@ -32,13 +32,14 @@ from airgraph.capture.export import (
     state_of,
 )
 from airgraph.capture.fx_passes import run_fx_passes
-from airgraph.capture.gears import gear_marks, gears_of
+from airgraph.capture.gear_marks import gear_marks
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.marks import bucket_marks
 from airgraph.config import Config
 from airgraph.convert import REGISTRY, convert
 from airgraph.engine import find_engine, warm_up
 from airgraph.errors import AirgraphError, ConfigError, ExportError
+from airgraph.gears import gears_of
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.journal import Journal, get_logger

@@ -23,13 +23,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.announce import announce, classify, device_of, frame_id
 from airgraph.capture.aot import fixed_inputs
 from airgraph.capture.fx_passes import run_fx_passes
-from airgraph.capture.gears import gears_of
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
 from airgraph.disk_cache import open_cache
 from airgraph.engine import candidates
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
+from airgraph.gears import gears_of
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from airgraph.capture.gears import Gears, read_configs, read_functions, times_gears
 from airgraph.compat import shape_handling
 from airgraph.compat.shape_handling import ShapeHandling
+from airgraph.gears import Gears, read_configs, read_functions, times_gears
 
 BATCH4 = [{"type": "BATCHSIZE", "gears": [4, 8]}]
 

@@ -37,9 +37,10 @@ from airgraph import api
 from airgraph.analysis.padding.facts import has
 from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
 from airgraph.capture.aot import compile_by_aot
-from airgraph.capture.gears import BATCH, OPTIONS, SEQUENCE, Place, places_of, read_configs, read_functions
+from airgraph.capture.gear_marks import GearedSize, places_of
 from airgraph.config import Config
 from airgraph.convert.metadata import size_of
+from airgraph.gears import BATCH, OPTIONS, SEQUENCE, read_configs, read_functions
 from airgraph.ir.symbols import evaluate
 from airgraph.runtime.buckets import Limits
 
@@ -51,9 +52,9 @@ WEAK_MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 class Learned:
     """What the first look told: the symbol of each place, the sizes of each result, and what stands in the way."""
 
-    symbols: Mapping[Place, Any] = field(default_factory=dict)
+    symbols: Mapping[GearedSize, Any] = field(default_factory=dict)
     results: tuple[Any, ...] = ()  # a shape; or the number of the tensor that comes back as it is
-    fills: Mapping[Place, Any] = field(default_factory=dict)  # what a mask is padded with
+    fills: Mapping[GearedSize, Any] = field(default_factory=dict)  # what a mask is padded with
     limits: Limits | None = None
     ordered: str | None = None  # the op that needs all rows together
     refusal: str | None = None
@@ -150,7 +151,7 @@ class HandledFunction:
             return self.compiled(*args, **kwargs)
         return self.run(known, tensors, sizes, args, kwargs)
 
-    def key(self, tensors: Sequence[torch.Tensor], places: Sequence[Place], args: Any, kwargs: Any) -> Any:
+    def key(self, tensors: Sequence[torch.Tensor], places: Sequence[GearedSize], args: Any, kwargs: Any) -> Any:
         """What a look depends on: everything but the sizes that are handled."""
         handled = {(p.tensor, p.dim) for p in places}
         shapes = tuple(
@@ -163,7 +164,7 @@ class HandledFunction:
         return shapes, plain, str(structure), torch.is_grad_enabled(), training
 
     # -- the first look ---------------------------------------------------------------------------------------------
-    def look(self, key: Any, tensors: list[torch.Tensor], places: list[Place], args: Any, kwargs: Any) -> Any:
+    def look(self, key: Any, tensors: list[torch.Tensor], places: list[GearedSize], args: Any, kwargs: Any) -> Any:
         """One call as it is, with PyTorch's ops, of which we learn what padding would do to it."""
         looker = Looker(tensors, places)
         ((positional, named),) = self.handling.calls([tensors], args, kwargs)
@@ -178,7 +179,9 @@ class HandledFunction:
         return self.handling.answer(results, [output])
 
     # -- every other call -------------------------------------------------------------------------------------------
-    def run(self, known: Learned, tensors: list[torch.Tensor], sizes: dict[Place, int], args: Any, kwargs: Any) -> Any:
+    def run(
+        self, known: Learned, tensors: list[torch.Tensor], sizes: dict[GearedSize, int], args: Any, kwargs: Any
+    ) -> Any:
         chunks = self.chunks(known, sizes)
         if chunks is None:
             return self.compiled(*args, **kwargs)
@@ -188,7 +191,7 @@ class HandledFunction:
         whole = [self.join(known, i, [p[i] for p in parts]) for i in range(len(parts[0]))]
         return self.handling.answer(whole, outputs)
 
-    def chunks(self, known: Learned, sizes: Mapping[Place, int]) -> list[tuple[int, int]] | None:
+    def chunks(self, known: Learned, sizes: Mapping[GearedSize, int]) -> list[tuple[int, int]] | None:
         """(first row, rows) of each group; None if this call can only run as it is."""
         if any(p.gears.type == SEQUENCE and p.gears.choose(n) is None for p, n in sizes.items()):
             return None
@@ -202,13 +205,13 @@ class HandledFunction:
         fit = known.limits is not None and known.limits.allow(true)
         return chunks if fit and all(self.allowed(known, sizes, count) for _, count in chunks) else None
 
-    def allowed(self, known: Learned, sizes: Mapping[Place, int], count: int) -> bool:
+    def allowed(self, known: Learned, sizes: Mapping[GearedSize, int], count: int) -> bool:
         """The function must do at the gears what it did when it was looked at."""
         wanted = {known.symbols[p]: p.gears.choose(count if p.gears.type == BATCH else n) for p, n in sizes.items()}
         return known.limits is not None and known.limits.allow({s: n for s, n in wanted.items() if n is not None})
 
     def group(
-        self, known: Learned, tensors: Sequence[torch.Tensor], sizes: Mapping[Place, int], at: int, count: int
+        self, known: Learned, tensors: Sequence[torch.Tensor], sizes: Mapping[GearedSize, int], at: int, count: int
     ) -> tuple[list[torch.Tensor], dict[Any, int]]:
         """The tensors of one group, padded, and the true sizes of it."""
         group, true = list(tensors), {}
@@ -258,7 +261,7 @@ def lengthened(tensor: torch.Tensor, dim: int, count: int, number: Any) -> torch
 
 
 @contextmanager
-def weakly_dynamic(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> Iterator[None]:
+def weakly_dynamic(tensors: Sequence[torch.Tensor], places: Sequence[GearedSize]) -> Iterator[None]:
     """These sizes are symbols for Dynamo meanwhile, if the code allows it; the tensors then have their own marks again."""
     before = {
         id(tensors[p.tensor]): {k: v for k, v in vars(tensors[p.tensor]).items() if k in WEAK_MARKS} for p in places
@@ -295,11 +298,11 @@ def sizes_forgotten() -> Iterator[None]:
 class Looker:
     """A backend that runs the graph as PyTorch does, and finds out what padding would do to it."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[GearedSize]) -> None:
         self.tensors, self.places = tensors, places
         self.graphs = 0
-        self.symbols: dict[Place, Any] = {}
-        self.fills: dict[Place, Any] = {}
+        self.symbols: dict[GearedSize, Any] = {}
+        self.fills: dict[GearedSize, Any] = {}
         self.given: Sequence[Any] = ()  # what Dynamo calls the graph with
         self.shapes: list[Any] = []
         self.outputs: list[Any] = []
@@ -356,7 +359,7 @@ class Looker:
             self.note(place, found, [spec.name for spec in boundary.arguments])
         return lambda args: None
 
-    def note(self, place: Place, found: Padding, names: Sequence[str]) -> None:
+    def note(self, place: GearedSize, found: Padding, names: Sequence[str]) -> None:
         if place.gears.type == BATCH and not found.splits:
             self.ordered = self.ordered or found.ordered or "a result with the batch twice"
         if found.masks and len(names) != len(self.given):

@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Writer:
+class InPlaceCall:
     """What to call in place of the op, with the same arguments: it writes to the first of them and gives it back.
 
     `dtypes` are those FX knows of the tensors that go in.
@@ -115,7 +115,7 @@ CHANGES = frozenset(
 )
 
 
-class Memory:
+class AliasClass:
     """A class of values that may share memory: what must be known to let one of them be written."""
 
     def __init__(self, value: Value, last: int) -> None:
@@ -123,7 +123,7 @@ class Memory:
         self.arguments = {value} if value.node.op == "Data" else set()
         self.unknown = False  # it may be anybody's
 
-    def take(self, other: Memory) -> None:
+    def take(self, other: AliasClass) -> None:
         self.readers = sorted([*self.readers, *other.readers], key=lambda r: -r[0])[:2]
         self.arguments |= other.arguments
         self.unknown = self.unknown or other.unknown
@@ -133,12 +133,12 @@ class Memory:
         return any(last > place or (last == place and value is not written) for last, value in self.readers)
 
 
-def find_writers(graph: Graph, wanted: InPlace) -> dict[Node, Writer]:
+def find_writers(graph: Graph, wanted: InPlace) -> dict[Node, InPlaceCall]:
     """The nodes whose call may write over its first argument, and the `copy_` that is left to do nothing."""
-    return Search(graph, wanted).run() if wanted.values or wanted.arguments else {}
+    return InPlaceSearch(graph, wanted).run() if wanted.values or wanted.arguments else {}
 
 
-class Search:
+class InPlaceSearch:
     """One walk in the order of execution."""
 
     def __init__(self, graph: Graph, wanted: InPlace) -> None:
@@ -149,10 +149,10 @@ class Search:
         self.last = last_readers(graph)
         self.future = future_of(graph, self.copies, self.writers)
         self.leader: dict[Value, Value] = {}  # a value → one of its class, and so on up to the one that stands for it
-        self.classes: dict[Value, Memory] = {}
+        self.classes: dict[Value, AliasClass] = {}
 
-    def run(self) -> dict[Node, Writer]:
-        found: dict[Node, Writer] = {}
+    def run(self) -> dict[Node, InPlaceCall]:
+        found: dict[Node, InPlaceCall] = {}
         for place, node in enumerate(self.graph.nodes):
             if node in self.writers and self.allowed(node, place):
                 found[node] = self.writers[node]
@@ -180,13 +180,13 @@ class Search:
     def find(self, value: Value) -> Value:
         if value not in self.leader:
             self.leader[value] = value
-            self.classes[value] = Memory(value, self.last.get(value, -1))
+            self.classes[value] = AliasClass(value, self.last.get(value, -1))
         while self.leader[value] is not value:
             self.leader[value] = self.leader[self.leader[value]]
             value = self.leader[value]
         return value
 
-    def memory(self, value: Value) -> Memory:
+    def memory(self, value: Value) -> AliasClass:
         return self.classes[self.find(value)]
 
     def allowed(self, node: Node, place: int) -> bool:
@@ -215,7 +215,7 @@ def memory_of(node: Node, graph: Graph) -> Literal["new", "shared", "unknown"]:
     return "new" if new else "unknown"
 
 
-def writer_of(node: Node, graph: Graph) -> Writer | None:
+def writer_of(node: Node, graph: Graph) -> InPlaceCall | None:
     """None where there is no call that writes, or where the result is of another type or shape than the argument."""
     op = find_target(node.attrs["target"], graph)
     if not isinstance(op, OpOverload) or len(node.outputs) != 1 or not reads_first(node):
@@ -227,11 +227,11 @@ def writer_of(node: Node, graph: Graph) -> Writer | None:
         return None
     dtypes = tuple(TORCH_TYPES.get(v.dtype) for v in node.values())
     if op in PARTS:
-        return Writer(part_writer(PARTS[op]), f"{PARTS[op]._opname}().copy_", dtypes)
+        return InPlaceCall(part_writer(PARTS[op]), f"{PARTS[op]._opname}().copy_", dtypes)
     if op not in CHANGES and (torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags):
         return None
     form = in_place_form(op)
-    return Writer(form, form._opname, dtypes) if form is not None else None
+    return InPlaceCall(form, form._opname, dtypes) if form is not None else None
 
 
 def in_place_form(op: OpOverload) -> OpOverload | None:
@@ -264,7 +264,7 @@ def settle(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
     return x if there else x.copy_(source, *rest)
 
 
-SETTLE = Writer(settle, "")
+SETTLE = InPlaceCall(settle, "")
 
 
 def reads_first(node: Node) -> bool:
@@ -293,7 +293,7 @@ def last_readers(graph: Graph) -> dict[Value, int]:
     return last
 
 
-def future_of(graph: Graph, copies: Iterable[Node], writers: Mapping[Node, Writer]) -> dict[Value, Value]:
+def future_of(graph: Graph, copies: Iterable[Node], writers: Mapping[Node, InPlaceCall]) -> dict[Value, Value]:
     """A value → the argument (the output of its Data) that it will be, perhaps after further ops that write over it."""
     future = {value: argument for argument, value in (tuple(node.values())[:2] for node in copies)}
     for node in reversed(graph.nodes):

@@ -18,7 +18,7 @@ import torch
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.in_place import Writer, find_writers
+from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import (
@@ -244,7 +244,7 @@ class ReferenceExecutable:
         over = next(node.values())
         return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
 
-    def aten_call(self, node: Node, writer: Writer | None = None) -> Work:
+    def aten_call(self, node: Node, writer: InPlaceCall | None = None) -> Work:
         target = find_target(node.attrs["target"], self.graph)
         values = list(node.values())
         layouts = node.attrs["strides"] or (None,) * len(values)

@@ -1,11 +1,11 @@
 """Kernels: loops that compute some tensors, with everything that can be computed on the way inside them.
 
-    Kernel(outer=[v0<48>], inner=[v1<256>], stores=[t9[256·v0 + v1] = …])
+    Part(outer=[v0<48>], inner=[v1<256>], stores=[t9[256·v0 + v1] = …])
 
-A kernel with inner loops is a row kernel: for each turn of the outer loops it runs over the inner ones once for each
-level of reductions (softmax: the maximum, then the sum, then the result). `build` reads formulas backwards from the
-tensors to be stored until it meets memory; where an index turns out to be no sum over the loops, a loop is split or cut and
-it starts again, or it gives up (`Refuse`) and the groups decide otherwise.
+A part with inner loops is a row kernel: for each iteration of the outer loops it runs over the inner ones once per level
+of reductions (softmax: the maximum, then the sum, then the result). `build` reads formulas backwards from the tensors to
+be stored until it meets memory; where an index turns out to be no sum over the loops, a loop is split or cut and it starts
+again, or it gives up (`Refuse`) and the groups decide otherwise.
 """
 
 from __future__ import annotations

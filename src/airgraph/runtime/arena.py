@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,14 @@ from airgraph.runtime.slots import Slots
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorAddress:
     """Where a tensor was, and the memory it was in. (An address alone may be another tensor's by now.)"""
 
     address: int
     memory: StorageWeakRef | None
 
     @classmethod
-    def of(cls, value: Any) -> Place:
+    def of(cls, value: Any) -> TensorAddress:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return NOWHERE
         return cls(value.data_ptr(), StorageWeakRef(value.untyped_storage()))
@@ -32,7 +33,7 @@ class Place:
         return self.memory is not None and not self.memory.expired() and tensor.data_ptr() == self.address
 
 
-NOWHERE = Place(0, None)
+NOWHERE = TensorAddress(0, None)
 
 
 class Arena:
@@ -45,7 +46,7 @@ class Arena:
         self.slots = Slots(device)
         self.lock = threading.RLock()
         self.busy = False
-        self.steady: dict[int, Place] = {}  # where parameters are, by address
+        self.steady: dict[int, TensorAddress] = {}  # where parameters are, by address
         self._pool: Any = None
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
         self.spoiled: set[Any] = set()
@@ -68,6 +69,13 @@ class Arena:
         """PyTorch cannot capture in this pool any more; what was captured in it stays good."""
         self.spoiled.add(pool)
         self._pool = None if pool == self._pool else self._pool
+
+    def recover(self, pool: Any) -> None:
+        """After a capture that failed PyTorch still allocates in its pool and counts random numbers as captured. A capture
+        of nothing, in another pool, ends well and stops both."""
+        with suppress(RuntimeError):  # where the capture was left in order, this has been done
+            torch._C._cuda_endAllocateToPool(self.device.index, pool)
+        self.empty_graph(torch.cuda.graph_pool_handle())
 
     def empty_graph(self, pool: Any) -> Any:
         graph = torch.cuda.CUDAGraph()

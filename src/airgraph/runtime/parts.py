@@ -37,7 +37,7 @@ class Part(Protocol):
 
 
 @dataclass
-class Bound:
+class BoundPart:
     """Steps on fixed memory, op by op."""
 
     work: Work
@@ -61,7 +61,7 @@ def no_collection() -> Iterator[None]:
 
 
 @dataclass
-class Captured:
+class CapturedPart:
     """A CUDA graph."""
 
     work: Work
@@ -86,22 +86,18 @@ class Captured:
         graph.replay()
 
     def abandon(self, graph: Any) -> None:
-        """Leave a capture that failed. PyTorch does not do so by itself: memory still goes to its pool and random numbers
-        still count as captured. Ending the capture fails with the error that is on its way already; a capture of
-        nothing, in another pool, ends well and sets the random numbers right."""
+        """Leave a capture that failed. Ending it fails with the error that is on its way already."""
         with suppress(RuntimeError):
             graph.capture_end()
-        with suppress(RuntimeError):  # where the capture was left in order, this has been done
-            torch._C._cuda_endAllocateToPool(self.arena.device.index, self.pool)
         self.arena.spoil(self.pool)
-        self.arena.empty_graph(torch.cuda.graph_pool_handle())
+        self.arena.recover(self.pool)
 
     def run(self, env: Env, symbols: Symbols) -> None:
         self.graph.replay()
 
 
 @dataclass
-class Open:
+class OpenPart:
     """Steps that cannot be captured. What a captured part reads of their results has a fixed place."""
 
     work: Work
@@ -185,7 +181,7 @@ class Run:
     open: bool
 
 
-class Recorder:
+class PartRecorder:
     """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
     to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
 
@@ -208,7 +204,7 @@ class Recorder:
             streams = None if run.open else self.streams
             work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep, streams)
             if run.open:
-                part: Part = Open(work, self.placed(run, waiting))
+                part: Part = OpenPart(work, self.placed(run, waiting))
             else:
                 part = capture(work if waiting else in_turn(work, finish))
             before = dict(env)
@@ -216,7 +212,7 @@ class Recorder:
                 part.record(env, symbols)
             except Exception as error:
                 node = getattr(error, "node", None)
-                if run.open or node is None or not isinstance(part, Captured):
+                if run.open or node is None or not isinstance(part, CapturedPart):
                     raise
                 # Nothing of this part has been done yet: it is cut in two at the step that failed.
                 self.refused[node] = str(error.__cause__ or error).splitlines()[0]

@@ -24,7 +24,7 @@ _clock = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResultLayout:
     """What a result looks like."""
 
     shape: tuple[int, ...]

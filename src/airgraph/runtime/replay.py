@@ -33,11 +33,11 @@ from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
 from airgraph.journal import Journal
-from airgraph.runtime.arena import NOWHERE, Arena, Place, arena_of, arenas
+from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
-from airgraph.runtime.parts import Bound, Captured, Part, Recorder, Work, split_text, written_inputs
+from airgraph.runtime.parts import BoundPart, CapturedPart, Part, PartRecorder, Work, split_text, written_inputs
 from airgraph.runtime.program import Program, quiet, strided, to_host
-from airgraph.runtime.recording import Layout, Recording
+from airgraph.runtime.recording import Recording, ResultLayout
 from airgraph.runtime.sample import checked
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
@@ -47,11 +47,11 @@ Key = tuple[Any, ...]
 
 
 @dataclass
-class Entry:
+class SizeEntry:
     """All recordings for one set of sizes."""
 
-    layouts: dict[int, Layout]
-    seen: list[Place]  # where the arguments were the first time
+    layouts: dict[int, ResultLayout]
+    seen: list[TensorAddress]  # where the arguments were the first time
     recordings: list[Recording] = field(default_factory=list)
     copying: bool = False  # arguments moved too often: those that are no parameters are copied
 
@@ -89,7 +89,7 @@ class ReplayProgram(Program):
                 self.leave(i)
         self.tellers = [*self.find_tellers()]
         self.sizes: set[Any] = set()
-        self.entries: dict[Key, Entry] = {}
+        self.entries: dict[Key, SizeEntry] = {}
         self.told: set[Any] = set()  # those the journal knows of
         simple = [r.index for r in boundary.results if isinstance(r, Fresh)]
         plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
@@ -136,7 +136,7 @@ class ReplayProgram(Program):
         self.calls += 1
         return results
 
-    def find(self, entry: Entry, args: Sequence[Any]) -> Recording | None:
+    def find(self, entry: SizeEntry, args: Sequence[Any]) -> Recording | None:
         if self.arena.busy or capturing(self.arena):
             return None
         for recording in entry.recordings:
@@ -205,8 +205,10 @@ class ReplayProgram(Program):
         owned = self.compute(args, symbols)
         if len(self.entries) > REMEMBERED:
             self.entries = {k: e for k, e in self.entries.items() if e.recordings}
-        found = {i: Layout(tuple(o.shape), o.stride(), o.dtype) for i, o in enumerate(owned) if self.slotted(i, o)}
-        self.entries[key] = Entry(found, [Place.of(to_host(a)) for a in args])
+        found = {
+            i: ResultLayout(tuple(o.shape), o.stride(), o.dtype) for i, o in enumerate(owned) if self.slotted(i, o)
+        }
+        self.entries[key] = SizeEntry(found, [TensorAddress.of(to_host(a)) for a in args])
         return owned
 
     def slotted(self, index: int, output: Any) -> bool:
@@ -214,10 +216,10 @@ class ReplayProgram(Program):
         if not isinstance(output, torch.Tensor) or not strided(output) or output.device != self.arena.device:
             return False
         step = self.makers.get(self.executable.outputs[index])
-        return step is None or Recorder(self.executable, self.sizes, self.refused).why(step) is None
+        return step is None or PartRecorder(self.executable, self.sizes, self.refused).why(step) is None
 
     # -- recording ------------------------------------------------------------------------------------------------------
-    def record(self, entry: Entry, given: Sequence[Any], symbols: Symbols) -> list[Any]:
+    def record(self, entry: SizeEntry, given: Sequence[Any], symbols: Symbols) -> list[Any]:
         """A new recording, and its results: recording runs the program once."""
         pinned = self.pinned(entry, given)
         known = [r for r in entry.recordings if r.fits(given)]
@@ -246,7 +248,7 @@ class ReplayProgram(Program):
         self.make_room(recording)
         return outputs
 
-    def count(self, entry: Entry, known: Sequence[Recording]) -> None:
+    def count(self, entry: SizeEntry, known: Sequence[Recording]) -> None:
         """Journal: how often, and for what, graphs were captured."""
         counters = self.journal.counters
         counters["captured"] += 1
@@ -255,7 +257,7 @@ class ReplayProgram(Program):
         elif entry.recordings:
             counters["captured because arguments moved"] += 1
 
-    def pinned(self, entry: Entry, given: Sequence[Any]) -> list[int]:
+    def pinned(self, entry: SizeEntry, given: Sequence[Any]) -> list[int]:
         """The arguments that are read where they are."""
         if len(entry.recordings) >= MOVES and not entry.copying:
             entry.copying = True
@@ -266,7 +268,7 @@ class ReplayProgram(Program):
                 continue
             steady = i in self.parameters or not self.config.clone_input
             if steady:
-                self.arena.steady[arg.data_ptr()] = Place.of(arg)
+                self.arena.steady[arg.data_ptr()] = TensorAddress.of(arg)
             stays = not entry.recordings and entry.seen[i].still(arg)
             if steady or (not entry.copying and (i in self.written or stays or self.lasting(arg))):
                 found.append(i)
@@ -282,7 +284,7 @@ class ReplayProgram(Program):
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)
 
     def bound(
-        self, layouts: dict[int, Layout], given: Sequence[Any], symbols: Symbols, pinned: list[int], leased: bool
+        self, layouts: dict[int, ResultLayout], given: Sequence[Any], symbols: Symbols, pinned: list[int], leased: bool
     ) -> Recording:
         """A recording with its memory, before anything has run."""
         indices = list(layouts)
@@ -313,14 +315,14 @@ class ReplayProgram(Program):
         env = recording.env
         env.update(self.executable.constants)
         self.fill(env, given, recording)
-        recorder = Recorder(self.executable, self.sizes, self.refused, self.arena.streams)
+        recorder = PartRecorder(self.executable, self.sizes, self.refused, self.arena.streams)
         recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
         for node, reason in self.refused.items():
             if node not in self.told:
                 self.told.add(node)
                 self.journal.remark(split_text(self.executable.graph, node, reason))
         (only, *others) = recording.parts
-        if not others and isinstance(only, Captured):
+        if not others and isinstance(only, CapturedPart):
             recording.whole = only.graph.replay
             if not keep:
                 env.clear()  # its memory is the arena's again
@@ -348,10 +350,10 @@ class ReplayProgram(Program):
 
     def capture(self, work: Work) -> Part:
         if self.arena.device.type != "cuda":
-            return Bound(work)
+            return BoundPart(work)
         config = self.config
         pool = self.arena.pool(config.use_graph_pool, config.reuse_graph_pool_in_same_fx)
-        return Captured(work, self.arena, pool, config.capture_error_mode)
+        return CapturedPart(work, self.arena, pool, config.capture_error_mode)
 
     # -- a budget -------------------------------------------------------------------------------------------------------
     def make_room(self, new: Recording) -> None:

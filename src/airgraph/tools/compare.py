@@ -229,7 +229,7 @@ class ComparedProgram:
         kept = Kept(dict(zip(placeholders, map(to_host, untouched))))
         results = interpret(self.gm, list(given), kept)
         end = random_state()
-        call = Call(self, kept.values, untouched, start)
+        call = ComparedCall(self, kept.values, untouched, start)
         self.comparing.differences += call.nodes(self.original, "conversion") or call.whole(results, given)
         self.comparing.calls += 1
         self.comparing.values += call.judged
@@ -283,7 +283,7 @@ class Twin:
         return tuple(node.name for node in self.executable.graph.nodes if node in found)
 
 
-class Call:
+class ComparedCall:
     """One call of one graph, with PyTorch's values of it."""
 
     def __init__(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -137,13 +137,9 @@ class Pieces(TaskList):
             self.tasks.append(piece)
 
     def set_right(self) -> None:
-        """After a capture that failed PyTorch still gives memory of its pool and counts random numbers as captured; a
-        capture of nothing, in another pool, ends well and puts an end to both."""
-        if self.side is None:
-            return
-        with suppress(RuntimeError):  # where it was left in order, this has been done
-            torch._C._cuda_endAllocateToPool(self.side.device.index, self.pool)
-        arena_of(self.side.device).empty_graph(torch.cuda.graph_pool_handle())
+        """After a capture that failed."""
+        if self.side is not None:
+            arena_of(self.side.device).recover(self.pool)
 
     def draw_from(self, generator: Any) -> None:
         """A graph must know a generator before it begins."""
