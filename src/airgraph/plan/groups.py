@@ -21,7 +21,7 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, vector_product, written_back
+from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
@@ -144,16 +144,12 @@ class Planner:
                 return
             if self.opaque_node(node):
                 return
-            for value, t in zip(node.outputs, self.lowered(node)):
+            for value, t in zip(node.outputs, lower(node, self.of)):
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
         except (NoFormula, Refuse) as reason:
             self.call(node, str(reason))
-
-    def lowered(self, node: Node) -> Sequence[Tensor | None]:
-        product = vector_product(node, self.of) if "gemv" in self.target.kernels else None
-        return lower(node, self.of) if product is None else [product]
 
     def bound(self, node: Node) -> bool:
         for v in (*node.values(), *(o for o in node.outputs if o.users)):

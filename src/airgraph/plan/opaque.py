@@ -26,7 +26,7 @@ from airgraph.plan.steps import (
     Matrix,
 )
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Tensor, broadcast, buffer, cast, expand_to, permute, point, reduce, reshape
+from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
 
 Of = Callable[[Value], Tensor]
 DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
@@ -242,21 +242,6 @@ def single_token(node: Node, of: Of) -> Attention | None:
     (_, h, _, d), hk, dv = found.q.shape, found.k.shape[1], found.v.shape[3]
     whole = all(isinstance(n, int) for n in (h, hk, d)) and same(d, dv)
     return found if whole and h % hk == 0 and h // hk <= GROUPED and d in DEPTHS else None
-
-
-def vector_product(node: Node, of: Of) -> Tensor | None:
-    """A row times a matrix whose columns are contiguous (y = x Wᵀ), as a formula that loops can take other work into."""
-    if node.op not in ("MatMul", "MatMulV2") or not node.attrs.get("transpose_x2") or node.control:
-        return None
-    found = matmul(node, of)
-    if found is None or found.a.dtype not in FLOATS or not same(found.a.shape[1], 1):
-        return None
-    wide = DataType.DT_DOUBLE if found.a.dtype == DataType.DT_DOUBLE else FLOAT
-    row, columns = (cast(t, wide) for t in (found.a, permute(found.b, (0, 2, 1))))
-    y = reduce("sum", point("mul", (row, columns), wide), [2], False)
-    if found.bias is not None:
-        y = point("add", (y, cast(found.bias, wide)), wide)
-    return reshape(cast(y, node.output.dtype), node.output.type.shape or ())
 
 
 def ungrouped(t: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Which steps of a plan are launched together.
 
-    q = x Wq   rotary(q)   k = x Wk   rotary(k)   v = x Wv        →    q, k, v │ rotary(q), rotary(k)
+    rotary(q)   k = x Wk   rotary(k)   v = x Wv   write(v)    →    k │ v │ rotary(q), rotary(k), write(v)
 
 In a CUDA graph every launch costs a microsecond or two, as much as a small kernel takes. So a small loop moves up to the
 first group of small loops behind everything it depends on, and the group is one kernel (render.Merged).
