@@ -26,6 +26,7 @@ from airgraph.engine.protocol import Env, Step
 from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
 from airgraph.errors import AirgraphError, EngineError, ExportError, VerifyError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
+from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.ops import OPS, Call, row
 from airgraph.ir.ops.rules import axes_of
@@ -252,6 +253,8 @@ class _Run:
             raise VerifyError(f"{what} {problem}")
 
     def size(self, expr: Any) -> Any:
+        if isinstance(expr, tuple | list):
+            return tuple(self.size(part) for part in expr)
         if expr not in self.sizes:
             self.sizes[expr] = evaluate(expr, self.symbols)
         return self.sizes[expr]
@@ -281,7 +284,7 @@ def numbers_in(result: Any) -> Any:
     """What can be read of a value: nothing of one on the device meta."""
     if not isinstance(result, torch.Tensor) or result.is_meta:
         return None
-    return result.item() if result.ndim == 0 else tuple(result.tolist())
+    return nested_tuple(result.tolist())
 
 
 def free_symbols(parts: Any) -> set[Any]:

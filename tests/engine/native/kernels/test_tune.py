@@ -18,6 +18,11 @@ TUNED = {"mode": "max-autotune"}
 
 
 @pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
+
+
+@pytest.fixture(autouse=True)
 def native(monkeypatch):
     monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
     monkeypatch.setattr(tune, "_seconds", {})
