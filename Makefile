@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test quick lint bench opinfo night soak coverage clean help
+.PHONY: demo test quick lint bench docs opinfo night coverage options clean help soak
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP)   ## the three graphs of one small model, printed and checked against eager
+demo: $(STAMP)   ## the three graphs of one small model, printed and checked against eager; writes build/demo_report.html
 	$(BIN)/airgraph demo
 
 test: lint       ## all tests, after lint
@@ -48,8 +48,16 @@ night: $(STAMP)  ## random programs, arguments beside unreadable pages, mutants 
 	$(BIN)/python tests/guard_pages.py
 	$(BIN)/python tests/store/fuzz.py --count 10000
 
+docs: $(STAMP)   ## the documentation as a site in build/site, offline; any warning is an error
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/site.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
 coverage: $(STAMP)  ## docs/coverage.md, made from the registry
 	$(BIN)/python -m airgraph.tools.coverage > docs/coverage.md
+
+options: $(STAMP)  ## docs/options.md, made from the tables of options and environment variables
+	$(BIN)/python -m airgraph.tools.options > docs/options.md
 
 clean:           ## remove what make made
 	rm -rf .venv build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -183,8 +183,10 @@ def test_no_such_module(tmp_path, name, text):
     assert (result.returncode, result.stderr) == (2, f"airgraph: {text}")
 
 
-def test_demo(capsys):
+def test_demo(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert demo.run_demo() == 0
+    assert "linear1.weight" in (tmp_path / "demo_report.html").read_text()
     out = capsys.readouterr().out
     assert out.count("--- after the passes ---") == 3
     kinds = [
@@ -193,4 +195,4 @@ def test_demo(capsys):
         "dynamic FX graph, static GE graph",
     ]
     assert all(f"      {kind};" in out for kind in kinds)
-    assert "All three give what PyTorch gives." in out
+    assert "All three give what PyTorch gives." in out and "browser: demo_report.html" in out

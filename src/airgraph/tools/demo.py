@@ -73,8 +73,23 @@ def run_demo() -> int:
         )
     good = all(outcome.ok for outcome in outcomes)
     print("\nAll three give what PyTorch gives." if good else "\nA result differs from PyTorch's.")
+    if good:
+        write_report()
     print('Your own model: torch.compile(model, backend="airgraph"). To keep such dumps: options={"dump": "py"}.')
     return 0 if good else 1
+
+
+def write_report() -> None:
+    """The first graph as a page, beside everything else that make builds."""
+    from airgraph.tools.report.page import report
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    folder = Path("build") if Path("build").is_dir() or Path("Makefile").is_file() else Path()
+    folder.mkdir(exist_ok=True)
+    with torch.no_grad():
+        path = report(DemoModel(), torch.randn(100, 128), 100).save(folder / "demo_report.html")
+    print(f"The graph at every stage, as a page for your browser: {path}")
 
 
 def show(variant: Variant) -> Outcome:

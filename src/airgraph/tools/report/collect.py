@@ -239,5 +239,5 @@ def arena(executable: Any) -> dict[str, Any] | None:
 def where(executable: Any, frame: Any, t: Tensor) -> dict[str, Any]:
     shape = [frame.value(d) for d in t.shape]
     size = TORCH_TYPES[t.dtype].itemsize * math.prod(shape)
-    offset = frame.slots[executable.layout.slot(t)] - frame.words[Frame.BASE]
+    offset = frame.slots[executable.table.slot(t)] - frame.words[Frame.BASE]
     return {"shape": shape, "bytes": size, "offset": offset if 0 <= offset < frame.need else None}
