@@ -100,3 +100,11 @@ def test_views_and_numbers_of_a_dynamic_graph():
         return y.view(-1), y.t(), x[1:], x.shape[0] * 2
 
     same(model, *((torch.randn(n, 4),) for n in (3, 5, 9, 40)), dynamic=True)
+
+
+def test_a_number_that_only_a_call_of_python_reads():
+    """The truth of `k > 5` is a call of Python's; no size and no kernel depends on k."""
+    function = torch.compile(lambda x, k: x + (k > 5), backend="airgraph", dynamic=True)
+    x = torch.ones(3)
+    for k in (7, 8, 3, 9, -1):
+        torch.testing.assert_close(function(x, k), x + (k > 5))

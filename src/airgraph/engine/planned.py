@@ -138,6 +138,8 @@ class PlannedExecutable:
         self.table = SlotTable(plan, steps)
         self.sources = symbol_sources(boundary.arguments)
         self.sizes = Sizes([THREADS, *dict.fromkeys([s.symbol for s in self.sources])])
+        if any(isinstance(step, CallStep) for step in self.plan.steps):
+            self.sizes.used |= set(self.sizes.symbols)  # Python may do any call, with the symbols of this call
         self.constants = self.constant_tensors()
         self.calls = {id(s): reference.step(s.node) for s in plan.steps if isinstance(s, CallStep)}
         self.read_by_loops = {t.id for s in plan.steps if not isinstance(s, CallStep) for t in step_reads(s)}
