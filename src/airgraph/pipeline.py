@@ -9,7 +9,6 @@ entry points, which call this, are in `api`.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,10 +238,3 @@ def wrapping(wrap: Wrap) -> Iterator[None]:
         yield
     finally:
         _wraps.remove(wrap)
-
-
-def __getattr__(name: str) -> Any:
-    """The entry point "airgraph.pipeline:airgraph" of installations that are older than `api`."""
-    if name == "airgraph":
-        return importlib.import_module("airgraph.api").airgraph
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
