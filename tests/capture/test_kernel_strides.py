@@ -37,3 +37,8 @@ def test_gradients_of_a_batch_norm():
         return y.grad
 
     torch.testing.assert_close(gradients(torch.compile(norm, backend="airgraph")), gradients(norm), check_stride=True)
+
+
+def test_a_reshape_that_only_the_fake_strides_allow_as_a_view():
+    x = torch.randn(4, 4, 32).transpose(1, 2)
+    check(lambda x: F.batch_norm(x, torch.zeros(32), torch.ones(32)).transpose(1, 2).reshape(16, 32) + 1, x)

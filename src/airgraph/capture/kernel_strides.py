@@ -69,14 +69,18 @@ def corrected(node: torch.fx.Node) -> Any:
 
 
 def again(node: torch.fx.Node) -> Any:
-    """The metadata of a node whose inputs lie otherwise now; the old where PyTorch knows the new values only by running."""
+    """The metadata of a node whose inputs lie otherwise now; the old where PyTorch knows the new values only by running.
+
+    What eager reshapes, PyTorch has recorded as a view where the fake strides allowed one: it is a reshape again.
+    """
     value = node.meta.get("val")
     mode = next((v.fake_mode for v in tree_leaves(value) if isinstance(v, FakeTensor)), None)
     if mode is None or node.meta.get("unbacked_bindings"):
         return value
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    target = aten.reshape.default if node.target is aten.view.default else node.target
     with mode:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return target(*args, **kwargs)  # type: ignore[operator]
 
 
 def strides(value: Any) -> list[Any]:
