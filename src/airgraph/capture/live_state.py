@@ -13,6 +13,8 @@ import torch
 
 from airgraph.errors import BindError
 
+NONE = id(None)
+
 
 class LiveState:
     """Reads the state by its names; constants of the graph are no part of the model and stay."""
@@ -60,6 +62,6 @@ class LiveState:
         except KeyError:
             self.look_up()
             return [owner[name] for owner, name in self.places]
-        if None in tensors:
-            raise self.missing(self.names[tensors.index(None)])  # type: ignore[arg-type]
+        if NONE in map(id, tensors):  # by identity: `==` of a tensor is an op of PyTorch's
+            raise self.missing(next(name for name, tensor in zip(self.names, tensors) if tensor is None))
         return tensors
