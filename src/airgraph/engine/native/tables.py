@@ -70,9 +70,13 @@ class Release:
 
 
 class Context:
-    """What the threads of a parallel region share. STOP: leave at the next step. CHECKED: when signals were looked at."""
+    """What the threads of a parallel region share. STOP: leave at the next step. CHECKED: when signals were looked at.
 
-    FRAME, FIRST, LAST, THREADS, COUNTER, STOP, CHECKED, WORDS = range(8)
+    COUNTER, which all of them write, has a line of the cache to itself.
+    """
+
+    FRAME, FIRST, LAST, THREADS, STOP, CHECKED = range(6)
+    COUNTER, WORDS = 14, 22
 
 
 # What `call` gives back in place of results. RAISED stays inside: `call` returns null, with the exception pending.
