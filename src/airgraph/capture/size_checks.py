@@ -12,8 +12,6 @@ from airgraph.ir.symbols import evaluate
 
 CACHED = 1024  # combinations of sizes that are known to be right
 
-REMEMBERED = 4096  # sets of sizes that are not checked again
-
 
 class SizeChecks:
     """Checks the symbolic sizes of the arguments; each combination once."""
@@ -55,8 +53,6 @@ class SizeChecks:
                 text = " and ".join(f"{size} in dimension {axis} of {name!r}" for name, axis, size in found)
                 raise BindError(f"the model was compiled for {guard}, which is not so for {text}", hint=AGAIN)
         if len(self.seen) >= CACHED:
-            self.seen.clear()
-        if len(self.seen) >= REMEMBERED:
             self.seen.clear()
         self.seen.add(sizes)
 
