@@ -116,6 +116,7 @@ def distance(results: Any, job: Job) -> float | None:
 
 # -- whose calls are timed ------------------------------------------------------------------------------------------
 def load_job(file: Path) -> Job:
+    """What the process that started this one has just written, as multiprocessing does; nobody else's file."""
     return torch.load(file, weights_only=False)
 
 
