@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import airgraph
-from airgraph.engine.native import engine
+from airgraph.engine.native import engine, runner
 from airgraph.engine.native.tables import Frame
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -133,7 +133,7 @@ def test_a_small_model_holds_little(monkeypatch):
     monkeypatch.setattr(engine, "POOL", engine.Pool())
     module, args = MODELS["mlp"].build()
     _, (native,) = compiled(module, args)
-    (block,) = engine.POOL.blocks
+    (block,) = runner.POOL.blocks
     assert block[0][2] == native.frames[-1].need < 256 << 10
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 from functools import cache
 
-import llvmlite.binding as llvm
-
 
 @cache
 def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return 4
+    import llvmlite.binding as llvm
+
     return 16 if llvm.get_host_cpu_features().get("avx512f") else 8
