@@ -1,7 +1,7 @@
 """Programs in the compilation cache.
 
     kept = KeptPrograms(open_cache())
-    found = kept.find(key)                          Kept(image, boundary, journal …), or None
+    found = kept.find(key)                          KeptProgram(image, boundary, journal …), or None
     kept.keep(key, image, boundary, text, journal)
 
 An entry is a program's image (engine/native/image.py) with what the runtime needs beside it: the boundary, what the journal
@@ -20,7 +20,7 @@ from airgraph.disk_cache import Cache, Key
 from airgraph.engine.native.image import ProgramImage, opened
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import Argument, Boundary, TensorIn
-from airgraph.ir.exact import Reader, Writer
+from airgraph.ir.exact import DataReader, DataWriter
 from airgraph.ir.types import DataType, TensorType
 from airgraph.journal import Journal, OpUse
 from airgraph.store.convention import FUNCTIONS, Description, argument_data, result_data
@@ -29,7 +29,7 @@ KIND = "program"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptProgram:
     image: ProgramImage
     boundary: Boundary
     static: bool  # its graph is
@@ -81,7 +81,7 @@ def merged(ops: list[list[Any]]) -> list[list[Any]]:
 class KeptPrograms:
     cache: Cache
 
-    def find(self, key: Key) -> Kept | None:
+    def find(self, key: Key) -> KeptProgram | None:
         """None for what is not there or is no program of this version."""
         data = self.cache.get(KIND, key)
         if data is None:
@@ -94,17 +94,17 @@ class KeptPrograms:
 
     def keep(self, key: Key, image: ProgramImage, boundary: Boundary, more: Mapping[str, Any]) -> bool:
         """`more`: {"static": …, "said": …, "text": the graph}. False if it cannot be written."""
-        writer = Writer(FUNCTIONS)
+        writer = DataWriter(FUNCTIONS)
         text = base64.b64encode(zlib.compress(more["text"].encode())).decode()
         described = {**boundary_data(boundary, writer), "symbols": writer.symbol_table()}
         return self.cache.put(KIND, key, image.to_bytes({**more, "text": text, "boundary": described}))
 
 
-def read(data: bytes) -> Kept:
+def read(data: bytes) -> KeptProgram:
     image, more = ProgramImage.from_bytes(data)
     described = more["boundary"]
-    boundary = read_boundary(described, Reader(described["symbols"], FUNCTIONS), len(image.made))
-    return Kept(image, boundary, more["static"], more["said"])
+    boundary = read_boundary(described, DataReader(described["symbols"], FUNCTIONS), len(image.made))
+    return KeptProgram(image, boundary, more["static"], more["said"])
 
 
 def text_of(data: bytes) -> str:
@@ -114,7 +114,7 @@ def text_of(data: bytes) -> str:
 
 
 # -- boundaries -----------------------------------------------------------------------------------------------------
-def boundary_data(boundary: Boundary, writer: Writer) -> dict[str, Any]:
+def boundary_data(boundary: Boundary, writer: DataWriter) -> dict[str, Any]:
     return {
         "arguments": [{**argument_data(a, writer), **type_data(a, writer)} for a in boundary.arguments],
         "results": [result_data(r, writer) for r in boundary.results],
@@ -122,14 +122,14 @@ def boundary_data(boundary: Boundary, writer: Writer) -> dict[str, Any]:
     }
 
 
-def type_data(argument: Argument, writer: Writer) -> dict[str, Any]:
+def type_data(argument: Argument, writer: DataWriter) -> dict[str, Any]:
     if not isinstance(argument, TensorIn):
         return {}
     t = argument.type
     return {"type": [int(t.dtype), None if t.shape is None else writer.data(list(t.shape)), t.place]}
 
 
-def read_boundary(data: Mapping[str, Any], reader: Reader, outputs: int) -> Boundary:
+def read_boundary(data: Mapping[str, Any], reader: DataReader, outputs: int) -> Boundary:
     described = Description(data, reader)
     arguments: list[Argument] = []
     for row in data["arguments"]:

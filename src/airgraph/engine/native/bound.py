@@ -17,7 +17,7 @@ from airgraph.engine.native.image import FrameImage, Outside, SizesImage, Turn
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TURNED
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Step, words
+from airgraph.engine.native.tables import BindingWords, DefinitionWords, EntryWords, FrameWords, StepWords, words
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.sizes import Sizes, Term
 from airgraph.plan.tensors import Tensor
@@ -35,16 +35,21 @@ def native_answer(name: str) -> Callable[[Sequence[int]], int]:
 
 
 class BindingTable:
-    """The words of a program's Binding (tables.py)."""
+    """The words of a program's BindingWords (tables.py)."""
 
     def __init__(self, image: SizesImage) -> None:
         self.definitions, self.code = words(image.definitions), words(image.code)
         self.questions = words([kernels()[name] for name in image.questions])
-        self.words = words([0] * Binding.WORDS)
-        self.words[Binding.DEFINITIONS] = len(image.definitions) // Definition.WORDS
-        self.words[Binding.DEFINITION_TABLE] = ctypes.addressof(self.definitions)
-        self.words[Binding.OPERATIONS], self.words[Binding.CODE] = len(image.code) // ROW, ctypes.addressof(self.code)
-        self.words[Binding.SYMBOLS], self.words[Binding.QUESTIONS] = image.symbols, ctypes.addressof(self.questions)
+        self.words = words([0] * BindingWords.WORDS)
+        for index, content in {
+            BindingWords.DEFINITIONS: len(image.definitions) // DefinitionWords.WORDS,
+            BindingWords.DEFINITION_TABLE: ctypes.addressof(self.definitions),
+            BindingWords.OPERATIONS: len(image.code) // ROW,
+            BindingWords.CODE: ctypes.addressof(self.code),
+            BindingWords.SYMBOLS: image.symbols,
+            BindingWords.QUESTIONS: ctypes.addressof(self.questions),
+        }.items():
+            self.words[index] = content
 
     @property
     def address(self) -> int:
@@ -85,17 +90,17 @@ class BoundFrame:
         self.copies = outer.copies
         self.kept: list[Any] = [outer.binding, outer.constants, outer.fixed]
         self.memory = (ctypes.c_int64 * len(image.words)).from_buffer_copy(image.words)
-        self.words = self.part(0, Frame.WORDS)
+        self.words = self.part(0, FrameWords.WORDS)
         self.slots, self.handles, self.step_table, self.values, self.argument_table = (
             self.part(*image.tables[name]) for name in ("slots", "handles", "steps", "values", "arguments")
         )
         self.connect(outer)
-        self.words[Frame.NUMBER] = number
+        self.words[FrameWords.NUMBER] = number
         for turn in image.turns:
             if still is not None and turn.slot in still:
                 self.turn(turn, still[turn.slot], turn.slot in outer.constants)
         for i, slot in self.weights():
-            self.argument_table[i * Entry.WORDS + Entry.ADDRESS] = self.only[slot]
+            self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
 
     def part(self, start: int, count: int) -> Any:
         return (ctypes.c_int64 * count).from_buffer(self.memory, 8 * start)
@@ -147,17 +152,17 @@ class BoundFrame:
 
     @property
     def threads(self) -> int:
-        return int(self.words[Frame.THREADS])
+        return int(self.words[FrameWords.THREADS])
 
     @property
     def scratch(self) -> int:
         """Bytes for each thread: what its most demanding step needs."""
-        return int(self.words[Frame.SCRATCH])
+        return int(self.words[FrameWords.SCRATCH])
 
     @property
     def need(self) -> int:
         """Bytes of the block it needs."""
-        return int(self.words[Frame.NEED])
+        return int(self.words[FrameWords.NEED])
 
     @property
     def arena(self) -> int:
@@ -170,7 +175,7 @@ class BoundFrame:
         values = self.sizes.run({**symbols, THREADS: threads})
         self.values[:] = words(values[: len(self.values)])
         runtime.write(self.address)
-        self.words[Frame.THREADS] = threads
+        self.words[FrameWords.THREADS] = threads
 
     def bound(self) -> dict[Any, Any]:
         """The symbols it is for."""
@@ -194,14 +199,16 @@ class BoundFrame:
     def weights(self) -> Iterator[tuple[int, int]]:
         """(argument, slot) of those that only one tensor fits."""
         if self.only:
-            for i in range(len(self.argument_table) // Entry.WORDS):
-                kind, slot = (self.argument_table[i * Entry.WORDS + n] for n in (Entry.KIND, Entry.VALUE))
-                if kind == Entry.TENSOR and slot in self.only:
+            for i in range(len(self.argument_table) // EntryWords.WORDS):
+                kind, slot = (
+                    self.argument_table[i * EntryWords.WORDS + n] for n in (EntryWords.KIND, EntryWords.VALUE)
+                )
+                if kind == EntryWords.TENSOR and slot in self.only:
                     yield i, slot
 
     def arguments(self) -> Sequence[Any]:
         """Of the call that runs."""
-        found: Sequence[Any] = ctypes.cast(self.words[Frame.LIST], ctypes.py_object).value
+        found: Sequence[Any] = ctypes.cast(self.words[FrameWords.LIST], ctypes.py_object).value
         return found
 
     def forget(self) -> None:
@@ -217,6 +224,6 @@ class BoundFrame:
 
     def by_python(self, number: int) -> bool:
         """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
-        at = number * Step.WORDS + Step.CALL
-        before, self.step_table[at] = self.step_table[at], Step.PYTHON
-        return bool(before != Step.PYTHON)
+        at = number * StepWords.WORDS + StepWords.CALL
+        before, self.step_table[at] = self.step_table[at], StepWords.PYTHON
+        return bool(before != StepWords.PYTHON)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from airgraph.engine.native.image import Function
+from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
@@ -21,15 +21,15 @@ SMALL = 30_000  # characters of LLVM text that one module holds: each module has
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class CompiledKernel:
     """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
 
     address: int
     code: Code
-    function: Function
+    function: KernelName
 
 
-_known: WeakValueDictionary[str, Kernel] = WeakValueDictionary()  # by their text: equal kernels are one
+_known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by their text: equal kernels are one
 
 
 @dataclass(eq=False)
@@ -44,10 +44,10 @@ class NativeStep:
     unit: int
     cost: Dim
     origin: Step
-    symbol: Function | None = None  # where the function is; None for a call
+    symbol: KernelName | None = None  # where the function is; None for a call
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
-    kernel: Kernel | None = None  # keeps the function loaded
+    kernel: CompiledKernel | None = None  # keeps the function loaded
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
@@ -70,7 +70,7 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep, c: Compiled, kernel: Kernel) -> NativeStep:
+def loop_step(step: LoopStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     return NativeStep(
         "loop",
         kernel.address,
@@ -87,7 +87,7 @@ def loop_step(step: LoopStep, c: Compiled, kernel: Kernel) -> NativeStep:
     )
 
 
-def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
+def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
     """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
     every = {c.body: c for c in wanted}
     found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
@@ -105,7 +105,7 @@ def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
         digest = unit.key().digest
         for name in unit.exports:
             body = named[name].body
-            found[body] = _known[body] = Kernel(code[name], code, Function(digest, name))
+            found[body] = _known[body] = CompiledKernel(code[name], code, KernelName(digest, name))
     return found
 
 
@@ -152,7 +152,7 @@ def gemm_step(step: GemmStep) -> NativeStep:
         bias_at,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
-    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, Function("", "step_gemm"))
+    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:
@@ -181,7 +181,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
-    words, function = [("float", step.scale), *offsets, *dims], Function("", "step_attention")
+    words, function = [("float", step.scale), *offsets, *dims], KernelName("", "step_attention")
     return NativeStep("attention", kernels()["step_attention"], args, words, 0, 1, cost, step, function)
 
 
@@ -190,5 +190,5 @@ def conv_step(step: ConvStep) -> NativeStep:
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    words, function = [*offsets, *s, 0], Function("", "step_conv")
+    words, function = [*offsets, *s, 0], KernelName("", "step_conv")
     return NativeStep("conv", kernels()["step_conv"], args, words, 0, 1, cost, step, function)

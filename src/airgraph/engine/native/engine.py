@@ -22,15 +22,15 @@ from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized
 from airgraph.engine.native.image import ProgramImage
-from airgraph.engine.native.kernels.products import Product
+from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
-from airgraph.engine.native.tables import Entry
+from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
 from airgraph.plan.origins import title
-from airgraph.plan.sizes import Op, Sizes
+from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
 
 
@@ -69,7 +69,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     def interpreter(self, name: str) -> int:
         return self.tapes.function(name)
 
-    def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, Product]:
+    def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, ProductShape]:
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
         threads = number_of_threads()
         steps = [
@@ -78,13 +78,15 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         sizes = Sizes(self.sizes.symbols)
         words = {s: [0, *(number_word(x, sizes) for x in s.sizes)] for s in steps}
         values = sizes.run(symbols)
-        found: dict[NativeStep, Product] = {}
+        found: dict[NativeStep, ProductShape] = {}
         for step, terms in words.items():
             weight, bias = step.args[1], step.args[3]
             assert weight is not None
             slot = self.table.slot(weight)
             numbers = [sizes.value(x, values) for x in terms]
-            found[step] = Product.of(numbers, bias is not None, slot in self.constants or slot in self.frozen, threads)
+            found[step] = ProductShape.of(
+                numbers, bias is not None, slot in self.constants or slot in self.frozen, threads
+            )
         return found
 
     def prepare(self, symbols: Symbols) -> Shared:
@@ -122,7 +124,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             return f"Python does {step.node.op}: {reason}"
         self.get_ready(symbols)
         assert self.shared is not None
-        if any(operation.op == Op.SYMPY for operation in self.sizes.code):
+        if any(operation.op == SizeOp.SYMPY for operation in self.sizes.code):
             return "only sympy can compute one of its sizes"
         tensors = [*self.constants.values(), *self.fixed]
         if any(t.layout != torch.strided or t.is_quantized or not t.is_contiguous() for t in tensors):
@@ -144,13 +146,13 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if isinstance(spec, NumberIn):
             slot = self.table.argument(spec.name)
             if slot is not None:
-                return Given(Entry.FLOAT, slot)
-            return Given(Entry.NOTHING, 0) if spec.kind is float else Given(Entry.WHOLE, spec.expr)
+                return Given(EntryWords.FLOAT, slot)
+            return Given(EntryWords.NOTHING, 0) if spec.kind is float else Given(EntryWords.WHOLE, spec.expr)
         if not isinstance(spec, TensorIn):
-            return Given(Entry.NOTHING, 0)
+            return Given(EntryWords.NOTHING, 0)
         slot = self.table.argument(spec.name)
         dtype = DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]]
-        kind = Entry.TOKEN if spec.type.shape == (0,) else Entry.TENSOR
+        kind = EntryWords.TOKEN if spec.type.shape == (0,) else EntryWords.TENSOR
         return Given(kind, self.table.count if slot is None else slot, dtype, spec.type.shape or (), spec.strides)
 
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
@@ -165,7 +167,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
-            and given.kind == Entry.TENSOR
+            and given.kind == EntryWords.TENSOR
             and given.value in self.frozen
             and type(arg) is torch.nn.Parameter
             and list(given.strides) == list(arg.stride())

@@ -21,13 +21,13 @@ import torch
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
-from airgraph.engine.native.calls.words import Calls, Writer
+from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.image import FrameImage, Link, Outside, Reference, SizesImage, Turn
 from airgraph.engine.native.kernels import conv, gemm
-from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, jobs_of, strategy, unit_of
+from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import Definition, Entry, Frame, Location, Step, in_a_word
+from airgraph.engine.native.tables import DefinitionWords, EntryWords, FrameWords, LocationWords, StepWords, in_a_word
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.plan.lifetimes import Timeline
@@ -58,7 +58,7 @@ DTYPE_NUMBER = {
     torch.float8_e8m0fnu: 44,
 }
 QUESTIONS = ("ag_attention_jobs", "ag_attention_scratch", "ag_conv2d_jobs")
-SOURCES = {"size": Definition.SIZE, "stride": Definition.STRIDE, "number": Definition.NUMBER}
+SOURCES = {"size": DefinitionWords.SIZE, "stride": DefinitionWords.STRIDE, "number": DefinitionWords.NUMBER}
 
 
 # -- steps at any sizes -------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class SizedStep(NamedTuple):
 class Tuned(NamedTuple):
     """The fastest way of a product at the sizes for which it was timed; its weight lies as that way wants it at all."""
 
-    product: Product
+    product: ProductShape
     way: Way
 
 
@@ -136,7 +136,7 @@ def barriers(time: Timeline, single: Sequence[Amount]) -> dict[int, Amount]:
 
 # -- frames -------------------------------------------------------------------------------------------------------------
 class Given(NamedTuple):
-    """One argument or output; see tables.Entry. Sizes and strides may be expressions."""
+    """One argument or output; see tables.EntryWords. Sizes and strides may be expressions."""
 
     kind: int
     value: Any  # a slot, or the number itself
@@ -189,7 +189,7 @@ class FrameBuilder:
         self.shared = shared
         self.plan, self.native, self.table, self.calls = shared.plan, shared.steps, shared.table, shared.calls
         self.sizes = shared.sizes
-        self.words: list[Any] = [0] * Frame.WORDS
+        self.words: list[Any] = [0] * FrameWords.WORDS
         self.slots = self.row([0] * (self.table.count + 1))
         self.handles = self.row([0] * 2 * len(self.table.made))
         self.objects = 0
@@ -201,7 +201,7 @@ class FrameBuilder:
         for slot in shared.constants:
             self.words[self.slots.at + slot] = Reference(Outside.CONSTANT, slot)
         errors = self.steps()
-        outs = [*self.outputs(), *(Given(Entry.NUMBER, x) for x in shared.numbers)]
+        outs = [*self.outputs(), *(Given(EntryWords.NUMBER, x) for x in shared.numbers)]
         places = [
             n for slot, (home, offset) in shared.memory.locations.items() if home != slot for n in (slot, home, offset)
         ]
@@ -209,33 +209,33 @@ class FrameBuilder:
         for step in shared.sized:
             scratch = maximum(scratch, step.scratch)
         out_table = self.table_of([self.entry(o) for o in outs])
-        tensors = [self.entry(a) for a in shared.arguments if a.kind != Entry.WHOLE]
+        tensors = [self.entry(a) for a in shared.arguments if a.kind != EntryWords.WHOLE]
         called = self.calls.code is not None
         self.argument_table = self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments])
         for index, content in {
-            Frame.ARGS: len(shared.arguments),
-            Frame.ARG_TABLE: self.argument_table,
-            Frame.OUTS: len(outs),
-            Frame.OUT_TABLE: out_table,
-            Frame.SLOTS: self.slots,
-            Frame.PLACED: len(places) // Location.WORDS,
-            Frame.PLACE_TABLE: self.row(places),
-            Frame.NEED: self.sizes.term(THREADS) * scratch + shared.memory.size,
-            Frame.SCRATCH: scratch,
-            Frame.STEPS: len(self.native),
-            Frame.STEP_TABLE: self.step_table,
-            Frame.ERRORS: len(errors),
-            Frame.ERROR_TABLE: self.row(errors),
-            Frame.OBJECTS: Reference(Outside.OBJECTS),
-            Frame.CALLBACK: Reference(Outside.CALLBACK),
-            Frame.NONE: Reference(Outside.NONE),
-            Frame.TENSOR_TYPE: Reference(Outside.TENSOR_TYPE),
-            Frame.PARAMETER_TYPE: Reference(Outside.PARAMETER_TYPE),
-            Frame.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,
-            Frame.MADE_TABLE: self.handles,
-            Frame.DISPATCH: Reference(Outside.DISPATCH) if called else 0,
-            Frame.LET_GO: Reference(Outside.LET_GO) if called else 0,
-            Frame.BINDING: Reference(Outside.BINDING),
+            FrameWords.ARGS: len(shared.arguments),
+            FrameWords.ARG_TABLE: self.argument_table,
+            FrameWords.OUTS: len(outs),
+            FrameWords.OUT_TABLE: out_table,
+            FrameWords.SLOTS: self.slots,
+            FrameWords.PLACED: len(places) // LocationWords.WORDS,
+            FrameWords.PLACE_TABLE: self.row(places),
+            FrameWords.NEED: self.sizes.term(THREADS) * scratch + shared.memory.size,
+            FrameWords.SCRATCH: scratch,
+            FrameWords.STEPS: len(self.native),
+            FrameWords.STEP_TABLE: self.step_table,
+            FrameWords.ERRORS: len(errors),
+            FrameWords.ERROR_TABLE: self.row(errors),
+            FrameWords.OBJECTS: Reference(Outside.OBJECTS),
+            FrameWords.CALLBACK: Reference(Outside.CALLBACK),
+            FrameWords.NONE: Reference(Outside.NONE),
+            FrameWords.TENSOR_TYPE: Reference(Outside.TENSOR_TYPE),
+            FrameWords.PARAMETER_TYPE: Reference(Outside.PARAMETER_TYPE),
+            FrameWords.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,
+            FrameWords.MADE_TABLE: self.handles,
+            FrameWords.DISPATCH: Reference(Outside.DISPATCH) if called else 0,
+            FrameWords.LET_GO: Reference(Outside.LET_GO) if called else 0,
+            FrameWords.BINDING: Reference(Outside.BINDING),
         }.items():
             self.words[index] = content
         return self.assembled()
@@ -244,8 +244,8 @@ class FrameBuilder:
         """The words as numbers; those that depend on sizes are listed in a table of (address, number of the value)."""
         values = self.row([0] * self.sizes.count)
         sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
-        self.words[Frame.SIZED], self.words[Frame.WORD_TABLE] = len(sized), self.table_of(sized)
-        self.words[Frame.VALUES] = values
+        self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
+        self.words[FrameWords.VALUES] = values
         image = FrameImage(objects=self.objects, turns=self.turns)
         for at, x in enumerate(self.words):
             match x:
@@ -257,9 +257,9 @@ class FrameBuilder:
         image.tables = {
             "slots": (self.slots.at, self.table.count + 1),
             "handles": (self.handles.at, 2 * len(self.table.made)),
-            "steps": (self.step_table.at, len(self.native) * Step.WORDS),
+            "steps": (self.step_table.at, len(self.native) * StepWords.WORDS),
             "values": (values.at, self.sizes.count),
-            "arguments": (self.argument_table.at, len(self.shared.arguments) * Entry.WORDS),
+            "arguments": (self.argument_table.at, len(self.shared.arguments) * EntryWords.WORDS),
         }
         return image
 
@@ -279,19 +279,20 @@ class FrameBuilder:
         return self.row(array("q", raw + bytes(-len(raw) % 8)))
 
     def entry(self, e: Given) -> list[Any]:
-        row: list[Any] = [0] * Entry.WORDS
-        row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
-        row[Entry.SIZES], row[Entry.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
-        if e.kind == Entry.FLOAT:
+        row: list[Any] = [0] * EntryWords.WORDS
+        row[EntryWords.KIND], row[EntryWords.DTYPE] = e.kind, e.dtype
+        row[EntryWords.DIM], row[EntryWords.VALUE] = len(e.sizes), e.value
+        row[EntryWords.SIZES], row[EntryWords.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
+        if e.kind == EntryWords.FLOAT:
             self.words[self.slots.at + e.value] = self.row([0])
         return row
 
     def number_entry(self, e: Given) -> list[Any]:
         """The entry of a whole number. (Nothing may depend on it, and it may be none: the size of a ragged dimension.)"""
-        if e.kind != Entry.WHOLE:
+        if e.kind != EntryWords.WHOLE:
             return []
         used = not isinstance(e.value, sympy.Symbol) or e.value in self.sizes.used
-        return self.entry(e if used else Given(Entry.NOTHING, 0))
+        return self.entry(e if used else Given(EntryWords.NOTHING, 0))
 
     def slot_address(self, t: Tensor) -> Link:
         return self.slots.behind(self.table.slot(t))
@@ -306,14 +307,16 @@ class FrameBuilder:
         for t, v in zip(self.plan.outputs, self.plan.output_values):
             if t is None:
                 made = self.made(self.table.given[self.objects])
-                rows.append(Given(Entry.NOTHING, self.objects, made=made))
+                rows.append(Given(EntryWords.NOTHING, self.objects, made=made))
                 self.objects += 1
                 continue
             shape = v.type.shape or ()
             place = self.plan.place(t)
             same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
             strides = place.strides if same_rank else contiguous([self.sizes.term(s) for s in shape])
-            rows.append(Given(Entry.TENSOR, self.table.slots[t.id], DTYPE_NUMBER[TORCH_TYPES[v.dtype]], shape, strides))
+            rows.append(
+                Given(EntryWords.TENSOR, self.table.slots[t.id], DTYPE_NUMBER[TORCH_TYPES[v.dtype]], shape, strides)
+            )
         return rows
 
     # -- steps ----------------------------------------------------------------------------------------------------------
@@ -321,35 +324,35 @@ class FrameBuilder:
         """Their rows. Gives the sizes behind whose first word an error may be."""
         rows: list[list[Any]] = []
         errors: list[Link] = []
-        writer = Writer(self, self.calls.dense)
+        writer = TapeWriter(self, self.calls.dense)
         for number, (step, numbers) in enumerate(zip(self.native, self.shared.sized)):
-            row: list[Any] = [0] * Step.WORDS
+            row: list[Any] = [0] * StepWords.WORDS
             rows.append(row)
-            row[Step.ALONE] = numbers.single
+            row[StepWords.ALONE] = numbers.single
             if isinstance(step.origin, CallStep):
                 tape = self.calls.tapes.get(step.origin)
-                row[Step.CALL] = Step.PYTHON if tape is None else Step.DISPATCHER
-                row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
-                row[Step.RELEASE] = self.released(number)
+                row[StepWords.CALL] = StepWords.PYTHON if tape is None else StepWords.DISPATCHER
+                row[StepWords.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
+                row[StepWords.RELEASE] = self.released(number)
                 continue
             function = Reference(Outside.STEP, number)
-            row[Step.FUNCTION], row[Step.JOBS], row[Step.UNIT] = function, numbers.jobs, numbers.unit
-            row[Step.SIZES], row[Step.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
-            self.note_turn(step, row[Step.SIZES], row[Step.ARGS])
+            row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = function, numbers.jobs, numbers.unit
+            row[StepWords.SIZES], row[StepWords.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
+            self.note_turn(step, row[StepWords.SIZES], row[StepWords.ARGS])
             if step.checks:
-                errors.append(row[Step.SIZES])
+                errors.append(row[StepWords.SIZES])
         for i, wait in barriers(self.shared.time, [s.single for s in self.shared.sized]).items():
-            rows[i][Step.SYNC] = wait
+            rows[i][StepWords.SYNC] = wait
         end = len(rows)
         for i in reversed(range(len(rows))):
-            rows[i][Step.END] = i + 1 if rows[i][Step.CALL] else end
-            if rows[i][Step.CALL]:
+            rows[i][StepWords.END] = i + 1 if rows[i][StepWords.CALL] else end
+            if rows[i][StepWords.CALL]:
                 end = i
         self.step_table = self.table_of(rows)
         return errors
 
     def released(self, number: int) -> Link | int:
-        """What native code lets go of before this call; see tables.Release."""
+        """What native code lets go of before this call; see tables.ReleaseWords."""
         arguments, results = self.shared.released[number]
         handles = [self.handles.behind(self.table.made[id_]) for id_ in results] if self.calls.code else []
         if not arguments and not handles:

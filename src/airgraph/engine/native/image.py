@@ -72,7 +72,7 @@ class FrameImage:
     turns: list[Turn] = field(default_factory=list)
 
 
-class Function(NamedTuple):
+class KernelName(NamedTuple):
     """Where the function of a step is: object code by its digest ("" for kernels that serve every graph), and its name."""
 
     code: str
@@ -84,7 +84,7 @@ class SizesImage:
     """How the values that depend on sizes are computed: plan/sizes.py as numbers."""
 
     symbols: int
-    definitions: list[int]  # rows of tables.Definition
+    definitions: list[int]  # rows of tables.DefinitionWords
     code: list[int]  # rows of plan.sizes.Operation
     questions: list[str]  # functions that are asked about sizes, by name
 
@@ -95,7 +95,7 @@ class ProgramImage:
 
     frame: FrameImage
     sizes: SizesImage
-    functions: list[Function | None]
+    functions: list[KernelName | None]
     titles: list[str]  # of the steps, for profilers
     made: list[bool]
     loose: bool
@@ -148,7 +148,7 @@ class ProgramImage:
         image = cls(
             FrameImage(words, links, outside, tables, head["objects"]),
             SizesImage(head["symbols"], list(definitions), list(code), head["questions"]),
-            [None if f is None else Function(*f) for f in head["functions"]],
+            [None if f is None else KernelName(*f) for f in head["functions"]],
             head["titles"],
             head["made"],
             head["loose"],

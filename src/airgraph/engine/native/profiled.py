@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.tables import Step
+from airgraph.engine.native.tables import StepWords
 
 START, END = "aoti_record_function_start", "aoti_record_function_end"
 PREFIX = "airgraph::"
@@ -48,7 +48,7 @@ def put(executable: Any, functions: Sequence[int]) -> None:
         if function:
             executable.functions[i] = function
             for frame in list(executable.frames):
-                frame.step_table[i * Step.WORDS + Step.FUNCTION] = function
+                frame.step_table[i * StepWords.WORDS + StepWords.FUNCTION] = function
 
 
 def wrappers(titles: Sequence[str], kernels: Sequence[int]) -> tuple[list[int], Code | None, list[Any]]:

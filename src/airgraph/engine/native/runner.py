@@ -34,11 +34,11 @@ _numbers = itertools.count(1)
 _frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
 
 
-class Pool:
+class BlockPool:
     """Blocks for intermediates, for the whole process: a call takes one and gives it back, so all programs share them."""
 
     def __init__(self) -> None:
-        self.head = (ctypes.c_int64 * tables.Pool.WORDS)(0, tables.MOST)
+        self.head = (ctypes.c_int64 * tables.PoolWords.WORDS)(0, tables.MOST)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
         self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
@@ -50,13 +50,13 @@ class Pool:
         """A block of this size; free ones that are smaller go. One that is outgrown gets a successor with some slack:
         sizes that grow from call to call are not to cost an allocation each time."""
         with self.lock:
-            if any(need // 2 < block[tables.Block.SIZE] < need for block, _ in self.blocks):
+            if any(need // 2 < block[tables.BlockWords.SIZE] < need for block, _ in self.blocks):
                 need += need // 4
             memory = torch.empty(need + 64, dtype=torch.uint8)
             base = -(-memory.data_ptr() // 64) * 64
-            block = (ctypes.c_int64 * tables.Block.WORDS)(0, base, need)
+            block = (ctypes.c_int64 * tables.BlockWords.WORDS)(0, base, need)
             self.drop_smaller(need)
-            block[tables.Block.NEXT] = self.head[0]
+            block[tables.BlockWords.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
 
@@ -69,16 +69,16 @@ class Pool:
         self.head[0] = 0
         for block, memory in self.blocks:
             address = ctypes.addressof(block)
-            if address in free and block[tables.Block.SIZE] < need:
+            if address in free and block[tables.BlockWords.SIZE] < need:
                 continue
             kept.append((block, memory))
             if address in free:
-                block[tables.Block.NEXT] = self.head[0]
+                block[tables.BlockWords.NEXT] = self.head[0]
                 self.head[0] = address
         self.blocks = kept
 
 
-POOL = Pool()
+POOL = BlockPool()
 _binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
 
 
@@ -86,11 +86,11 @@ def one_thread_after_fork() -> None:
     """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
     its threads for ever."""
     if len(_frames) > 0:
-        POOL.head[tables.Pool.THREADS] = 1
+        POOL.head[tables.PoolWords.THREADS] = 1
 
 
 def number_of_threads() -> int:
-    return min(torch.get_num_threads(), POOL.head[tables.Pool.THREADS])
+    return min(torch.get_num_threads(), POOL.head[tables.PoolWords.THREADS])
 
 
 os.register_at_fork(after_in_child=one_thread_after_fork)
@@ -117,7 +117,7 @@ class FrameRunner(TakesArguments):
         super().__init__(*args)
         self.by_python = False  # some steps are done by Python
         self.callback = id(library_step)
-        self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
+        self.program = (ctypes.c_int64 * tables.ProgramWords.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []

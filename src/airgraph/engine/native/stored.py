@@ -26,7 +26,7 @@ from airgraph.engine.native.runner import FrameRunner
 from airgraph.errors import EngineError
 from airgraph.ir.boundary import Boundary, symbol_sources
 from airgraph.ir.graph import Graph
-from airgraph.plan.sizes import Op, Operation, Sizes
+from airgraph.plan.sizes import Operation, SizeOp, Sizes
 
 if TYPE_CHECKING:
     from airgraph.engine.native.engine import NativeExecutable
@@ -58,7 +58,7 @@ class StoredExecutable(FrameRunner):
         """Needed where Python binds a frame, which native code does but for the first call."""
         sizes = Sizes([THREADS, *dict.fromkeys(s.symbol for s in self.sources)])
         numbers = iter(self.stored.sizes.code)
-        sizes.code = [Operation(Op(op), a, b, c) for op, a, b, c in zip(numbers, numbers, numbers, numbers)]
+        sizes.code = [Operation(SizeOp(op), a, b, c) for op, a, b, c in zip(numbers, numbers, numbers, numbers)]
         sizes.questions = [(native_answer(name), kernels()[name]) for name in self.stored.sizes.questions]
         return sizes
 
