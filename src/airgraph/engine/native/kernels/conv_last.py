@@ -49,7 +49,7 @@ LINE = 16  # floats in a line of the cache
 
 
 @dataclass(frozen=True)
-class Tile:
+class ConvTile:
     """Of the inner kernel: 32 registers of 16 lanes with AVX-512, 16 of 8 with AVX2."""
 
     lanes: int
@@ -70,10 +70,10 @@ class Tile:
         return TILES * self.rows[0]
 
 
-TILE_OF = {16: Tile(16, (14, 7)), 8: Tile(8, (6, 3))}
+TILE_OF = {16: ConvTile(16, (14, 7)), 8: ConvTile(8, (6, 3))}
 
 
-def this_tile() -> Tile | None:
+def this_tile() -> ConvTile | None:
     """None on Arm, whose kernel (conv.py) works on planes."""
     return TILE_OF.get(vector_lanes())
 
@@ -85,13 +85,13 @@ def mode_of(s: ConvSizes) -> int:
     return GATHER if s.few else TABLE
 
 
-def panels(s: ConvSizes, tile: Tile) -> int:
+def panels(s: ConvSizes, tile: ConvTile) -> int:
     if mode_of(s) == DEPTHWISE:
         return -(-s.c // tile.panel)
     return s.groups * -(-s.o // s.groups // tile.panel)
 
 
-def split(s: ConvSizes, threads: Amount, tile: Tile) -> Amount:
+def split(s: ConvSizes, threads: Amount, tile: ConvTile) -> Amount:
     """What the threads divide, by the time that the slowest of them takes."""
     count, pixels = panels(s, tile), s.n * s.oh * s.ow
     if count * s.depth * tile.panel * 4 > PACKED:
@@ -100,22 +100,22 @@ def split(s: ConvSizes, threads: Amount, tile: Tile) -> Amount:
     return choose(less(by_panels * round(100 * HANDING_ON), by_pixels * 100), 1, 0)
 
 
-def jobs(s: ConvSizes, by_panels: Amount, tile: Tile) -> Amount:
+def jobs(s: ConvSizes, by_panels: Amount, tile: ConvTile) -> Amount:
     return choose(less(0, by_panels), panels(s, tile), s.n * s.oh * s.ow)
 
 
-def unit(by_panels: Amount, tile: Tile) -> Amount:
+def unit(by_panels: Amount, tile: ConvTile) -> Amount:
     """Threads get multiples of this many jobs."""
     return choose(less(0, by_panels), 1, tile.rows[0])
 
 
-def scratch_bytes(s: ConvSizes, by_panels: Amount, tile: Tile) -> Amount:
+def scratch_bytes(s: ConvSizes, by_panels: Amount, tile: ConvTile) -> Amount:
     packed, count = s.depth * tile.panel * 4, panels(s, tile)
     kept = count if mode_of(s) == DEPTHWISE else choose(less(0, by_panels), 1, count)
     return offsets(s, tile)["packed"] + packed * kept
 
 
-def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: Tile) -> list[Amount]:
+def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTile) -> list[Amount]:
     """DIMS, from the strides of x by n, c, h, w. (That of an axis with one element means nothing.)"""
     n, c, h, w = strides
     w = w if s.w > 1 else s.c
@@ -124,7 +124,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: Tile) -
     return [*s, mode_of(s), by_panels, n, c, h, w, *offsets(s, tile).values()]
 
 
-def offsets(s: ConvSizes, tile: Tile) -> dict[str, int]:
+def offsets(s: ConvSizes, tile: ConvTile) -> dict[str, int]:
     """Where PARTS begin, in bytes."""
     mode, slots = mode_of(s), TILES * SLOTS
     sizes = {
@@ -142,7 +142,7 @@ def offsets(s: ConvSizes, tile: Tile) -> dict[str, int]:
 
 # -- text ---------------------------------------------------------------------------------------------------------------
 @cache
-def source(tile: Tile | None = None) -> str:
+def source(tile: ConvTile | None = None) -> str:
     """The module's text."""
     host = tile or this_tile()
     assert host is not None
@@ -161,7 +161,7 @@ def source(tile: Tile | None = None) -> str:
 class LastFunction(Function):
     """With masks, and the sizes by name."""
 
-    def __init__(self, host: Tile, name: str, params: str, exported: bool = False) -> None:
+    def __init__(self, host: ConvTile, name: str, params: str, exported: bool = False) -> None:
         super().__init__(name, params, exported=exported)
         self.host = host
 
@@ -207,7 +207,7 @@ MICRO = (
 )
 
 
-def micro(host: Tile, rows: int, vectors: int) -> str:
+def micro(host: ConvTile, rows: int, vectors: int) -> str:
     """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group."""
     f = LastFunction(host, f"micro_{rows}x{vectors}", MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
@@ -253,7 +253,7 @@ def micro(host: Tile, rows: int, vectors: int) -> str:
 
 
 # -- weights ------------------------------------------------------------------------------------------------------------
-def pack(host: Tile) -> str:
+def pack(host: ConvTile) -> str:
     """to[place(k)][lane] = from[lane][k] for k < depth, zeros in lanes from `rows` on.
 
     A value of channel c and tap t is k = c · taps + t in a weight, and t · channels + c in a panel.
@@ -288,7 +288,7 @@ def pack(host: Tile) -> str:
     return f.text()
 
 
-def transposed(f: Function, host: Tile, rows: Sequence[str]) -> list[str]:
+def transposed(f: Function, host: ConvTile, rows: Sequence[str]) -> list[str]:
     """By halves: blocks of 1, 2, 4 … lanes change places with those of the row as far away."""
     lines, size = list(rows), 1
     while size < host.lanes:
@@ -309,7 +309,7 @@ def numbers(values: Sequence[int]) -> str:
     return "<" + ", ".join(f"i64 {v}" for v in values) + ">"
 
 
-def positions(host: Tile) -> str:
+def positions(host: ConvTile) -> str:
     """For the pixels of a block: the row and the column of the image where the patch begins, and its place in x.
 
     The slots of a tile behind its pixels, and those behind the last pixel, repeat the one before them.
@@ -340,7 +340,7 @@ def positions(host: Tile) -> str:
     return f.text()
 
 
-def plain_table(host: Tile) -> str:
+def plain_table(host: ConvTile) -> str:
     """Of a 1 × 1 convolution that reads every pixel: one address follows the other."""
     f = LastFunction(host, "plain_table", BLOCK)
     d = f.dims()
@@ -359,7 +359,7 @@ def plain_table(host: Tile) -> str:
     return f.text()
 
 
-def tables(host: Tile) -> str:
+def tables(host: ConvTile) -> str:
     """For every tile and tap the addresses of the pixels' channels; zeros where a tap lies in the padding."""
     f = LastFunction(host, "tables", "ptr %x, ptr %dims, ptr %scratch")
     d = f.dims()
@@ -393,7 +393,7 @@ def tables(host: Tile) -> str:
     return f.text()
 
 
-def patches(host: Tile) -> str:
+def patches(host: ConvTile) -> str:
     """The patches of the block's pixels, k = (channel, kh, kw) as in a weight, and a table with one row for each tile.
 
     Columns that lie side by side are read as a vector, of which the lanes in the padding are zeros.
@@ -443,7 +443,7 @@ def patches(host: Tile) -> str:
 
 
 # -- as a product of matrices -----------------------------------------------------------------------------------------
-def block(host: Tile) -> str:
+def block(host: ConvTile) -> str:
     """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed."""
     params = f"{OPERANDS}, i64 %p, i64 %stop, i64 %first, i64 %end, ptr %packed, ptr %scratch"
     f = LastFunction(host, "block", params)
@@ -498,7 +498,7 @@ def block(host: Tile) -> str:
     return f.text()
 
 
-def whole(host: Tile) -> str:
+def whole(host: ConvTile) -> str:
     """Jobs are pixels, of which a block is handed on to `then` (args, sizes, first, end, spare), or panels."""
     f = LastFunction(host, "ag_conv_last", SIGNATURE, exported=True)
     d = f.dims()
@@ -553,7 +553,7 @@ ACROSS_PARAMS = (
 )
 
 
-def across(host: Tile, kw: int | None, step: int | None) -> str:
+def across(host: ConvTile, kw: int | None, step: int | None) -> str:
     """`count` pixels of a row and up to a vector of channels; the patch of the first begins at row %top, column %left."""
     f = LastFunction(host, across_name(kw, step), ACROSS_PARAMS)
     d = f.dims()
@@ -612,7 +612,7 @@ def across_name(kw: int | None, step: int | None) -> str:
     return f"across_{kw}_{step}" if kw is not None else "across_any"
 
 
-def segment(host: Tile) -> str:
+def segment(host: ConvTile) -> str:
     """Pixels p .. stop - 1 of one row, channels c .. end - 1, whose taps are packed at %packed."""
     f = LastFunction(host, "segment", f"{OPERANDS}, i64 %p, i64 %stop, i64 %c, i64 %end, ptr %packed, ptr %scratch")
     d = f.dims()
@@ -639,7 +639,7 @@ def segment(host: Tile) -> str:
     return f.text()
 
 
-def depthwise(host: Tile) -> str:
+def depthwise(host: ConvTile) -> str:
     """As ag_conv_last; a block is what belongs to one row."""
     f = LastFunction(host, "depthwise", SIGNATURE)
     d = f.dims()
