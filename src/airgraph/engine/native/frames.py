@@ -24,16 +24,16 @@ from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.image import FrameImage, Link, Outside, Reference, SizesImage, Turn
-from airgraph.engine.native.kernels import conv, gemm
+from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import MODULES, ConvLast, Gemm, kernels
 from airgraph.engine.native.tables import DefinitionWords, EntryWords, FrameWords, LocationWords, StepWords, in_a_word
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
-from airgraph.plan.sizes import Amount, Sizes, Term, both, choose, either, equal, less, maximum
-from airgraph.plan.steps import CallStep, Plan, step_writes
+from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
+from airgraph.plan.steps import CallStep, ConvStep, Plan, step_writes
 from airgraph.plan.tensors import Tensor
 
 DTYPE_NUMBER = {
@@ -57,7 +57,6 @@ DTYPE_NUMBER = {
     torch.uint64: 29,
     torch.float8_e8m0fnu: 44,
 }
-QUESTIONS = ("ag_attention_jobs", "ag_attention_scratch", "ag_conv2d_jobs")
 SOURCES = {"size": DefinitionWords.SIZE, "stride": DefinitionWords.STRIDE, "number": DefinitionWords.NUMBER}
 
 
@@ -90,10 +89,25 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     jobs, scratch = term(step.jobs), term(step.scratch)
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
+    elif isinstance(step.origin, ConvStep) and step.origin.last:
+        return sized_conv(step, words, threads)
     elif step.kind == "conv":
         jobs, scratch = ask(sizes, "ag_conv2d_jobs", words[4:]), conv.scratch_bytes(words[4:])
     small = either(less(term(step.cost), ALONE), less(jobs, 2))
     return SizedStep(words, jobs, step.unit, 1 if getattr(step.origin, "alone", False) else small, aligned(scratch))
+
+
+def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedStep:
+    """With channels last."""
+    assert isinstance(step.origin, ConvStep)
+    tile, s = conv_last.this_tile(), step.origin.sizes
+    assert tile is not None
+    by_panels = conv_last.split(s, threads, tile)
+    jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
+    dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
+    small = either(less(as_int(step.cost), ALONE), less(jobs, 2))
+    sizes = [*words[: ConvLast.DIMS], *dims]
+    return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
 
 
 def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> SizedStep:
@@ -177,7 +191,7 @@ class Shared:
         index = {s: i for i, s in enumerate(self.sizes.symbols)}
         used = [s for s in self.sources if s.symbol in self.sizes.used]
         rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in used]
-        named = {kernels()[name]: name for name in QUESTIONS} if self.sizes.questions else {}
+        named = {kernels()[name]: name for m in MODULES for name in m.EXPORTS} if self.sizes.questions else {}
         questions = [named[address] for _, address in self.sizes.questions]
         return SizesImage(len(self.sizes.symbols), [n for row in rows for n in row], code_words(self.sizes), questions)
 
