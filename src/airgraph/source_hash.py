@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OUTSIDE = ("compat", "tools")  # what they do shows in graphs and options
+OUTSIDE = ("tools",)  # they only look on
 
 
 @cache
