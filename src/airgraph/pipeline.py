@@ -34,7 +34,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import run_passes
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 from airgraph.runtime.buckets import Buckets, Limits, Padded, padded_dimensions
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.interpret import InterpretedProgram
@@ -191,7 +191,7 @@ def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Exec
                 plan = engine.plan(request)
             with journal.stage("load") as stage, open_cache().watched(stage.notes):
                 executable = engine.load(replace(request, plan=plan))
-        except Refuse as reason:
+        except UnsupportedPlan as reason:
             refusals.append(f"as the {engine.name} one cannot: {reason}")
             continue
         for text in refusals:

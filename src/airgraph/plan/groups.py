@@ -16,10 +16,10 @@ import sympy
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Refuse, same, strides_of
+from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
-from airgraph.plan.lowerings.core import TYPES, NoFormula
+from airgraph.plan.lowerings.core import TYPES, UnsupportedLowering
 from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import Opaque, Scatter, TorchCall, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
@@ -99,7 +99,7 @@ class Planner:
                 and not isinstance(known, tuple | float | bool)
             ):
                 return iota((), -1, known, 0, value.dtype)
-            raise NoFormula("a value without a tensor")
+            raise UnsupportedLowering("a value without a tensor")
         return found
 
     def data(self, node: Node) -> None:
@@ -133,7 +133,7 @@ class Planner:
         self.makers.append((next_id(), node))
         try:
             if not self.bound(node):
-                raise NoFormula("sizes that only running can tell")
+                raise UnsupportedLowering("sizes that only running can tell")
             if (
                 all(isinstance(v.known, int | sympy.Basic) and not isinstance(v.known, bool) for v in node.outputs)
                 and node.outputs
@@ -148,7 +148,7 @@ class Planner:
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
-        except (NoFormula, Refuse) as reason:
+        except (UnsupportedLowering, UnsupportedPlan) as reason:
             self.call(node, str(reason))
 
     def bound(self, node: Node) -> bool:
@@ -219,7 +219,7 @@ class Planner:
         if t.id in self.calls and self.places[t.id].source is value:
             return None  # PyTorch made it: handed out as it is
         if t.dtype not in TYPES:
-            raise Refuse(f"{t.dtype.name} leaves the graph as it came")
+            raise UnsupportedPlan(f"{t.dtype.name} leaves the graph as it came")
         if strides is not None and not dense(t.shape, strides):
             self.loose.add(number)  # gaps or overlaps: laid out anew by the program
             strides = None
@@ -353,7 +353,7 @@ class Planner:
 
     def add_root(self, t: Tensor) -> None:
         if t.dtype not in TYPES:
-            raise Refuse(f"{t.dtype.name} would have to be moved, and loops have no such type")
+            raise UnsupportedPlan(f"{t.dtype.name} would have to be moved, and loops have no such type")
         if t.id not in self.places:
             self.places[t.id] = Place(t, "arena", strides_of(t.shape))
         reads = self.reads_of(t)
@@ -369,7 +369,7 @@ class Planner:
         """A kernel for t alone. Where one kernel cannot do it, what t reads gets memory first, from near to far."""
         try:
             return self.kernel([t], None)
-        except Refuse:
+        except UnsupportedPlan:
             open_inputs = [x for x in t.inputs if x.op not in ("buffer", "const", "iota") and x.id not in self.made_by]
             for x in open_inputs:
                 self.add_root(x)
@@ -395,7 +395,7 @@ class Planner:
                 continue
             try:
                 kernel, found = self.kernel(roots, domain, number)
-            except (Refuse, NeedsRows):
+            except (UnsupportedPlan, NeedsRows):
                 continue
             if len(kernel.parts) > len(step.kernel.parts) and len(step.roots) > 1:
                 continue
@@ -490,7 +490,7 @@ class Planner:
             try:
                 step.kernel, step.domain = self.kernel(kept, step.domain, number)
                 step.roots = kept
-            except (Refuse, NeedsRows):
+            except (UnsupportedPlan, NeedsRows):
                 for t in gone:
                     self.made_by[t.id] = number
 

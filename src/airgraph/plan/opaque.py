@@ -13,7 +13,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import FLOAT, FLOATS, NoFormula
+from airgraph.plan.lowerings.core import FLOAT, FLOATS, UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import (
     AttentionSizes,
@@ -294,7 +294,7 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
         index, values = (of(v) for v in list(node.values())[1:3])
         axis, rank = node.attrs.get("axis", 0), len(x.shape)
         if node.attrs.get("reduction", "none") != "none" or not rank or not same_shape(index.shape, values.shape):
-            raise NoFormula("with a reduction, or of a part of the values")
+            raise UnsupportedLowering("with a reduction, or of a part of the values")
         at: list[Any] = list(range(rank))
         at[axis % rank] = ("at", 0, False, 0, rank)
         return x, [index], values, tuple(at)
@@ -306,9 +306,9 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
     places = [i for i, here in enumerate(known) if here]
     whole = all(n.dtype.is_int for n in numbers)
     if node.attrs.get("accumulate") or not whole or len(places) != len(numbers) or not places:
-        raise NoFormula("adding up, or by a mask")
+        raise UnsupportedLowering("adding up, or by a mask")
     if places != list(range(places[0], places[0] + len(places))):
-        raise NoFormula("by numbers that are apart")
+        raise UnsupportedLowering("by numbers that are apart")
     picked = broadcast(numbers)
     first, rank = places[0], len(picked)
     rest = iter([*range(first), *range(first + rank, len(x.shape) - len(places) + rank)])

@@ -15,9 +15,9 @@ from airgraph.analysis.padding.facts import (
     INFINITY,
     Fact,
     Facts,
-    Mixed,
     Number,
     Site,
+    UnsupportedPadding,
     aligned,
     has,
     numel_of,
@@ -183,7 +183,7 @@ def compared_places(site: Site, facts: Sequence[Fact], result: Fact) -> dict[int
 def counted(site: Site) -> Facts:
     start, delta = site.numbers("start"), site.numbers("delta")
     if has((start, delta), site.symbol):
-        raise Mixed(f"begins or steps by a number computed from {site.symbol}")
+        raise UnsupportedPadding(f"begins or steps by a number computed from {site.symbol}")
     axes = plain(site.node.output.type.shape)
     if any(map(site.carries, axes)):
         site.keep_order()
@@ -229,7 +229,7 @@ def filled_like(site: Site) -> Facts:
 
 @rule("Assign")
 def assign(site: Site) -> Facts:
-    raise Mixed(f"writes to an argument that has {site.symbol}")
+    raise UnsupportedPadding(f"writes to an argument that has {site.symbol}")
 
 
 # Ops that are followed even where the size does not come near: a mask may be made with what they give.

@@ -1,7 +1,7 @@
 """What the analysis of `padding` knows of a value, and what a rule sees of its node.
 
-A rule gets a `Site` and returns a `Fact` for each output (None for one nobody reads), or raises `Mixed` with the reason.
-`RULES` has them by the name of the op; what is not in it is refused wherever the size comes near.
+A rule gets a `Site` and returns a `Fact` for each output (None for one nobody reads), or raises `UnsupportedPadding` with
+the reason. `RULES` has them by the name of the op; what is not in it is refused wherever the size comes near.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sympy
 
+from airgraph.errors import Unsupported
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.ops import OPS
 from airgraph.ir.ops.rules import axes_of
@@ -26,7 +27,7 @@ Factors = tuple[Dim, ...]
 INFINITY = float("inf")
 
 
-class Mixed(Exception):
+class UnsupportedPadding(Unsupported):
     """Why the node at hand does not commute with cutting."""
 
 
@@ -75,7 +76,7 @@ class Site:
     def fact(self, name: str) -> Fact:
         value = self.value(name)
         if value is None:
-            raise Mixed(f"has no input {name}")
+            raise UnsupportedPadding(f"has no input {name}")
         return self.walk.of(value)
 
     def many(self, name: str) -> list[Fact]:
@@ -117,7 +118,7 @@ def has(thing: Any, symbol: Any) -> bool:
 
 def plain(shape: Sequence[Dim] | None) -> tuple[Factors, ...]:
     if shape is None:
-        raise Mixed("reads a value of unknown rank")
+        raise UnsupportedPadding("reads a value of unknown rank")
     return tuple(() if d == 1 else (d,) for d in shape)
 
 
@@ -131,7 +132,7 @@ def numel_of(factors: Factors) -> Dim:
 def whole_axes(fact: Fact, numbers: Any) -> list[int]:
     axes = axes_of(numbers if not isinstance(numbers, list) else tuple(numbers), fact.rank)
     if axes is None:
-        raise Mixed("works along axes that are not known when compiling")
+        raise UnsupportedPadding("works along axes that are not known when compiling")
     return axes
 
 
@@ -149,7 +150,7 @@ def aligned_axis(site: Site, entries: Sequence[Factors]) -> Factors:
         return next(iter(wide.values()), ())
     if len(wide) > 1:
         first, second, *_ = wide.values()
-        raise Mixed(f"meets {site.symbol} with {shown(first)} against {shown(second)}")
+        raise UnsupportedPadding(f"meets {site.symbol} with {shown(first)} against {shown(second)}")
     return next(iter(wide.values()))
 
 

@@ -9,8 +9,8 @@ from airgraph.analysis.padding.facts import (
     INFINITY,
     Fact,
     Facts,
-    Mixed,
     Site,
+    UnsupportedPadding,
     aligned,
     aligned_axis,
     coarse,
@@ -78,7 +78,7 @@ def reduced(site: Site, fact: Fact, axes: Sequence[int], keep: bool) -> Fact:
     mixed = [a for a in over if a < fact.rank and site.carries(fact.axes[a])]
     neutral = NEUTRAL.get(site.node.op)
     if mixed and (neutral is None or len(mixed) > 1 or fact.padded(mixed[0]) != neutral):
-        raise Mixed(f"reduces over {site.symbol}")
+        raise UnsupportedPadding(f"reduces over {site.symbol}")
     if mixed:
         site.keep_order()
     if keep:
@@ -92,7 +92,7 @@ def softmax(site: Site) -> Facts:
     axes = whole_axes(fact, tuple(site.attr("axes")))
     mixed = [a for a in axes if site.carries(fact.axes[a])]
     if mixed and (len(mixed) > 1 or fact.padded(mixed[0]) != -INFINITY):
-        raise Mixed(f"divides by a sum over {site.symbol}")
+        raise UnsupportedPadding(f"divides by a sum over {site.symbol}")
     if mixed:
         site.keep_order()
     after = 0.0 if site.node.op == "SoftmaxV2" else -INFINITY
@@ -106,7 +106,7 @@ def running(site: Site) -> Facts:
     for axis in whole_axes(fact, site.numbers("axis")):
         if axis < fact.rank and site.carries(fact.axes[axis]):
             if site.attr("reverse"):
-                raise Mixed(f"runs over {site.symbol} from its end")
+                raise UnsupportedPadding(f"runs over {site.symbol} from its end")
             site.keep_order()
     return [Fact(fact.axes)]
 
@@ -120,7 +120,7 @@ def along(*names: str, slot: str = "x", axes: str, word: str) -> None:
         numbers = given if axes in OPS[site.node.op].attrs else site.numbers(axes)
         over = whole_axes(fact, numbers) if numbers not in ((), []) else list(range(fact.rank))
         if any(a < fact.rank and site.carries(fact.axes[a]) for a in over):
-            raise Mixed(f"{word} {site.symbol}")
+            raise UnsupportedPadding(f"{word} {site.symbol}")
         return [kept_or_typed(site, fact, v, over) for v in site.node.outputs]
 
     rule(*names)(keeps)
@@ -147,7 +147,7 @@ along("FFT", axes="dims", word="transforms")
 def layer_norm(site: Site) -> Facts:
     fact, sizes = site.fact("x"), site.numbers("normalized_shape")
     if not isinstance(sizes, tuple):
-        raise Mixed("normalises axes that are not known when compiling")
+        raise UnsupportedPadding("normalises axes that are not known when compiling")
     return normalised(site, fact, fact.rank - len(sizes))
 
 
@@ -159,7 +159,7 @@ def rms_norm(site: Site) -> Facts:
 
 def normalised(site: Site, fact: Fact, first: int) -> Facts:
     if any(map(site.carries, fact.axes[first:])):
-        raise Mixed(f"normalises over {site.symbol}")
+        raise UnsupportedPadding(f"normalises over {site.symbol}")
     rows = Fact((*fact.axes[:first], *[()] * (fact.rank - first)))
     return [Fact(fact.axes), rows, rows]
 
@@ -167,10 +167,10 @@ def normalised(site: Site, fact: Fact, first: int) -> Facts:
 @rule("BNInfer", "BatchNormV3")
 def batch_norm(site: Site) -> Facts:
     if site.node.op == "BatchNormV3" and site.attr("is_training"):
-        raise Mixed(f"in training takes its mean over all rows of {site.symbol}")
+        raise UnsupportedPadding(f"in training takes its mean over all rows of {site.symbol}")
     fact = site.fact("x")
     if fact.rank > 1 and site.carries(fact.axes[1]):
-        raise Mixed(f"has {site.symbol} as its channels")
+        raise UnsupportedPadding(f"has {site.symbol} as its channels")
     return [Fact(fact.axes), *[Fact(plain(v.type.shape)) if v.users else None for v in site.node.outputs[1:]]]
 
 
@@ -192,12 +192,12 @@ def first_axis(site: Site) -> Facts:
     for name, fact in given:
         wrong = site.carrying(fact)
         if any(wrong) or (wrong and (name not in ("x", "grid") or fact.axes[0] != rows)):
-            raise Mixed(f"works along {site.symbol} in its input {name}")
+            raise UnsupportedPadding(f"works along {site.symbol} in its input {name}")
     facts: list[Fact | None] = []
     for value in site.node.outputs:
         axes = plain(value.type.shape) if value.users else ()
         if axes and (numel_of(axes[0]) != numel_of(rows) or any(map(site.carries, axes[1:]))):
-            raise Mixed(f"changes the size {site.symbol}")
+            raise UnsupportedPadding(f"changes the size {site.symbol}")
         facts.append(Fact((rows, *axes[1:])) if axes else None)
     return facts
 
@@ -212,7 +212,7 @@ def product(site: Site) -> Facts:
     if site.carries(x1.axes[k1]) or site.carries(x2.axes[k2]):
         silent = 0 in (x1.padded(x1.rank + k1), x2.padded(x2.rank + k2))
         if not silent or coarse(site, x1.axes[k1]) != coarse(site, x2.axes[k2]):
-            raise Mixed(f"sums over {site.symbol}")
+            raise UnsupportedPadding(f"sums over {site.symbol}")
         site.keep_order()
     batch = aligned(site, [Fact(x1.axes[:-2]), Fact(x2.axes[:-2])])
     result = Fact((*batch, x1.axes[n], x2.axes[m]))
@@ -224,7 +224,7 @@ def product(site: Site) -> Facts:
 def attention(site: Site) -> Facts:
     q, k, v = (site.fact(name) for name in ("query", "key", "value"))
     if any(site.carries(f.axes[axis]) for f in (q, k, v) for axis in (1, 3)):
-        raise Mixed(f"has {site.symbol} as its heads")
+        raise UnsupportedPadding(f"has {site.symbol} as its heads")
     rows = aligned_axis(site, [f.axes[0] for f in (q, k, v)])
     if site.value("atten_mask") is not None:
         aligned(site, [Fact((rows, (), q.axes[2], k.axes[2])), replace(site.fact("atten_mask"))])
@@ -232,7 +232,7 @@ def attention(site: Site) -> Facts:
         check_keys(site, q, k, v)
     lse = site.node.outputs[1]
     if lse.users and lse.type.rank != 3:
-        raise Mixed("gives back sums in an order of its own")
+        raise UnsupportedPadding("gives back sums in an order of its own")
     sums = Fact((rows, q.axes[1], q.axes[2])) if lse.users else None
     return [Fact((rows, q.axes[1], q.axes[2], v.axes[3])), sums]
 
@@ -240,7 +240,7 @@ def attention(site: Site) -> Facts:
 def check_keys(site: Site, q: Fact, k: Fact, v: Fact) -> None:
     """Added keys must be out of sight: they come after every true query, or a mask hides them."""
     if k.axes[2] != v.axes[2]:
-        raise Mixed(f"has keys and values of several sizes of {site.symbol}")
+        raise UnsupportedPadding(f"has keys and values of several sizes of {site.symbol}")
     mask = site.value("atten_mask")
     if mask is not None:
         hidden = False if mask.dtype == DataType.DT_BOOL else -INFINITY
@@ -248,5 +248,7 @@ def check_keys(site: Site, q: Fact, k: Fact, v: Fact) -> None:
         if found is not None and found == hidden:
             return site.keep_order()
     if not site.attr("is_causal") or q.axes[2] != k.axes[2]:
-        raise Mixed(f"sees all keys of {site.symbol}: neither is it causal nor is its mask known to hide added ones")
+        raise UnsupportedPadding(
+            f"sees all keys of {site.symbol}: neither is it causal nor is its mask known to hide added ones"
+        )
     return site.keep_order()

@@ -11,8 +11,8 @@ import sympy
 from airgraph.analysis.padding.facts import (
     Fact,
     Facts,
-    Mixed,
     Site,
+    UnsupportedPadding,
     aligned,
     has,
     numel_of,
@@ -62,7 +62,7 @@ def broadcast(site: Site) -> Facts:
     fact = site.fact("x")
     shape = site.node.output.type.shape
     if shape is None:
-        raise Mixed("is broadcast to a size that is not known when compiling")
+        raise UnsupportedPadding("is broadcast to a size that is not known when compiling")
     lead = len(shape) - fact.rank
     whole = moved(fact, [*[None] * lead, *range(fact.rank)])
     axes = tuple(f or plain((d,))[0] for f, d in zip(whole.axes, shape))
@@ -73,12 +73,12 @@ def broadcast(site: Site) -> Facts:
 def tile(site: Site) -> Facts:
     fact, times = site.fact("x"), site.numbers("multiples")
     if not isinstance(times, tuple):
-        raise Mixed("is repeated a number of times that is not known when compiling")
+        raise UnsupportedPadding("is repeated a number of times that is not known when compiling")
     whole = moved(fact, [*[None] * (len(times) - fact.rank), *range(fact.rank)])
     times = (1,) * (whole.rank - len(times)) + times
     for factors, count in zip(whole.axes, times):
         if site.carries(factors) and count != 1:
-            raise Mixed(f"repeats {site.symbol}")
+            raise UnsupportedPadding(f"repeats {site.symbol}")
     return [Fact(tuple(f if n == 1 else (n, *f) for f, n in zip(whole.axes, times)), fill=fact.fill)]
 
 
@@ -86,12 +86,12 @@ def tile(site: Site) -> Facts:
 def reshape(site: Site) -> Facts:
     fact, shape = site.fact("x"), site.node.output.type.shape
     if shape is None:
-        raise Mixed("has a shape that is not known when compiling")
+        raise UnsupportedPadding("has a shape that is not known when compiling")
     source = [(axis, f) for axis, factors in enumerate(fact.axes) for f in factors]
     groups = [take(site, source, d) for d in shape]
     axes = tuple(tuple(f for _, f in group) for group in groups)
     if source or any(sum(site.carries((f,)) for f in factors) > 1 for factors in axes):
-        raise Mixed(f"flattens {site.symbol} so that its rows cannot be told apart")
+        raise UnsupportedPadding(f"flattens {site.symbol} so that its rows cannot be told apart")
     home = {axis: i for i, group in enumerate(groups) for axis, f in group if site.carries((f,))}
     pad = {home[axis]: n for axis, n in fact.pad.items() if axis in home}
     alone = {group[0][0]: i for i, group in enumerate(groups) if len(group) == 1}
@@ -107,7 +107,7 @@ def take(site: Site, source: list[tuple[int, Dim]], size: Dim) -> list[tuple[int
     group: list[tuple[int, Dim]] = []
     while size != 1:
         if not source:
-            raise Mixed(f"changes sizes in a way {site.symbol} cannot be followed through")
+            raise UnsupportedPadding(f"changes sizes in a way {site.symbol} cannot be followed through")
         axis, factor = source[0]
         rest = quotient(size, factor)
         if rest is not None:
@@ -118,7 +118,9 @@ def take(site: Site, source: list[tuple[int, Dim]], size: Dim) -> list[tuple[int
             group.append((axis, size))
             size = 1
         else:
-            raise Mixed(f"flattens or splits {shown((factor,))} so that the rows of {site.symbol} cannot be told apart")
+            raise UnsupportedPadding(
+                f"flattens or splits {shown((factor,))} so that the rows of {site.symbol} cannot be told apart"
+            )
     return group
 
 
@@ -137,7 +139,7 @@ def strided_slice(site: Site) -> Facts:
     fact = site.fact("x")
     bounds = [site.numbers(name) for name in ("begin", "end", "strides")]
     if not all(isinstance(b, tuple) for b in bounds):
-        raise Mixed("is cut at places that are not known when compiling")
+        raise UnsupportedPadding("is cut at places that are not known when compiling")
     for axis, begin, end, step in zip(whole_axes(fact, site.numbers("axes")), *bounds):
         fact = cut_axis(site, fact, axis, begin, end, step)
     return [fact]
@@ -154,14 +156,14 @@ def cut_axis(site: Site, fact: Fact, axis: int, begin: Any, end: Any, step: Any)
     """Element i is element begin + i · step: where it ends does not matter, where it begins must not depend on the size."""
     size = numel_of(fact.axes[axis])
     if has((begin, step), site.symbol):
-        raise Mixed(f"begins at a place computed from {site.symbol}")
+        raise UnsupportedPadding(f"begins at a place computed from {site.symbol}")
     if begin == 0 and step == 1 and (end == size or (isinstance(end, int) and end >= 2**62)):
         return fact
     if site.carries(fact.axes[axis]):
         if not sympy.sympify(begin).is_nonnegative:
-            raise Mixed(f"counts rows from the end of {site.symbol}")
+            raise UnsupportedPadding(f"counts rows from the end of {site.symbol}")
         if len(fact.axes[axis]) > 1:
-            raise Mixed(f"cuts {site.symbol} while it is flattened with another dimension")
+            raise UnsupportedPadding(f"cuts {site.symbol} while it is flattened with another dimension")
         site.keep_order()
     shape = site.node.output.type.shape
     if shape is not None:
@@ -169,7 +171,7 @@ def cut_axis(site: Site, fact: Fact, axis: int, begin: Any, end: Any, step: Any)
     elif begin >= 0 and step == 1 and isinstance(end, int) and end >= 2**62:
         new = size - begin
     else:
-        raise Mixed("gives a size that is not known when compiling")
+        raise UnsupportedPadding("gives a size that is not known when compiling")
     beyond = sympy.sympify(begin + new * step - size).is_nonnegative  # what is added here was added there
     pad = {a: n for a, n in fact.pad.items() if a != axis or (beyond and has(new, site.symbol))}
     place = fact.place if fact.place and (fact.place[0] != axis or step == 1) else None
@@ -185,7 +187,7 @@ def select_call(site: Site) -> Facts:
     axis %= fact.rank
     if site.carries(fact.axes[axis]):
         if has(index, site.symbol) or not sympy.sympify(index).is_nonnegative:
-            raise Mixed(f"takes a row counted from the end of {site.symbol}")
+            raise UnsupportedPadding(f"takes a row counted from the end of {site.symbol}")
         site.keep_order()
     return [moved(fact, [i for i in range(fact.rank) if i != axis])]
 
@@ -207,7 +209,7 @@ def split(site: Site) -> Facts:
     fact = site.fact("x")
     (axis,) = whole_axes(fact, site.numbers("split_dim"))
     if site.carries(fact.axes[axis]):
-        raise Mixed(f"splits {site.symbol}")
+        raise UnsupportedPadding(f"splits {site.symbol}")
     return [parts(fact, v, axis) for v in site.node.outputs]
 
 
@@ -216,7 +218,7 @@ def parts(fact: Fact, value: Value, axis: int) -> Fact | None:
         return None
     shape = value.type.shape
     if shape is None:
-        raise Mixed("gives parts of unknown size")
+        raise UnsupportedPadding("gives parts of unknown size")
     return Fact((*fact.axes[:axis], *plain((shape[axis],)), *fact.axes[axis + 1 :]), fact.pad)
 
 
@@ -225,7 +227,7 @@ def unpack(site: Site) -> Facts:
     fact = site.fact("x")
     (axis,) = whole_axes(fact, site.attr("axis"))
     if site.carries(fact.axes[axis]):
-        raise Mixed(f"takes {site.symbol} apart")
+        raise UnsupportedPadding(f"takes {site.symbol} apart")
     return [moved(fact, [i for i in range(fact.rank) if i != axis])] * len(site.node.outputs)
 
 
@@ -237,7 +239,7 @@ def concat(site: Site) -> Facts:
     sizes = [f.axes[axis] for f in facts]
     if any(map(site.carries, sizes)):
         if any(map(site.carries, sizes[:-1])):
-            raise Mixed(f"puts something behind the rows of {site.symbol}")
+            raise UnsupportedPadding(f"puts something behind the rows of {site.symbol}")
         if len(sizes) > 1:
             site.keep_order()
     total = sizes[0] if len(sizes) == 1 else plain((sum(map(numel_of, sizes)),))[0]
@@ -275,7 +277,7 @@ def gather_elements(site: Site) -> Facts:
         site.keep_order()
     for i in range(x.rank):
         if i != axis and x.axes[i] != index.axes[i] and (site.carries(x.axes[i]) or site.carries(index.axes[i])):
-            raise Mixed(f"picks by an index with other rows of {site.symbol}")
+            raise UnsupportedPadding(f"picks by an index with other rows of {site.symbol}")
     return [Fact(index.axes)]
 
 
@@ -286,7 +288,7 @@ def index(site: Site) -> Facts:
     for axis, fact in zip(at, indices):
         if site.carries(x.axes[axis]):
             if not sympy.sympify(-1 if fact.place is None else fact.place[1]).is_nonnegative:
-                raise Mixed(f"picks by indices that may count from the end of {site.symbol}")
+                raise UnsupportedPadding(f"picks by indices that may count from the end of {site.symbol}")
             site.keep_order()
     picked = aligned(site, indices)
     rest = [f for i, f in enumerate(x.axes) if i not in at]

@@ -16,7 +16,7 @@ from airgraph.errors import ConfigError
 from airgraph.ir.graph import Graph
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 from airgraph.plan.steps import Plan
 from airgraph.plan.target import Target
 
@@ -47,7 +47,7 @@ class CudaEngine:
             raise ConfigError(f"the CUDA engine cannot run this graph: {reason}", hint='engine="auto"')
         refusal = problem() or host_values(request.graph)
         if refusal is not None:
-            raise Refuse(refusal)
+            raise UnsupportedPlan(refusal)
         fulfilled_waits(request.graph)
         fold(request)
         return make_plan(request.graph, request.boundary, GPU)

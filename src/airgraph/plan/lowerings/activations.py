@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from airgraph.plan.lowerings.core import BOOL, DOUBLE, FLOAT, FLOATS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BOOL, DOUBLE, FLOAT, FLOATS, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, number_of, widened
 from airgraph.plan.tensors import Tensor, concat, const, part, point
 
@@ -55,7 +55,7 @@ def relu_gradient(use: Use) -> Tensor:
     """0 where the feature is at most the threshold; NaN lets the gradient through, as in PyTorch."""
     x, g = use["features"], use["gradients"]
     if x.dtype not in FLOATS or g.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     threshold = use.attr("threshold") if use.node.op == "ThresholdGradV2D" else 0.0
     below = point("le", (x, const(float(threshold or 0.0), x.dtype)), BOOL)
     return choose(below, const(0.0, g.dtype), g)
@@ -101,7 +101,7 @@ def elu(use: Use) -> Tensor:
     elif alpha:
         inside = 1 / alpha
     else:
-        raise NoFormula("with alpha 0")
+        raise UnsupportedLowering("with alpha 0")
     return choose(below(x, 0.0), f("mul", f("expm1", f("mul", x, inside)), alpha * scale), f("mul", x, scale))
 
 
@@ -117,7 +117,7 @@ def elu_gradient(use: Use) -> Tensor:
 def halves_of(x: Tensor, axis: int) -> list[Tensor]:
     size = x.shape[axis]
     if not isinstance(size, int) or size % 2:
-        raise NoFormula("of a symbolic size")
+        raise UnsupportedLowering("of a symbolic size")
     return [part(x, axis, start, size // 2) for start in (0, size // 2)]
 
 
@@ -154,7 +154,7 @@ def hard_sigmoid_gradient(use: Use) -> Tensor:
 def hard_tanh_gradient(use: Use) -> Tensor:
     x, g = use["result"], use["grad"]
     if x.dtype not in FLOATS or g.dtype != x.dtype:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     return choose(both(below(x, use.attr("min_val"), "gt"), below(x, use.attr("max_val"))), g, const(0.0, g.dtype))
 
 
@@ -163,7 +163,7 @@ def shrink_gradient(use: Use) -> Tensor:
     g, x = (use.of(v) for v in use.node.values())
     limit = float(use.attr("lambd"))
     if x.dtype not in (FLOAT, DOUBLE) or g.dtype != x.dtype:
-        raise NoFormula("of halves")
+        raise UnsupportedLowering("of halves")
     return choose(point("or", (below(x, -limit), below(x, limit, "gt")), BOOL), g, const(0.0, g.dtype))
 
 
@@ -184,7 +184,7 @@ def mish_gradient(use: Use) -> Tensor:
 def log_sigmoid(use: Use) -> list[Tensor]:
     f, x = floats_only(use), use.x
     if use.node.outputs[1].type.shape != use.shape:
-        raise NoFormula("without its buffer")
+        raise UnsupportedLowering("without its buffer")
     near_zero = f("exp", f("neg", f("abs", x)))
     return [f("sub", f("min", x, 0.0), f("log1p", near_zero)), near_zero]
 
@@ -193,7 +193,7 @@ def log_sigmoid(use: Use) -> list[Tensor]:
 def log_sigmoid_gradient(use: Use) -> Tensor:
     f, g, x, e = floats_only(use), use["grads"], widened(use["features"]), use["buffer"]
     if e.shape != x.shape:
-        raise NoFormula("without its buffer")
+        raise UnsupportedLowering("without its buffer")
     part = f("div", e, f("add", 1.0, e))
     return f("mul", g, choose(below(x, 0.0), f("sub", 1.0, part), part))
 
@@ -229,5 +229,5 @@ def softplus_gradient(use: Use) -> Tensor:
 def threshold(use: Use) -> Tensor:
     x, bound, value = use["x"], number_of(use["threshold"]), number_of(use["value"])
     if x.dtype not in (FLOAT, DOUBLE) or bound is None or value is None:
-        raise NoFormula("of halves or whole numbers")
+        raise UnsupportedLowering("of halves or whole numbers")
     return choose(below(x, bound, "le"), const(float(value), x.dtype), x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from airgraph.errors import Unsupported
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.ops import OPS
 from airgraph.ir.types import DataType, Dim
@@ -29,7 +30,7 @@ Lowered = Tensor | Sequence[Tensor | None] | None
 LOWERINGS: dict[str, Callable[[Use], Lowered]] = {}
 
 
-class NoFormula(Exception):
+class UnsupportedLowering(Unsupported):
     """This use of the op is left to the library; the text says why."""
 
 
@@ -59,7 +60,7 @@ class Use:
     def known(self, name: str) -> Any:
         known = self.value(name).known
         if known is None:
-            raise NoFormula(f"{name} is only known when it runs")
+            raise UnsupportedLowering(f"{name} is only known when it runs")
         return known
 
     def attr(self, name: str) -> Any:

@@ -7,7 +7,18 @@ import math
 import numpy as np
 
 from airgraph.ir.types import DataType
-from airgraph.plan.lowerings.core import BOOL, DOUBLE, FLOAT, FLOATS, INTS, NUMBERS, TYPES, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import (
+    BOOL,
+    DOUBLE,
+    FLOAT,
+    FLOATS,
+    INTS,
+    NUMBERS,
+    TYPES,
+    UnsupportedLowering,
+    Use,
+    lowers,
+)
 from airgraph.plan.lowerings.formulas import arithmetic, below, choose, floats_only, number_of, truth, wide, widened
 from airgraph.plan.tensors import Tensor, cast, concat, const, part, point
 
@@ -77,7 +88,7 @@ LOGICAL = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalXor": "xor"}
 def unary(use: Use) -> Tensor:
     name, types = UNARY[use.node.op]
     if use.x.dtype not in types:
-        raise NoFormula(f"for {use.x.dtype.name}")
+        raise UnsupportedLowering(f"for {use.x.dtype.name}")
     return point(name, (use.x,), use.dtype)
 
 
@@ -88,7 +99,7 @@ def binary(use: Use) -> Tensor:
     if use.dtype == BOOL and use.node.op in TRUTHS:
         return point(TRUTHS[use.node.op], (truth(a), truth(b)), BOOL)
     if use.dtype not in types:
-        raise NoFormula(f"for {use.dtype.name}")
+        raise UnsupportedLowering(f"for {use.dtype.name}")
     return point(name, (cast(a, use.dtype), cast(b, use.dtype)), use.dtype)
 
 
@@ -106,7 +117,7 @@ def meeting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         elif a.op == "const" and (b.dtype.is_float or not isinstance(a.attrs, float)) and b.dtype != BOOL:
             a = cast(a, b.dtype)
         else:
-            raise NoFormula(f"{a.dtype.name} meets {b.dtype.name}")
+            raise UnsupportedLowering(f"{a.dtype.name} meets {b.dtype.name}")
     return a, b
 
 
@@ -118,14 +129,14 @@ def logical(use: Use) -> Tensor:
 @lowers("Log")
 def log(use: Use) -> Tensor:
     if use.x.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     return point({-1.0: "log", 2.0: "log2", 10.0: "log10"}[use.attr("base")], (use.x,), use.dtype)
 
 
 @lowers("Round")
 def rounded(use: Use) -> Tensor:
     if use.attr("decimals") or use.x.dtype not in FLOATS:
-        raise NoFormula("to decimals")
+        raise UnsupportedLowering("to decimals")
     return point("round", (use.x,), use.dtype)
 
 
@@ -135,7 +146,7 @@ def power(use: Use) -> Tensor:
     x, y = use["x1"], use["x2"]
     dtype, exponent = use.dtype, number_of(y)
     if dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     x = cast(x, dtype)
     match exponent:
         case 2:
@@ -162,7 +173,7 @@ def scaled(use: Use) -> Tensor:
 def axpy(use: Use) -> Tensor:
     f, op = arithmetic(use), use.node.op
     if use.dtype not in NUMBERS:
-        raise NoFormula("of truth values")
+        raise UnsupportedLowering("of truth values")
     alpha = float(use.attr("alpha")) if op == "Axpy" else use["alpha"]
     return f("sub" if op == "Sxpy" else "add", use["x1"], f("mul", use["x2"], alpha))
 
@@ -177,7 +188,7 @@ def addc(use: Use) -> Tensor:
 @lowers("SelectV2")
 def select(use: Use) -> Tensor:
     if use["condition"].dtype != BOOL:
-        raise NoFormula("by numbers")
+        raise UnsupportedLowering("by numbers")
     return choose(use["condition"], cast(use["then"], use.dtype), cast(use["else"], use.dtype))
 
 
@@ -190,7 +201,7 @@ def masked_fill(use: Use) -> Tensor:
 def clip(use: Use) -> Tensor:
     """NaN stays; where the bounds cross, the upper one wins, as in PyTorch."""
     if use.dtype not in NUMBERS:
-        raise NoFormula("of truth values")
+        raise UnsupportedLowering("of truth values")
     low, high = cast(use["clip_value_min"], use.dtype), cast(use["clip_value_max"], use.dtype)
     return point("min", (point("max", (use["x"], low), use.dtype), high), use.dtype)
 
@@ -199,7 +210,7 @@ def clip(use: Use) -> Tensor:
 def nan_to_num(use: Use) -> Tensor:
     x = use.x
     if x.dtype not in (FLOAT, DOUBLE):
-        raise NoFormula("of halves or whole numbers")
+        raise UnsupportedLowering("of halves or whole numbers")
     largest = float(np.finfo(np.float32 if x.dtype == FLOAT else np.float64).max)
     numbers = [use.attr(n) for n in ("nan", "posinf", "neginf")]
     nan, high, low = (float(d if n is None else n) for n, d in zip(numbers, (0.0, largest, -largest)))
@@ -235,7 +246,7 @@ def rotary(use: Use) -> Tensor:
     f, x = floats_only(use), widened(use["x"])
     axis, size = len(x.shape) - 1, x.shape[-1]
     if not isinstance(size, int) or size % 2:
-        raise NoFormula("of an odd or symbolic size")
+        raise UnsupportedLowering("of an odd or symbolic size")
     turned = concat([f("neg", part(x, axis, size // 2, size // 2)), part(x, axis, 0, size // 2)], axis)
     return f("add", f("mul", x, use["r1"]), f("mul", turned, use["r2"]))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand
-from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, NoFormula, Use
+from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, UnsupportedLowering, Use
 from airgraph.plan.tensors import Tensor, cast, const, converted, iota, point, reduce, tensor
 
 
@@ -52,7 +52,7 @@ def choose(condition: Tensor, then: Tensor, other: Tensor) -> Tensor:
 
 def floats_only(use: Use) -> Callable[..., Tensor]:
     if use.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     return arithmetic(use)
 
 

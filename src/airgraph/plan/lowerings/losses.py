@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airgraph.plan.index import same
-from airgraph.plan.lowerings.core import BF16, BOOL, DOUBLE, FLOAT, HALF, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BF16, BOOL, DOUBLE, FLOAT, HALF, INT64, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, functions_in, mean, size_of, wide
 from airgraph.plan.tensors import Tensor, cast, const, iota, point, reduce, reshape, tensor
 
@@ -13,7 +13,7 @@ def reduced_loss(use: Use, each: Tensor) -> Tensor:
     if how == "none" or not each.shape:
         return each
     if any(same(s, 0) for s in each.shape):
-        raise NoFormula("of nothing")
+        raise UnsupportedLowering("of nothing")
     axes = list(range(len(each.shape)))
     return mean(each, axes, False) if how == "mean" else reduce("sum", each, axes, False)
 
@@ -79,7 +79,7 @@ def binary_cross_entropy_gradient(use: Use) -> Tensor:
 def logits_cross_entropy(use: Use) -> Tensor:
     f, x, y = floats_only(use), use["predict"], use["target"]
     if use.dtype in (HALF, BF16):
-        raise NoFormula("of halves, which eager rounds on the way")
+        raise UnsupportedLowering("of halves, which eager rounds on the way")
     log_s = f("sub", f("min", x, 0.0), f("log1p", f("exp", f("neg", f("abs", x)))))
     if use.has("pos_weight"):
         log_s = f("mul", f("add", f("mul", f("sub", use["pos_weight"], 1.0), y), 1.0), log_s)
@@ -93,9 +93,9 @@ def classes_of(use: Use) -> tuple[Tensor, Tensor, int, Tensor]:
     x, target = use["x"], cast(use["target"], INT64)
     axis = 0 if len(x.shape) == 1 else 1
     if x.dtype not in (FLOAT, DOUBLE) or len(target.shape) != max(len(x.shape) - 1, 0):
-        raise NoFormula("of halves, or of one row with a class in a list")
+        raise UnsupportedLowering("of halves, or of one row with a class in a list")
     if any(same(s, 0) for s in x.shape):
-        raise NoFormula("of nothing")
+        raise UnsupportedLowering("of nothing")
     ignored = const(int(use.attr("ignore_index")), INT64)
     return x, target, axis, point("ne", (target, ignored), BOOL)
 

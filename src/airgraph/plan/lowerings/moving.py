@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airgraph.ir.types import Dim
 from airgraph.plan.index import count, expand, same, same_shape
-from airgraph.plan.lowerings.core import BOOL, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BOOL, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import choose, number_of, padded, zero
 from airgraph.plan.tensors import (
     Tensor,
@@ -46,15 +46,15 @@ def strided_slice(use: Use) -> Tensor:
     steps: list[Dim] = [1] * len(x.shape)
     bounds = [use.known(n) for n in ("begin", "axes", "strides")]
     if use.attr("begin_mask") or use.attr("end_mask") or not all(isinstance(b, tuple) for b in bounds):
-        raise NoFormula("bounds that are left open")
+        raise UnsupportedLowering("bounds that are left open")
     for begin, axis, step in zip(*bounds):
         axis = axis % len(x.shape)
         size = x.shape[axis]
         if not isinstance(step, int) or not isinstance(begin, int) or step < 1:
-            raise NoFormula("symbolic bounds")
+            raise UnsupportedLowering("symbolic bounds")
         if not isinstance(size, int):
             if begin < 0:
-                raise NoFormula("bounds from a symbolic end")
+                raise UnsupportedLowering("bounds from a symbolic end")
         else:
             begin = min(begin + size if begin < 0 else begin, size)
         starts[axis], steps[axis] = max(begin, 0), step
@@ -102,10 +102,10 @@ def pad(use: Use) -> Tensor:
     flat = [n for p in paddings for n in (p if isinstance(p, tuple) else (p,))]
     whole = len(flat) == 2 * len(x.shape) and all(isinstance(n, int) and n >= 0 for n in flat)
     if use.attr("mode") != "constant" or not whole:
-        raise NoFormula("other than by a constant, or cutting")
+        raise UnsupportedLowering("other than by a constant, or cutting")
     value = number_of(use["constant_values"]) if use.has("constant_values") else 0
     if value is None:
-        raise NoFormula("by a value that is computed")
+        raise UnsupportedLowering("by a value that is computed")
     fill = converted(value, use.dtype)
     for axis, (low, high) in enumerate(zip(flat[::2], flat[1::2])):
         x = padded(x, axis, low, high, fill)
@@ -141,7 +141,7 @@ def roll(use: Use) -> Tensor:
     for shift, axis in zip(shifts, dims):
         axis, size = axis % max(len(x.shape), 1), x.shape[axis] if x.shape else 1
         if not isinstance(size, int) or not isinstance(shift, int):
-            raise NoFormula("of a symbolic size")
+            raise UnsupportedLowering("of a symbolic size")
         shift = shift % size if size else 0
         if shift:
             x = concat([part(x, axis, size - shift, shift), part(x, axis, 0, size - shift)], axis)
@@ -156,7 +156,7 @@ def pixel_shuffle(use: Use) -> Tensor:
     *rest, c, h, w = use.shape if apart else x.shape
     r = use.attr("upscale_factor" if apart else "downscale_factor")
     if not all(isinstance(n, int) for n in (c, h, w)):
-        raise NoFormula("of symbolic sizes")
+        raise UnsupportedLowering("of symbolic sizes")
     n = len(rest)
     sizes = (*rest, c, r, r, h // r, w // r) if apart else (*rest, c, h // r, r, w // r, r)
     order = (0, 3, 1, 4, 2) if apart else (0, 2, 4, 1, 3)
@@ -175,18 +175,18 @@ def slice_assign(use: Use) -> Tensor:
     x, value = use["var"], use["input_value"]
     begins, ends, steps, axes = (use.known(n) for n in ("begin", "end", "strides", "axes"))
     if value.dtype != x.dtype or not all(isinstance(b, tuple) for b in (begins, ends, steps, axes)):
-        raise NoFormula("of another type")
+        raise UnsupportedLowering("of another type")
     cuts: list[tuple[int, int, int]] = []
     for begin, end, step, axis in zip(begins, ends, steps, axes):
         axis = axis % len(x.shape)
         size = x.shape[axis]
         if not all(isinstance(n, int) for n in (begin, end, step, size)) or step != 1:
-            raise NoFormula("with symbolic bounds or steps")
+            raise UnsupportedLowering("with symbolic bounds or steps")
         begin, end = (min(max(n + size if n < 0 else n, 0), size) for n in (begin, end))
         if (begin, end) != (0, size):
             cuts.append((axis, begin, end))
     if len(cuts) != 1 or cuts[0][1] >= cuts[0][2]:
-        raise NoFormula("along several axes, or of nothing")
+        raise UnsupportedLowering("along several axes, or of nothing")
     ((axis, begin, end),) = cuts
     size = x.shape[axis]
     inside = expand_to(value, (*x.shape[:axis], end - begin, *x.shape[axis + 1 :]))
@@ -206,7 +206,7 @@ def fill(use: Use) -> Tensor:
 def arange(use: Use) -> Tensor:
     start, step = use.known("start"), use.known("delta")
     if isinstance(start, tuple) or not isinstance(step, int) or isinstance(start, float):
-        raise NoFormula("of fractions")
+        raise UnsupportedLowering("of fractions")
     return iota(use.shape, 0, start, step)
 
 

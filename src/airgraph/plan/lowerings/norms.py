@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airgraph.plan.index import count, expand, same
-from airgraph.plan.lowerings.core import FLOATS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import FLOATS, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, size_of, total, widened
 from airgraph.plan.tensors import Tensor, cast, const, point, reduce, reshape
 
@@ -24,7 +24,7 @@ def layer_norm(use: Use) -> list[Tensor]:
     x = widened(use["x"])
     axes = list(range(len(x.shape) - len(use.known("normalized_shape")), len(x.shape)))
     if x.dtype not in FLOATS or any(same(s, 0) for s in x.shape):
-        raise NoFormula("of nothing")
+        raise UnsupportedLowering("of nothing")
     average = mean(x, axes, True)
     d = point("sub", (x, average), x.dtype)
     var = mean(point("mul", (d, d), x.dtype), axes, True)
@@ -46,7 +46,7 @@ def layer_norm_gradient(use: Use) -> list[Tensor | None]:
     rows = list(range(axes[0]))
     wanted = list(use.attr("output_mask"))
     if not rows or any(same(s, 0) for s in x.shape) or x.dtype not in FLOATS:
-        raise NoFormula("of one row")
+        raise UnsupportedLowering("of one row")
     f = functions_in(x.dtype)
     normal = f("mul", f("sub", x, mean_), rstd)
     g = f("mul", dy, widened(use["gamma"])) if gamma else dy
@@ -81,7 +81,7 @@ def by_numbers(use: Use, scale: str, offset: str, mean: str, variance: str) -> T
     """(x - mean) / √(variance + ε) · scale + offset, with a number of each for each channel."""
     x = without_ones(widened(use["x"]))
     if x.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     f = functions_in(x.dtype)
     rstd = f("rsqrt", f("add", across(use[variance], x), float(use.attr("epsilon"))))
     factor = f("mul", rstd, across(use[scale], x)) if use.has(scale) else rstd
@@ -95,7 +95,7 @@ def group_norm(use: Use) -> list[Tensor]:
     x, groups = widened(use["x"]), use.attr("num_groups")
     n, c, *rest = x.shape
     if x.dtype not in FLOATS or not isinstance(c, int) or any(same(s, 0) for s in x.shape):
-        raise NoFormula("of nothing, or a symbolic number of channels")
+        raise UnsupportedLowering("of nothing, or a symbolic number of channels")
     f = functions_in(x.dtype)
     rows = reshape(x, (n, groups, expand(c // groups * count(rest))))
     average = mean(rows, [2], True)
@@ -116,20 +116,20 @@ def batch_norm(use: Use) -> list[Tensor | None]:
     """With running statistics. In training: mean and variance over all but the channels."""
     x = without_ones(widened(use["x"]))
     if not use.has("running_mean") or not use.has("running_var"):
-        raise NoFormula("without running statistics")
+        raise UnsupportedLowering("without running statistics")
     if not use.attr("is_training"):
         if any(v.users for v in use.node.outputs[1:]):
-            raise NoFormula("with its statistics")
+            raise UnsupportedLowering("with its statistics")
         return [by_numbers(use, "weight", "bias", "running_mean", "running_var"), *[None] * 4]
     if x.dtype not in FLOATS or use["x"].dtype != x.dtype or use["running_mean"].dtype != x.dtype:
-        raise NoFormula("of mixed types, or of halves")
+        raise UnsupportedLowering("of mixed types, or of halves")
     if len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):
-        raise NoFormula("of symbolic sizes, or of nothing")
+        raise UnsupportedLowering("of symbolic sizes, or of nothing")
     f = functions_in(x.dtype)
     axes = [i for i in range(len(x.shape)) if i != 1]
     n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(use.attr("momentum"))
     if n == 1:
-        raise NoFormula("of one row")
+        raise UnsupportedLowering("of one row")
     average = mean(x, axes, True)
     d = f("sub", x, average)
     var = mean(f("mul", d, d), axes, True)
@@ -157,7 +157,7 @@ def batch_norm_gradient(use: Use) -> list[Tensor]:
         or len(x.shape) < 2
         or any(same(s, 0) for s in x.shape)
     ):
-        raise NoFormula("other than in training, or of mixed types")
+        raise UnsupportedLowering("other than in training, or of mixed types")
     f = functions_in(x.dtype)
     axes = [i for i in range(len(x.shape)) if i != 1]
     rstd, n = across(use["save_rstd"], x), size_of(x, axes, x.dtype)

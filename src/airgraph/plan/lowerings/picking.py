@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airgraph.plan.index import expand
-from airgraph.plan.lowerings.core import INTS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import INTS, UnsupportedLowering, Use, lowers
 from airgraph.plan.tensors import Tensor, part, reshape, tensor
 
 
@@ -14,7 +14,7 @@ def gather(use: Use) -> Tensor:
     x, indices, axis = use["x"], use["indices"], use.known("axis")
     axis = (axis[0] if isinstance(axis, tuple) else axis) % len(x.shape)
     if use.attr("batch_dims") or indices.dtype not in INTS:
-        raise NoFormula("with batch dimensions")
+        raise UnsupportedLowering("with batch dimensions")
     if indices.op == "const" and not indices.shape:  # one of them: a view
         at = int(indices.attrs)
         size = x.shape[axis]
@@ -30,7 +30,7 @@ def gather(use: Use) -> Tensor:
 def gather_elements(use: Use) -> Tensor:
     x, index, axis = use["x"], use["index"], use.attr("dim")
     if not x.shape or index.dtype not in INTS:
-        raise NoFormula("of a scalar")
+        raise UnsupportedLowering("of a scalar")
     axis = axis % len(x.shape)
     how: list[Any] = list(range(len(x.shape)))
     how[axis] = ("at", 0, False, 0, len(x.shape))
@@ -43,7 +43,7 @@ def index_by_tensor(use: Use) -> Tensor:
     mask += [0] * (len(x.shape) - len(mask))
     at = [i for i, here in enumerate(mask) if here]
     if any(i.dtype not in INTS for i in indices):
-        raise NoFormula("by a mask")
+        raise UnsupportedLowering("by a mask")
     rank = max(len(i.shape) for i in indices)
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
     how: list[Any] = []

@@ -9,7 +9,7 @@ from functools import reduce as fold
 from typing import Any
 
 from airgraph.ir.types import Dim
-from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
 from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
 
@@ -36,9 +36,9 @@ class Windows:
         self.apart = per_axis(use.attr("dilation") or 1, count)
         sizes = [n for axis in self.axes for n in (self.x.shape[axis], self.shape[axis])]
         if self.x.dtype not in FLOATS or not all(isinstance(n, int) and n for n in sizes):
-            raise NoFormula("of whole numbers, of symbolic sizes or of nothing")
+            raise UnsupportedLowering("of whole numbers, of symbolic sizes or of nothing")
         if math.prod(self.size) > LARGEST:
-            raise NoFormula("with a large window")
+            raise UnsupportedLowering("with a large window")
 
     def readings(self, fill: float) -> list[Tensor]:
         """x as the k-th element of every window sees it, for each k.
@@ -106,7 +106,7 @@ class Windows:
 @lowers("MaxPoolWithArgmaxV1", "MaxPool3DWithArgmaxV2")
 def max_pool(use: Use) -> list[Tensor | None]:
     if use.node.outputs[1].users:
-        raise NoFormula("with the places of the largest")
+        raise UnsupportedLowering("with the places of the largest")
     windows = Windows(use, use.shape)
     f = functions_in(windows.x.dtype)
     return [fold(lambda a, b: f("max", a, b), windows.readings(-math.inf)), None]
@@ -128,12 +128,12 @@ def adaptive_average(use: Use) -> Tensor:
     """Windows of one size, side by side; others overlap and are PyTorch's."""
     x, count = widened(use["x"]), 3 if "3d" in use.node.op else 2
     if x.dtype not in FLOATS or len(use.shape) != len(x.shape) or (count == 3 and use.dtype in (HALF, BF16)):
-        raise NoFormula("of whole numbers, or of halves in volumes, which eager adds up in halves")
+        raise UnsupportedLowering("of whole numbers, or of halves in volumes, which eager adds up in halves")
     split: list[Dim] = list(x.shape[:-count])
     axes = []
     for old, new in zip(x.shape[-count:], use.shape[-count:]):
         if not isinstance(old, int) or not isinstance(new, int) or not new or not old or old % new:
-            raise NoFormula("of windows that overlap, or of symbolic sizes")
+            raise UnsupportedLowering("of windows that overlap, or of symbolic sizes")
         axes.append(len(split) + 1)
         split += [new, old // new]
     return mean(reshape(x, split), axes, False)

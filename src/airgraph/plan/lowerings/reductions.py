@@ -6,7 +6,7 @@ import math
 
 from airgraph.ir.types import Dim
 from airgraph.plan.index import count, expand, same
-from airgraph.plan.lowerings.core import BOOL, FLOATS, INTS, NUMBERS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BOOL, FLOATS, INTS, NUMBERS, UnsupportedLowering, Use, lowers
 from airgraph.plan.lowerings.formulas import choose, floats_only, mean, total, truth, wide, widened
 from airgraph.plan.tensors import Tensor, cast, const, point, reduce
 
@@ -26,13 +26,13 @@ def reduction(use: Use) -> Tensor:
     if op in ("ReduceAll", "ReduceAny"):
         return reduce("and" if op == "ReduceAll" else "or", truth(x), axes, keep)
     if x.dtype not in NUMBERS or use.dtype not in NUMBERS:
-        raise NoFormula("of truth values")
+        raise UnsupportedLowering("of truth values")
     if any(same(x.shape[a], 0) for a in axes):
-        raise NoFormula("of nothing")
+        raise UnsupportedLowering("of nothing")
     x = widened(cast(x, use.dtype) if use.dtype in INTS else x)
     if op == "ReduceMean":
         if x.dtype not in FLOATS:
-            raise NoFormula("of whole numbers")
+            raise UnsupportedLowering("of whole numbers")
         return mean(x, axes, keep)
     return reduce({"ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod"}[op], x, axes, keep)
 
@@ -41,7 +41,7 @@ def reduction(use: Use) -> Tensor:
 def variance(use: Use) -> list[Tensor]:
     x, axes, keep = widened(use.x), list(use.attr("dim") or ()), bool(use.attr("keepdim"))
     if x.dtype not in FLOATS or not x.shape:
-        raise NoFormula("of a scalar")
+        raise UnsupportedLowering("of a scalar")
     axes = [a % len(x.shape) for a in axes] or list(range(len(x.shape)))
     average = mean(x, axes, True)
     d = point("sub", (x, average), x.dtype)
@@ -50,7 +50,7 @@ def variance(use: Use) -> list[Tensor]:
         n = expand(n * x.shape[a])
     correction = use.attr("correction")
     if not isinstance(n, int) or not isinstance(correction, int) or n - correction <= 0:
-        raise NoFormula("with a symbolic or empty count")
+        raise UnsupportedLowering("with a symbolic or empty count")
     var = point(
         "div", (total(point("mul", (d, d), x.dtype), axes, keep), const(float(n - correction), x.dtype)), x.dtype
     )
@@ -66,7 +66,7 @@ def deviation(use: Use) -> Tensor:
     axes, keep = [a % len(x.shape) for a in use.attr("dim")] or list(range(len(x.shape))), bool(use.attr("keepdim"))
     n, correction = count([x.shape[a] for a in axes]), use.attr("correction")
     if not isinstance(n, int) or n - correction <= 0:
-        raise NoFormula("with a symbolic or empty count")
+        raise UnsupportedLowering("with a symbolic or empty count")
     d = f("sub", x, use["mean"])
     rest, squares = total(d, axes, keep), total(f("mul", d, d), axes, keep)
     spread = f("sub", squares, f("div", f("mul", rest, rest), float(n)))
@@ -76,7 +76,7 @@ def deviation(use: Use) -> Tensor:
 @lowers("ReduceMeanWithCast")
 def mean_with_cast(use: Use) -> Tensor:
     if use.dtype not in FLOATS or use.x.dtype not in NUMBERS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     x, axes = cast(use.x, wide(use.dtype)), axes_of(use)
     return mean(x, axes, bool(use.attr("keep_dims"))) if axes else x
 
@@ -85,7 +85,7 @@ def mean_with_cast(use: Use) -> Tensor:
 def special_sum(use: Use) -> Tensor:
     x, op = widened(use.x), use.node.op
     if x.dtype not in FLOATS or not x.shape or any(same(s, 0) for s in x.shape):
-        raise NoFormula("of whole numbers, a scalar or nothing")
+        raise UnsupportedLowering("of whole numbers, a scalar or nothing")
     if op == "Dot":
         return reduce("sum", point("mul", (x, widened(use["input_y"])), x.dtype), [0], False)
     if op == "ReduceNansum":
@@ -99,14 +99,14 @@ def special_sum(use: Use) -> Tensor:
         return reduce("sum", size, axes, keep)
     if p == 2:
         return point("sqrt", (reduce("sum", point("mul", (x, x), x.dtype), axes, keep),), x.dtype)
-    raise NoFormula("of another power")
+    raise UnsupportedLowering("of another power")
 
 
 @lowers("SoftmaxV2", "LogSoftmaxV2")
 def softmax(use: Use) -> Tensor:
     x, axes = widened(use.x), list(use.attr("axes"))
     if not x.shape or x.dtype not in FLOATS:
-        raise NoFormula("of a scalar")
+        raise UnsupportedLowering("of a scalar")
     d = point("sub", (x, reduce("max", x, axes, True)), x.dtype)
     e = point("exp", (d,), x.dtype)
     s = reduce("sum", e, axes, True)
@@ -119,7 +119,7 @@ def softmax(use: Use) -> Tensor:
 def softmax_gradient(use: Use) -> Tensor:
     y, dy = widened(use["softmax"]), widened(use["grad_softmax"])
     if not y.shape:
-        raise NoFormula("of a scalar")
+        raise UnsupportedLowering("of a scalar")
     s = reduce("sum", point("mul", (y, dy), y.dtype), list(use.attr("axes")), True)
     return point("mul", (point("sub", (dy, s), y.dtype), y), y.dtype)
 
@@ -128,6 +128,6 @@ def softmax_gradient(use: Use) -> Tensor:
 def log_softmax_gradient(use: Use) -> Tensor:
     y, dy = widened(use["x"]), widened(use["grad"])
     if not y.shape:
-        raise NoFormula("of a scalar")
+        raise UnsupportedLowering("of a scalar")
     s = reduce("sum", dy, list(use.attr("axis")), True)
     return point("sub", (dy, point("mul", (point("exp", (y,), y.dtype), s), y.dtype)), y.dtype)
