@@ -28,7 +28,7 @@ from airgraph.errors import AirgraphError, EngineError, ExportError, Unsupported
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.ops import OPS, Call, row
+from airgraph.ir.ops import OPS, row, typed
 from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place
@@ -153,7 +153,7 @@ class _Run:
         op, value = row(node), node.output
         if op is None or op.known is None:
             raise self.wrong(node, f"{value.tensor} is stated to be {value.known}, which {node.op} cannot know")
-        found = op.known(Call(op, node.inputs, node.attrs))
+        found = op.known(typed(op, node.inputs, node.attrs))
         if found is None or self.size(found) != self.size(value.known):
             raise self.wrong(node, f"{value.tensor} is {found}, not {value.known} as stated")
         env[id(value)] = torch.tensor(self.size(found), dtype=TORCH_TYPES[value.type.dtype])

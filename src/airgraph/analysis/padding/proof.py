@@ -38,8 +38,8 @@ from airgraph.analysis.padding.facts import (
     RULES,
     Fact,
     Number,
+    PaddingView,
     Rule,
-    Site,
     UnsupportedPadding,
     has,
     numel_of,
@@ -180,7 +180,7 @@ class Walk:
             self.check_numbers(node)
             if rule is None:
                 raise UnsupportedPadding(f"is not known to keep the rows of {self.symbol} apart")
-            facts = zip(node.outputs, rule(Site(self, node)))
+            facts = zip(node.outputs, rule(PaddingView(self, node)))
             self.facts |= {value: fact for value, fact in facts if fact is not None}
 
     def pass_by(self, node: Node, rule: Rule | None) -> None:
@@ -190,7 +190,7 @@ class Walk:
             self.facts[node.output] = Fact(plain(node.output.type.shape), fill=number)
         elif node.op in CONSTANTS and rule:
             try:
-                fact = rule(Site(self, node))[0]
+                fact = rule(PaddingView(self, node))[0]
             except UnsupportedPadding:
                 return
             if fact is not None:
