@@ -204,7 +204,9 @@ def test_task_groups_and_events_by_hand() -> None:
         handle = torch.npu.graph_task_group_end(stream)
         y = second - 1
     # Nothing of the group was run: the capture left its results without values, and x as it was.
-    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "RecordedOp", "RecordedOp", "Piece"] and torch.equal(x, ones())
+    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "RecordedOp", "RecordedOp", "Piece"] and torch.equal(
+        x, ones()
+    )
     update_stream = torch.npu.Stream()
     for a, b in (([1, 3], [4, 4]), ([4, 0], [1, 1])):
         with torch.npu.stream(update_stream):

@@ -250,7 +250,9 @@ class FormulaReader:
             return list(self.index)
         kept = [s for _, s in self.kept]
         if same(product(root.shape), 0) and not same(product(kept), 0):
-            raise Refuse("an empty tensor in a kernel whose outer loops run")  # no index of it names an inner loop
+            raise UnsupportedPlan(
+                "an empty tensor in a kernel whose outer loops run"
+            )  # no index of it names an inner loop
         if same(product(root.shape), product(domain.shape)):
             return reshape_index(self.index, domain.shape, root.shape)
         if domain.axes and same(product(root.shape), product(kept)):
