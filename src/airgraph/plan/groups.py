@@ -1,7 +1,7 @@
 """From a graph to ordered steps: which tensors get memory, and which loops compute them.
 
 1. Every node becomes a formula (lower.py) or a step of its own (opaque.py): a matrix product, an attention, a call, ….
-2. Memory is given to what leaves the graph, what a step other than a loop reads, and what is dear and read more than once.
+2. Memory is given to what leaves the graph, what a step other than a loop reads, and expensive values with several uses.
 3. In the order of the graph each of these joins the loop that computes what it reads, if one kernel can do both.
 """
 
@@ -59,6 +59,13 @@ class Known:
 
 
 class Planner:
+    """Makes the plan of one graph for one target, in the three stages above; `plan()` runs them in order.
+
+    `tensors` has the formula of every value, `opaque` the nodes that are steps of their own, `roots` the tensors that get
+    memory (`places`), and `steps` what is planned so far. `made_by` says which step computes a tensor, so that a loop is
+    not joined by what reads a later one.
+    """
+
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value

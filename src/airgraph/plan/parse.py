@@ -225,6 +225,12 @@ def is_ratio(args: list[Any]) -> bool:
 
 
 class PlanReader:
+    """Reads the text of a plan line by line (the grammar is in text.py); whatever is wrong with one is a VerifyError.
+
+    The text names nodes of `graph` and tensors by the names its memory lines give them. `functions` are those that sizes
+    may use besides sympy's.
+    """
+
     def __init__(
         self, graph: Graph, boundary: Boundary, target: Target, functions: Mapping[str, Callable[..., Any]] | None
     ) -> None:

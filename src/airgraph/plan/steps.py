@@ -155,6 +155,8 @@ Step = LoopStep | GemmStep | AttentionStep | ConvStep | CallStep
 
 @dataclass
 class Plan:
+    """What an engine runs: steps in order, the memory each tensor has (`places`), and what leaves the graph."""
+
     graph: Graph
     boundary: Boundary
     steps: list[Step]

@@ -109,6 +109,8 @@ class SizeText:
 
 
 class PlanText:
+    """Writes a plan line by line and gives tensors their names, in the order in which they are met."""
+
     def __init__(self, plan: Plan, functions: Mapping[str, Any] | None = None) -> None:
         self.plan = plan
         self.size = SizeText(functions)
