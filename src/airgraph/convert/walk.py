@@ -68,6 +68,12 @@ def convert(
 
 @dataclass
 class Walker:
+    """Converts one FX graph: `visit` is called for its nodes in order.
+
+    `env` has what each FX node has become: a value, several, a `PendingView`, or a plain number. `boundary`
+    collects what the program has to know about arguments and results, `writes` the values that arguments get.
+    """
+
     gm: torch.fx.GraphModule
     graph: Graph
     registry: Registry

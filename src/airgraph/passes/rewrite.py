@@ -212,6 +212,8 @@ def apply(
 
 
 class _Rewriting:
+    """One run of a set of rules over a graph, until none applies; `queue` has the nodes that are still to be tried."""
+
     def __init__(self, graph: Graph, rules: Sequence[Rule], helpers: Sequence[Rule], live: Liveness | None) -> None:
         self.graph = graph
         roots = {op for rule in rules for op, _ in screens(rule)}

@@ -1,7 +1,7 @@
 """From a graph to ordered steps: which tensors get memory, and which loops compute them.
 
 1. Every node becomes a formula (lower.py) or a step of its own (opaque.py): a matrix product, an attention, a call, ….
-2. Memory is given to what leaves the graph, what a step other than a loop reads, and what is dear and read more than once.
+2. Memory is given to what leaves the graph, what a step other than a loop reads, and expensive values with several uses.
 3. In the order of the graph each of these joins the loop that computes what it reads, if one kernel can do both.
 """
 
@@ -21,12 +21,12 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, UnsupportedLowering
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Opaque, Scatter, TorchCall, made, opaque, written_back
+from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, from_last, iota, next_id, point
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -59,6 +59,13 @@ class Known:
 
 
 class Planner:
+    """Makes the plan of one graph for one target, in the three stages above; `plan()` runs them in order.
+
+    `tensors` has the formula of every value, `opaque` the nodes that are steps of their own, `roots` the tensors that get
+    memory (`places`), and `steps` what is planned so far. `made_by` says which step computes a tensor, so that a loop is
+    not joined by what reads a later one.
+    """
+
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
@@ -178,7 +185,7 @@ class Planner:
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = t
+            self.tensors[id(value)] = from_last(t) if isinstance(found, Convolution) and found.last else t
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)

@@ -225,6 +225,12 @@ def is_ratio(args: list[Any]) -> bool:
 
 
 class PlanReader:
+    """Reads the text of a plan line by line (the grammar is in text.py); whatever is wrong with one is a VerifyError.
+
+    The text names nodes of `graph` and tensors by the names its memory lines give them. `functions` are those that sizes
+    may use besides sympy's.
+    """
+
     def __init__(
         self, graph: Graph, boundary: Boundary, target: Target, functions: Mapping[str, Callable[..., Any]] | None
     ) -> None:
@@ -392,7 +398,7 @@ class PlanReader:
                 line.expect(",")
                 w = self.matrix(line)
                 bias = self.matrix(line) if line.take("+") else None
-                return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes))
+                return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes), line.take("channels_last"))
             case "call":
                 return self.call(line)
         raise VerifyError(f"{kind} is no kind of step")

@@ -109,6 +109,8 @@ class SizeText:
 
 
 class PlanText:
+    """Writes a plan line by line and gives tensors their names, in the order in which they are met."""
+
     def __init__(self, plan: Plan, functions: Mapping[str, Any] | None = None) -> None:
         self.plan = plan
         self.size = SizeText(functions)
@@ -195,7 +197,8 @@ class PlanText:
             case ConvStep():
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
                 operands = f"{self.matrix(step.x)}, {self.matrix(step.w)}{bias}"
-                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}"]
+                last = " channels_last" if step.last else ""
+                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"]
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)

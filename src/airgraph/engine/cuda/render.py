@@ -148,6 +148,13 @@ class CodeBlock:
 
 
 class Renderer:
+    """Renders one nest as the body of a Triton kernel; `source()` is the result.
+
+    A block of the kernel computes a tile: XBLOCK iterations of the outer loops at once and, where there are inner ones,
+    RBLOCK of those, in one go (`whole_rows`) or in a loop for each stage (`long_rows`). What does not depend
+    on the inner loops is defined outside of them.
+    """
+
     def __init__(self, nest: Nest, tile: Tile) -> None:
         self.nest, self.tile = nest, tile
         self.inner = frozenset(nest.inner)

@@ -96,7 +96,7 @@ class NodeView(Generic[T]):
                                     types, a formula in `plan/lowerings`, what happens to rows in `analysis/padding`
         view.has("bias")            whether an optional input is given
         view.numbers("axes")        the known value of an index input; None where it is only known when run
-        view.attr("keep_dims")      an attribute, or its default
+        view.attr("keep_dims")      an attribute, or its default; None where the op has none of that name
 
     A type rule runs before there is a node, so only the other rules may ask for `node` and its results.
     """
@@ -144,7 +144,8 @@ class NodeView(Generic[T]):
 
     # -- attributes and types -------------------------------------------------------------------------------------------
     def attr(self, name: str) -> Any:
-        value = self.attrs.get(name, self.op.attrs.get(name, REQUIRED))
+        """An attribute, or its default; None where the op has no attribute of that name."""
+        value = self.attrs.get(name, self.op.attrs.get(name))
         if value is REQUIRED:
             raise VerifyError(f"{self.op.name} needs the attribute {name!r}")
         return value

@@ -15,6 +15,8 @@ Typed = tuple[str, str]  # (LLVM type, value)
 
 
 class Function:
+    """The text of one LLVM function while it is written. Methods append instructions and return the names of values."""
+
     def __init__(self, name: str, params: str, result: str = "void", exported: bool = False) -> None:
         linkage = "" if exported else "internal "
         self.head = f"define {linkage}{result} @{name}({params}) nounwind {{"
