@@ -28,6 +28,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Share
 from airgraph.engine.native.kernels.products import Product
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error
+from airgraph.engine.native.packing import PackingBudget, can_be_tagged
 from airgraph.engine.native.tables import Entry
 from airgraph.engine.planned import THREADS, PlannedExecutable
 from airgraph.engine.protocol import Request, Symbols
@@ -38,6 +39,7 @@ from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep
 
 FRAMES = 64  # that wait: each is for its own frozen weights, or was made for a call at the same time
+PACKED_SETS = 4  # sets of weights that have packed copies (a model and copies of it share one program)
 _numbers = itertools.count(1)
 _frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
 
@@ -114,6 +116,9 @@ class NativeExecutable(PlannedExecutable):
         self.steps: list[NativeStep] = native_steps(plan)
         super().__init__(request, self.steps)
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
+        tags = request.journal.phase == "inference" and bool(runtime.version_function())
+        self.tagged = self.unwritten_arguments() if tags else frozenset()  # may be packed, with a tag
+        self.journal = request.journal
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
         self.by_python = bool(self.tapes.refused)  # some steps are done by Python
@@ -126,6 +131,7 @@ class NativeExecutable(PlannedExecutable):
         self.native = make_function(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []
         self.shared: Shared | None = None
+        self.packed_bytes = 0  # that the journal was told of
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, Product]:
@@ -153,6 +159,7 @@ class NativeExecutable(PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
+        tuned |= self.packed_products(symbols)
         steps = [sized(step, self.sizes, tuned.get(step)) for step in self.steps]
         time = self.timeline(self.steps, [s.single == 1 for s in steps])
         return Shared(
@@ -169,9 +176,22 @@ class NativeExecutable(PlannedExecutable):
             released=self.releases(self.steps),
             sized=steps,
             tuned=tuned,
+            frozen=self.frozen,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
+
+    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+        """Those whose weight may be packed and whose sizes are known when compiling."""
+        budget, found = PackingBudget(), dict[NativeStep, Tuned]()
+        for step, product in self.products(symbols, symbolic=False).items():
+            assert step.args[1] is not None
+            slot = self.table.slot(step.args[1])
+            if slot in self.constants or slot in self.frozen or slot in self.tagged:
+                way = budget.way(product)
+                if way is not None:
+                    found[step] = Tuned(product, way)
+        return found
 
     def argument(self, spec: Argument) -> Given:
         if isinstance(spec, NumberIn):
@@ -201,16 +221,22 @@ class NativeExecutable(PlannedExecutable):
             try:
                 frame.assign(symbols, number_of_threads())
             finally:
-                others = [f for f in waiting if f is not frame][: FRAMES - 1]
+                others = self.kept_waiting([f for f in waiting if f is not frame])
                 for f in reversed([frame, *others]):
                     runtime.put_frame(self.address, f.address)
-                gone = [f for f in waiting if f is not frame][FRAMES - 1 :]
+                gone = [f for f in waiting if f is not frame and f not in others]
                 self.frames = [f for f in self.frames if f not in gone]
         return frame
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self.program)
+
+    def kept_waiting(self, frames: list[BoundFrame]) -> list[BoundFrame]:
+        """Not those whose packed weights are of no use any more, nor more sets of packed weights than are wanted."""
+        fresh = [f for f in frames if not any(tag.outdated() for tag in f.tags.values())]
+        sets = list(dict.fromkeys(tuple(f.only.items()) for f in fresh if f.tags))[PACKED_SETS - 1 :]
+        return [f for f in fresh if not f.tags or tuple(f.only.items()) not in sets][: FRAMES - 1]
 
     def taken(self) -> list[BoundFrame]:
         """All frames that wait, taken out of the program's list."""
@@ -227,6 +253,9 @@ class NativeExecutable(PlannedExecutable):
         frame.owner = weakref.ref(self)
         _frames[number] = frame
         self.frames.append(frame)
+        if frame.packed and self.packed_bytes != frame.packed:
+            self.packed_bytes = frame.packed
+            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
         return frame
 
     def parameters(self, args: Sequence[Any], shared: Shared) -> dict[int, torch.Tensor]:
@@ -236,7 +265,7 @@ class NativeExecutable(PlannedExecutable):
             for arg, given in zip(args, shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
             and given.kind == Entry.TENSOR
-            and given.value in self.frozen
+            and (given.value in self.frozen or (given.value in self.tagged and can_be_tagged(arg)))
             and type(arg) is torch.nn.Parameter
             and list(given.strides) == list(arg.stride())
             and DTYPE_NUMBER[arg.dtype] == given.dtype

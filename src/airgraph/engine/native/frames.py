@@ -23,10 +23,11 @@ from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.calls.words import Calls, Writer
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.kernels import conv, gemm
-from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, jobs_of, strategy, unit_of
+from airgraph.engine.native.kernels import blas, conv, gemm
+from airgraph.engine.native.kernels.products import ALONE, COLUMNS, TURNED, Product, Way, jobs_of, strategy, unit_of
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Location, Step, in_a_word, words
+from airgraph.engine.native.packing import Tag
+from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Location, Step, TagWords, in_a_word, words
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.ir.symbols import evaluate
@@ -105,12 +106,15 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> 
         known = zip((*dims, threads), (p.batch, p.m, p.n, p.k, p.threads))
         same = reduce(both, (equal(a, b) for a, b in known))
         split, team = choose(same, way.split, split), choose(same, way.threads, team)
+    if tuned is not None and tuned.way.packed:
+        split, team = COLUMNS, tuned.way.threads
     words[Gemm.SPLIT] = split
     jobs = jobs_of(split, dims)
     forms = [form, *([TURNED[form]] if tuned is not None and tuned.way.turned else [])]
     _, m, n, k = dims
     scratch = reduce(maximum, (gemm.scratch_bytes(gemm.FORMS[f], m, n, k) for f in forms))
-    return SizedStep(words, jobs, unit_of(split, team, jobs, threads), equal(team, 1), aligned(scratch))
+    unit = tuned.way.unit(tuned.product) if tuned is not None and tuned.way.packed else None
+    return SizedStep(words, jobs, unit or unit_of(split, team, jobs, threads), equal(team, 1), aligned(scratch))
 
 
 def number_word(x: Any, sizes: Sizes) -> Amount:
@@ -168,9 +172,10 @@ class Shared:
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
+    frozen: frozenset[int]  # slots of the arguments that never change
     time: Timeline
     memory: Arrangement
-    copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
+    copies: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary)  # of weights, turned or packed
     kept: list[Any] = field(default_factory=list)
 
     def binding(self) -> int:
@@ -200,6 +205,8 @@ class BoundFrame:
         self.plan, self.native, self.table, self.calls = shared.plan, shared.steps, shared.table, shared.calls
         self.sizes, self.still, self.number = shared.sizes, still, number
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
+        self.tags: dict[int, Tag] = {}  # slot of an argument → what it was when it was packed
+        self.packed = 0  # bytes of packed weights
         self.kept: list[Any] = []
         self.sized: list[tuple[int, int]] = []  # (address of a word, number of its value)
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
@@ -279,9 +286,16 @@ class BoundFrame:
         row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
         row[Entry.SIZES], row[Entry.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
         row[Entry.ADDRESS] = self.only.get(e.value, 0) if e.kind == Entry.TENSOR else 0
+        row[Entry.TAG] = self.tag_row(self.tags[e.value]) if e.kind == Entry.TENSOR and e.value in self.tags else 0
         if e.kind == Entry.FLOAT:
             self.slots[e.value] = self.row([0])
         return row
+
+    def tag_row(self, tag: Tag) -> int:
+        row = [0] * TagWords.WORDS
+        row[TagWords.OBJECT], row[TagWords.VERSION] = id(tag.weight), tag.version
+        row[TagWords.SAMPLES], row[TagWords.SAMPLE_TABLE] = len(tag.table), tag.table.data_ptr()
+        return self.row(row)
 
     def number_entry(self, e: Given) -> list[Any]:
         """The entry of a whole number. (Nothing may depend on it, and it may be none: the size of a ragged dimension.)"""
@@ -333,7 +347,10 @@ class BoundFrame:
         return term if isinstance(term, int) else int(evaluate(x, self.symbols or self.bound()))
 
     def serves(self, args: Sequence[Any]) -> bool:
-        """Whether the weights it has copies of are among the arguments."""
+        """Whether the weights it has copies of are among the arguments, and are what was copied."""
+        given = {g.value: a for g, a in zip(self.shared.arguments, args) if g.kind == Entry.TENSOR}
+        if not all(tag.fits(given.get(slot)) for slot, tag in self.tags.items()):
+            return False
         addresses = {
             g.value: a.data_ptr()
             for g, a in zip(self.shared.arguments, args)
@@ -406,7 +423,9 @@ class BoundFrame:
             tuned = self.shared.tuned.get(step)
             if tuned is not None and tuned.way.turned:
                 self.turn(step, sizes, args)
-            row[Step.FUNCTION], row[Step.JOBS], row[Step.UNIT] = step.function, numbers.jobs, numbers.unit
+            packs = tuned is not None and tuned.way.packed and self.pack(step, tuned, sizes, args)
+            row[Step.FUNCTION] = blas.step() if packs else step.function
+            row[Step.JOBS], row[Step.UNIT] = numbers.jobs, numbers.unit
             row[Step.SIZES], row[Step.ARGS] = self.row(sizes), self.row(args)
             if step.checks:
                 errors.append(row[Step.SIZES])
@@ -455,6 +474,28 @@ class BoundFrame:
             self.only[slot] = weight.data_ptr()
         sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
         args[1] = self.row([copy.data_ptr()])
+
+    def pack(self, step: NativeStep, tuned: Tuned, sizes: list[Any], args: list[int]) -> bool:
+        """The product reads a packed copy of its weight, if that keeps its content or can be tagged."""
+        assert step.args[1] is not None
+        slot, p = self.table.slot(step.args[1]), tuned.product
+        weight = self.still.get(slot)
+        if weight is None:
+            return False
+        if slot not in self.shared.constants and slot not in self.shared.frozen and slot not in self.tags:
+            self.tags[slot] = Tag(weight)
+        key = (weight.data_ptr(), sizes[Gemm.B_AT], p, self.tags[slot].key if slot in self.tags else None)
+        copy = self.shared.copies.get(key)
+        if copy is None:
+            copy = self.shared.copies[key] = blas.PackedWeight(p.m, p.n, p.k, tuned.way.unit(p))
+            copy.fill(weight.data_ptr() + 4 * sizes[Gemm.B_AT], gemm.FORMS[p.form] == "nt", p.ldb)
+        self.kept += [copy, weight]
+        self.packed += copy.bytes
+        if slot not in self.shared.constants:
+            self.only[slot] = weight.data_ptr()
+        sizes[Gemm.BLOCK], sizes[Gemm.APART] = copy.block, copy.apart
+        args[1] = self.row([copy.address])
+        return True
 
 
 def contiguous(shape: Sequence[Amount]) -> list[Amount]:

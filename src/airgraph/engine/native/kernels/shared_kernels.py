@@ -15,9 +15,11 @@ MODULES = (gemm, attention, conv)
 
 
 class Gemm:
-    """The sizes of a matrix product, behind the error word."""
+    """The sizes of a matrix product, behind the error word. A packed weight (blas.py) has blocks of BLOCK columns, APART
+    bytes from each other."""
 
-    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, WORDS = range(1, 17)
+    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
+    APART, WORDS = 17, 18
 
 
 def step_gemm() -> str:
