@@ -13,7 +13,7 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native.kernels import blas
-from airgraph.engine.native.tables import Step
+from airgraph.engine.native.tables import StepWords
 from airgraph.journal import JOURNALS
 from airgraph.torch_internals import MKL
 
@@ -47,7 +47,7 @@ def compiled(module, x, **options):
 
 def packed_steps(native) -> int:
     table = native.frames[-1].step_table
-    return sum(table[i + Step.FUNCTION] == blas.step() for i in range(0, len(table), Step.WORDS))
+    return sum(table[i + StepWords.FUNCTION] == blas.step() for i in range(0, len(table), StepWords.WORDS))
 
 
 def assert_as_near_as_eager(ours, module, x):
