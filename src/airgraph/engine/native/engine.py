@@ -62,13 +62,19 @@ class BlockPool:
         with self.lock:
             if any(need // 2 < block[tables.BlockWords.SIZE] < need for block, _ in self.blocks):
                 need += need // 4
-            memory = torch.empty(need + 64, dtype=torch.uint8)
+            memory = torch.empty(-(-need // 64) * 64 + 64, dtype=torch.uint8)
             base = -(-memory.data_ptr() // 64) * 64
             block = (ctypes.c_int64 * tables.BlockWords.WORDS)(0, base, need)
             self.drop_smaller(need)
             block[tables.BlockWords.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
+
+    def fill(self, value: float) -> None:
+        """For tests, while no call runs: a number in all memory of intermediates and scratch, padding included."""
+        with self.lock:
+            for _, memory in self.blocks:
+                memory.view(torch.float32).fill_(value)
 
     def drop_smaller(self, need: int) -> None:
         kept, at = [], self.head[0]
