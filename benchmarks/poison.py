@@ -4,8 +4,8 @@
     python benchmarks/poison.py --models heads_40
 
 Subnormal numbers in lanes that nothing needs once made such models seven times as slow on x86-64, which takes a microcode
-assist for every operation on one. Before each call all memory for intermediates and scratch is filled: with zeros, then with
-the garbage, in turn. Only the ratios count; about 1 is right. tests/engine/native/test_poison.py compares the results.
+assist for every operation on one. Before each call all memory for intermediates and scratch is filled: with zeros, then
+with the garbage, in turn. Only the ratios count; about 1 is right. tests/engine/native/test_poison.py compares the results.
 """
 
 from __future__ import annotations
