@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import airgraph
-from airgraph.engine.native.engine import POOL
+from airgraph.engine.native.runner import POOL
 
 GARBAGE = {"subnormal": 1e-40, "nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 

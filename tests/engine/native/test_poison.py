@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import airgraph
-from airgraph.engine.native.engine import POOL
+from airgraph.engine.native.runner import POOL
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from poison import GARBAGE, MODELS, build

@@ -42,8 +42,10 @@ class Tag:
         return self.weight._version != self.version or not torch.equal(self.content(), self.bits)
 
 
-def can_be_tagged(weight: torch.Tensor) -> bool:
-    return type(weight) is torch.nn.Parameter and weight.is_contiguous() and not weight.is_inference()
+def can_be_tagged(weight: object) -> bool:
+    if type(weight) is not torch.nn.Parameter or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return False
+    return weight.numel() > 0 and weight.is_contiguous() and not weight.is_inference()
 
 
 class PackingBudget:

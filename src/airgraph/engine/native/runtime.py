@@ -490,7 +490,7 @@ def entry() -> Code:
     imports |= {name: symbol(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
     imports["version"] = version_function() or imports["wrap"]  # (only called where a frame has tags)
-    return build([Unit(source(), ("call", "run", "write", "take", "put"), imports)])
+    return build([Unit(source, ("call", "run", "write", "take", "put"), imports, name=__name__)])
 
 
 # -- for Python -----------------------------------------------------------------------------------------------------------
