@@ -150,6 +150,7 @@ def gemm_step(step: GemmStep) -> NativeStep:
         step.a.offset,
         step.b.offset,
         bias_at,
+        *[0] * 3,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))

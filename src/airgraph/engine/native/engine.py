@@ -24,6 +24,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, nu
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
+from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
@@ -47,6 +48,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
         self.titles = [title(plan, step.origin) for step in self.steps]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
+        self.tagged = self.unwritten_arguments() if request.journal.phase == "inference" else frozenset()
+        self.journal, self.packed_bytes = request.journal, 0  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
         self.by_python = bool(self.tapes.refused)  # some steps are done by Python
@@ -96,6 +99,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
+        tuned |= self.packed_products(symbols)
         steps = [sized(step, self.sizes, tuned.get(step)) for step in self.steps]
         time = self.timeline(self.steps, [s.single == 1 for s in steps])
         return Shared(
@@ -111,9 +115,22 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             released=self.releases(self.steps),
             sized=steps,
             tuned=tuned,
+            frozen=self.frozen,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
+
+    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+        """Those whose weight may be packed and whose sizes are known when compiling."""
+        budget, found = PackingBudget(), dict[NativeStep, Tuned]()
+        for step, product in self.products(symbols, symbolic=False).items():
+            assert step.args[1] is not None
+            slot = self.table.slot(step.args[1])
+            if slot in self.constants or slot in self.frozen or slot in self.tagged:
+                way = budget.way(product)
+                if way is not None:
+                    found[step] = Tuned(product, way)
+        return found
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
         """The program as plain data, or why it cannot be; `symbols`: for which its memory shall be laid out well."""
@@ -158,12 +175,15 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
         frame = super().new_frame(args)
         frame.shared = self.shared
+        if frame.packed not in (0, self.packed_bytes):
+            self.packed_bytes = frame.packed
+            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
         return frame
 
     def still(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
-        """Constants, and those among the arguments that keep their content, by slot."""
+        """Constants, and those among the arguments that keep their content or can be tagged, by slot."""
         assert self.shared is not None
-        return self.constants | {
+        return dict(super().still(args)) | {
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)

@@ -38,6 +38,7 @@ from airgraph.engine.native.tables import (
     LocationWords,
     PoolWords,
     ProgramWords,
+    TagWords,
 )
 from airgraph.errors import EngineError
 
@@ -74,6 +75,7 @@ PYTHON = (
     "Py_IncRef",
     "Py_DecRef",
 )
+VERSION = "_ZNK2at10TensorBase8_versionEv"
 WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
 DECLARES = """
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
@@ -106,6 +108,7 @@ declare ptr @PyErr_Occurred()
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @wrap(ptr)
+declare i64 @version(ptr)
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
 @two_numbers = private unnamed_addr constant [3 x i8] c"LL\\00"
@@ -184,6 +187,21 @@ def matches() -> str:
         other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
         f.give(other, "i1 false")
         f.set(slots, f.word(row, EntryWords.VALUE), address)
+        tag = f.word(row, EntryWords.TAG, "ptr")
+        f.when(f.test("ne", tag, "null", "ptr"), lambda: unchanged(tag, object, handle))
+
+    def unchanged(tag: str, object: str, handle: str) -> None:
+        f.give(f.test("ne", object, f.word(tag, TagWords.OBJECT, "ptr"), "ptr"), "i1 false")
+        version = f.op(f"call i64 @version(ptr {handle})")
+        f.give(f.test("ne", version, f.word(tag, TagWords.VERSION)), "i1 false")
+        samples, content = f.word(tag, TagWords.SAMPLE_TABLE, "ptr"), f.word("%out", 0, "ptr")
+
+        def sample(i: str) -> None:
+            pair = f.row(samples, i, 2)
+            now = f.op(f"load i32, ptr {f.at(content, f.word(pair, 0), 'i8')}")
+            f.give(f.test("ne", now, f.op(f"trunc i64 {f.word(pair, 1)} to i32"), "i32"), "i1 false")
+
+        f.loop("0", f.word(tag, TagWords.SAMPLES), 1, sample)
 
     def other_stride(d: str, sizes: str, strides: str, wanted: str) -> str:
         """(The stride of a dimension of size 1 means nothing.)"""
@@ -460,12 +478,18 @@ def check_tensors() -> None:
         raise OSError(f"tensors of this PyTorch ({torch.__version__}) have another layout")
 
 
+def version_function() -> int:
+    """Of a tensor's version counter; 0: this PyTorch has none, and only weights that never change are packed."""
+    return symbol(libtorch(), VERSION)
+
+
 @cache
 def entry() -> Code:
     check_tensors()
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: symbol(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
+    imports["version"] = version_function() or imports["wrap"]  # (only called where a frame has tags)
     return build([Unit(source, ("call", "run", "write", "take", "put"), imports, name=__name__)])
 
 

@@ -17,14 +17,19 @@ MODULES = (gemm, attention, CONVOLUTION)
 
 
 class Gemm:
-    """The sizes of a matrix product, behind the error word."""
+    """The sizes of a matrix product, behind the error word. With a packed weight, of blocks of BLOCK columns that are APART
+    bytes from each other, the function at PACKED multiplies (blas.py)."""
 
-    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, WORDS = range(1, 17)
+    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
+    APART, PACKED, WORDS = 17, 18, 19
 
 
 def step_gemm() -> str:
     """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
-    f = Native("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    given = "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch"
+    f = Native("step_gemm", given, exported=True)
+    packed = f.word("%sizes", Gemm.PACKED, "ptr")
+    f.leave(f.test("ne", packed, "null", "ptr"), lambda: f.call(packed, given))
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
     a, b, bias = (
