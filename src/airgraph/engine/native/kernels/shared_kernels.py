@@ -91,7 +91,7 @@ def step_conv_last() -> str:
     places = ((x, ConvLast.X_AT), (w, ConvLast.W_AT), (bias, ConvLast.BIAS_AT))
     operands = ", ".join(f"ptr {f.at(p, f.word('%sizes', i), 'i8')}" for p, i in places)
     dims = f.at("%sizes", ConvLast.DIMS, "i64")
-    rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch, ptr null, ptr null, ptr null, ptr null"
+    rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch"
     f.do(f"call void @ag_conv_last({operands}, {rest})")
     return f.text()
 
@@ -101,7 +101,7 @@ def source() -> str:
     parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
     parts += [
         "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
-        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr, ptr, ptr, ptr, ptr)"
+        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)"
         if CHANNELS_LAST
         else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
