@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CASES = ("mlp", "llama", "llama dynamic", "llama training")
+CASES = ("mlp", "bert", "llama", "llama dynamic", "mlp training", "llama training")
 CHILD = """
 import json, sys, time
 import torch, airgraph
@@ -31,13 +31,18 @@ def llama():
     config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=100)
     return LlamaModel(config), dict(input_ids=torch.randint(0, 100, (1, 16)), use_cache=False)
 
+def bert():
+    from transformers import BertConfig, BertModel
+    config = BertConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, vocab_size=100)
+    return BertModel(config), dict(input_ids=torch.randint(0, 100, (1, 16)))
+
 def mlp():
     layers = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.LayerNorm(256), torch.nn.Linear(256, 10)]
     return torch.nn.Sequential(*layers), dict(input=torch.randn(8, 64))
 
 case = sys.argv[1]
 torch.manual_seed(0)
-model, args = mlp() if case == "mlp" else llama()
+model, args = {"mlp": mlp, "bert": bert, "llama": llama}[case.split()[0]]()
 training = case.endswith("training")
 model.train(training)
 compiled = torch.compile(model, backend=airgraph.backend(engine="native"), dynamic=case.endswith("dynamic"))
@@ -45,15 +50,16 @@ start = time.perf_counter()
 with torch.set_grad_enabled(training):
     result = compiled(**args)
     if training:
-        result.last_hidden_state.sum().backward()
+        getattr(result, "last_hidden_state", result).sum().backward()
 total = time.perf_counter() - start
 ours = sum(stage.seconds for journal in JOURNALS for stage in journal.stages)
 stages = {}
 for journal in JOURNALS:
     for stage in journal.stages:
-        name = stage.name if stage.name in ("fx_passes", "convert", "plan", "load") else "passes"
+        name = stage.name if stage.name in ("fx_passes", "cache", "convert", "plan", "load", "keep") else "passes"
         stages[name] = stages.get(name, 0) + stage.seconds
-print(json.dumps({"total": total, "ours": ours, "stages": stages, "counts": dict(open_cache().counts)}))
+llvm = "llvmlite" in sys.modules
+print(json.dumps({"total": total, "llvm": llvm, "ours": ours, "stages": stages, "counts": dict(open_cache().counts)}))
 """
 
 
@@ -83,11 +89,12 @@ def cpu_name() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default=",".join(CASES), help="some of them, separated by commas")
     parser.add_argument("--out", default=str(Path(__file__).with_name("start.json")))
     args = parser.parse_args()
     result = {"cpu": cpu_name(), "rounds": args.rounds, "load": os.getloadavg()[0], "cases": {}}
     print(f"{'':16} {'cold':>8} {'warm':>8} {'ratio':>6}   seconds of ours")
-    for case in CASES:
+    for case in args.cases.split(","):
         figures = result["cases"][case] = rounds_of(case, args.rounds)
         cold, warm = figures["cold"]["ours"], figures["warm"]["ours"]
         print(f"{case:16} {cold:8.2f} {warm:8.2f} {figures['ratio']:6.2f}", flush=True)

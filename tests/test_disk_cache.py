@@ -195,9 +195,20 @@ def test_the_command(folder, monkeypatch, capsys):
     assert command("path") == 0 and capsys.readouterr().out == f"{folder}\n"
     assert command("list") == 0
     text = capsys.readouterr().out
-    assert "2 entries, " in text and "cpu here" in text and "cpu \\x1b[31m" in text
+    assert "2 entries, " in text and "cpu here" in text and "added 0 s ago" in text and "cpu \\x1b[31m" in text
     assert command("verify") == 0 and "2 entries are whole, 0 are not" in capsys.readouterr().out
     entry(cache).write_bytes(b"")
     assert command("verify") == 3 and str(entry(cache)) in capsys.readouterr().out
     assert command("prune") == 0 and command("clear") == 0
     assert "2 entries removed" in capsys.readouterr().out and not cache.entries()
+
+
+def test_hits_are_counted(folder, monkeypatch, capsys):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(folder))
+    made(Cache(folder))
+    for mode in ("on", "on", "read"):
+        assert made(Cache(folder, mode)) == (b"data", False)
+    (found,) = Cache(folder).entries()
+    assert found.hits == 2  # reading adds nothing
+    assert command("list") == 0 and "2 hits, the last" in capsys.readouterr().out
+    assert command("clear") == 0 and not any((folder / "hits").iterdir())

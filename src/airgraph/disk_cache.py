@@ -10,6 +10,7 @@ cache that cannot be used is as good as an empty one, and `cache.notes` says why
 
     FOLDER/key                        32 random bytes, mode 0600
     FOLDER/object/4f/4fd1…            an entry; the time of its last use is its modification time (LRU eviction)
+    FOLDER/hits/object-4fd1…          as many bytes as the entry was used times
     FOLDER/locks/object-4f            held by the process that makes an entry, so that others wait for it
 
 Files appear by an atomic rename. Locks are those of the operating system and end with their owner.
@@ -42,6 +43,7 @@ SCAN_EVERY = 64  # new entries between two looks at the size of the folder
 KEPT = 0.8  # of the limit, after an eviction
 WAIT_S = 60.0  # for another process that makes the same entry
 POLL_S = 0.02
+MOST_HITS = 1 << 16  # that are counted
 STALE_S = 3600.0  # a file that is still being written after this is nobody's
 _numbers = itertools.count()
 
@@ -79,6 +81,11 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airgraph"
 
 
+def hits_of(path: Path) -> Path:
+    """The counter of an entry."""
+    return path.parent.parent.parent / "hits" / f"{path.parent.parent.name}-{path.name}"
+
+
 _caches: dict[tuple[str, str], Cache] = {}
 _opening = held_at_fork(threading.Lock(), Depth.CACHE)
 
@@ -105,6 +112,18 @@ class CacheEntry:
     kind: str
     size: int
     used: float  # the time of its last use
+
+    @property
+    def hits(self) -> int:
+        """How often it was used."""
+        try:
+            return hits_of(self.path).stat().st_size
+        except OSError:
+            return 0
+
+    def remove(self) -> None:
+        self.path.unlink()
+        hits_of(self.path).unlink(missing_ok=True)
 
     def fields(self) -> dict[str, str]:
         """Those of its key; not authenticated, and empty if they cannot be read."""
@@ -170,7 +189,20 @@ class Cache:
         self.counts[f"{kind} hits"] += 1
         with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(path)
+            if self.mode == "on":
+                self.count_hit(path)
         return found
+
+    def count_hit(self, path: Path) -> None:
+        """A file beside the entries grows by a byte: several processes can do that at the same time."""
+        counter = hits_of(path)
+        counter.parent.mkdir(exist_ok=True, mode=0o700)
+        handle = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if os.fstat(handle).st_size < MOST_HITS:
+                os.write(handle, b".")
+        finally:
+            os.close(handle)
 
     def put(self, kind: str, key: Key, data: bytes) -> bool:
         """Whether it is there now."""
@@ -334,7 +366,7 @@ class Cache:
             abandoned = entry.path.name.startswith(".") and time.time() - entry.used > STALE_S
             if abandoned or (total > wanted and total - freed > wanted * KEPT):
                 with contextlib.suppress(OSError):
-                    entry.path.unlink()
+                    entry.remove()
                     freed += entry.size
         return freed
 
@@ -360,7 +392,7 @@ class Cache:
         entries = self.entries()
         for entry in entries:
             with contextlib.suppress(OSError):
-                entry.path.unlink()
+                entry.remove()
         return len(entries)
 
 

@@ -103,6 +103,8 @@ class ProgramEntry:
             yield found
 
     def missed(self) -> None:
+        for watch in _watchers:
+            watch(self)
         self.cache.counts[f"{KIND} misses"] += 1
         self.maker.journal.counters["program misses"] += 1
 
@@ -127,6 +129,20 @@ class ProgramEntry:
                 reason = f"its boundary cannot be written down: {error}"
         journal.counters["programs not kept"] += 1
         return [f"program not kept: {reason}"]
+
+
+# -- a tool's look at what is not there ---------------------------------------------------------------------------------
+_watchers: list[Callable[[ProgramEntry], Any]] = []
+
+
+@contextmanager
+def watching_misses(watch: Callable[[ProgramEntry], Any]) -> Iterator[None]:
+    """Meanwhile `watch` is shown every program that is looked for and not found."""
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers.remove(watch)
 
 
 def hints(sources: Sequence[SymbolSource], inputs: Sequence[Any]) -> dict[Any, int]:

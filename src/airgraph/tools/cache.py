@@ -1,10 +1,12 @@
 """`airgraph cache`: what the compilation cache holds, whether it is whole, and making room.
 
 airgraph cache path       the folder
-airgraph cache list       each entry: kind, size, last use, what it depends on
+airgraph cache list       each entry: kind, size, hits, last use, what it depends on
 airgraph cache verify     exit code 3 where an entry is not whole
 airgraph cache prune      least recently used entries go until the limit is kept
 airgraph cache clear      all entries go
+
+(`airgraph cache why` is in why.py.)
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from airgraph.disk_cache import Cache, CacheEntry, open_cache
 from airgraph.tools.escape import printable
 
-SHOWN = ("cpu", "llvmlite", "torch", "graph")  # fields of a key worth a column
+SHOWN = ("phase", "module", "cpu", "llvmlite", "torch")  # fields of a key worth a column
 
 
 def cache(action: str) -> int:
@@ -42,7 +44,12 @@ def listing(cache: Cache) -> int:
 def line(entry: CacheEntry, now: float) -> str:
     fields = entry.fields()
     shown = ", ".join(f"{name} {fields[name]}" for name in SHOWN if name in fields)
-    return printable(f"{entry.kind:<8} {size(entry.size):>9}  used {age(now - entry.used):>4} ago  {shown}")
+    used = (
+        f"{entry.hits:>5} hits, the last {age(now - entry.used):>4} ago"
+        if entry.hits
+        else f"added {age(now - entry.used)} ago"
+    )
+    return printable(f"{entry.kind:<8} {size(entry.size):>9}  {used:<32} {shown}")
 
 
 def verify(cache: Cache) -> int:

@@ -96,6 +96,10 @@ def show(args: argparse.Namespace) -> int:
 
 
 def cache(args: argparse.Namespace) -> int:
+    if args.action == "why":
+        from airgraph.tools.why import why
+
+        return why(script_of(args))
     from airgraph.tools.cache import cache
 
     return cache(args.action)
@@ -168,7 +172,10 @@ def show_options(command: argparse.ArgumentParser) -> None:
 
 
 def cache_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=("list", "verify", "prune", "clear", "path"))
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name in ("list", "verify", "prune", "clear", "path"):
+        actions.add_parser(name)
+    script_options(actions.add_parser("why"))
 
 
 def no_options(command: argparse.ArgumentParser) -> None:
@@ -266,8 +273,9 @@ COMMANDS = (
         cache_options,
         "the compilation cache on disk: what it holds, whether it is whole, making room",
         "list: each entry, the last used one first. verify: exit code 3 where an entry is not whole. prune: the least"
-        " recently used entries go until the limit is kept. clear: all go. path: the folder.",
-        ("airgraph cache list",),
+        " recently used entries go until the limit is kept. clear: all go. path: the folder. why SCRIPT: runs it, and says"
+        " for every graph whether its program was found, or what differs from the nearest one.",
+        ("airgraph cache list", "airgraph cache why train.py --epochs 1"),
     ),
     Command(
         "demo",

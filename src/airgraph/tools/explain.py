@@ -58,6 +58,7 @@ class GraphReport:
     passes: dict[str, int]  # how many rewrites each pass made
     refusals: tuple[str, ...]
     remarks: tuple[str, ...]
+    cache: str = ""  # whether its program was in the compilation cache; empty: it was not looked for
 
     @property
     def shapes(self) -> str:
@@ -220,7 +221,15 @@ def graph_report(frame: DynamoFrame | None, journal: Journal) -> GraphReport:
         passes={name: len(notes) for name, notes in rewrites.items() if notes},
         refusals=tuple(refusals),
         remarks=tuple(journal.remarks),
+        cache=from_cache(journal),
     )
+
+
+def from_cache(journal: Journal) -> str:
+    if journal.counters["program hits"]:
+        return "found, nothing was compiled"
+    notes = [n for s in journal.stages if s.name == "keep" for n in s.notes]
+    return "; ".join(["missed", *notes]) if journal.counters["program misses"] else ""
 
 
 def wrapper(frame: DynamoFrame) -> bool:

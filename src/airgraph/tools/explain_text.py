@@ -63,6 +63,7 @@ class Page:
             "Recompiles: calls that no compiled code fits": self.recompiles(report.recompiles),
             "Ops": self.ops(report.ops),
             "Passes": self.passes(report.graphs),
+            "Compilation cache": self.table([(f"  {g.name}", g.cache) for g in report.graphs if g.cache]),
             "Compile time": self.times(report.seconds),
             "Notes": self.notes(report),
         }

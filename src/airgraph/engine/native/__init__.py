@@ -22,6 +22,7 @@ from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import UnsupportedPlan
 from airgraph.plan.steps import Plan
+from airgraph.source_hash import source_hash
 
 if TYPE_CHECKING:
     from airgraph.engine.native.engine import NativeExecutable
@@ -37,7 +38,7 @@ class NativeEngine:
 
     def warm_up(self) -> None:
         """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
-        threading.Thread(target=problem, name="airgraph-warm-up", daemon=True).start()
+        threading.Thread(target=prepared, name="airgraph-warm-up", daemon=True).start()
 
     def plan(self, request: Request) -> Plan:
         if request.device.type != "cpu":
@@ -61,6 +62,12 @@ class NativeEngine:
 
     def program(self, executable: NativeExecutable, programs: Programs) -> Any:
         return programs.direct(executable)
+
+
+def prepared() -> None:
+    """What every compilation needs is there: the kernels, and the hash of our sources for keys of the cache."""
+    if problem() is None:
+        source_hash()
 
 
 _loading = held_at_fork(threading.Lock(), Depth.LOADING)
