@@ -43,6 +43,7 @@ from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
+from airgraph.store.node_dump import DumpingExecutable, NodeDump
 from airgraph.store.summary import write_summary
 
 _numbers = itertools.count(1)
@@ -176,10 +177,22 @@ def made_ready(
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
     )
+    if config.node_dump is not None and config.mode == "max-autotune":
+        return dumping(c, request), graph
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
     return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), graph
+
+
+def dumping(c: Compilation, request: Request) -> Program:
+    """The graph by the reference engine, which writes the tensors of its nodes."""
+    executable = DumpingExecutable(request.graph, request.device, request.map_device)
+    executable.dump = NodeDump(c.config.node_dump or {}, c.name, request.graph)
+    c.journal.remark(
+        f"node_dump: the reference engine runs this graph, and writes tensors below {executable.dump.root}"
+    )
+    return Program(c.name, request.boundary, executable, c.journal)
 
 
 def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Executable]:
