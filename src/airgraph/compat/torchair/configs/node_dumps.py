@@ -25,13 +25,13 @@ def read(parts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if not values.pop("on", False):
         others = [repr(leaf) for part, leaf in parts.items() if part != "on"]
         return {}, [f"{option} has no effect while config.dump_config.enable_dump is False" for option in others]
-    return {"node_dump": {part: value for part, value in values.items() if value}}, []
+    return {"node_dump": {"path": "./", **{part: value for part, value in values.items() if value}}}, []
 
 
 def from_file(content: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     given = dict(content.get("dump") or {})
     layers = [layer for entry in given.pop("dump_list", None) or () for layer in entry.get("layer") or ()]
-    wanted = {part: str(given.pop(name)) for name, part in IN_A_FILE.items() if given.get(name)}
+    wanted = {"path": "./"} | {part: str(given.pop(name)) for name, part in IN_A_FILE.items() if given.get(name)}
     if layers:
         wanted["layers"] = " ".join(layers)
     return wanted, [f"{name} of dump_config_path is the chip's and has no effect" for name in given]
