@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -54,6 +55,11 @@ class Config:
     data_dump_path: str = option(".", "the folder data_dump writes to; created if its parent exists")
     data_dump_filter: Callable[..., Any] | None = option(
         None, "called with an FX node: gives it back if its tensors are to be written, else None"
+    )
+    node_dump: Mapping[str, str] | None = option(
+        None,
+        'max-autotune: the reference engine runs the graph and writes tensors of its nodes, {"path": "dumps", '
+        '"mode": "all", "steps": "0|2-5", "layers": "Add MatMulV2_1", "data": "tensor"}; docs/dumps.md',
     )
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
@@ -126,6 +132,8 @@ class Config:
             check_dump_path(self.dump_path)
         if self.data_dump is not None:
             check_dump_path(self.data_dump_path, "data_dump_path")
+        if self.node_dump is not None:
+            check_node_dump(self.node_dump)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -186,6 +194,28 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a callable or None"})
     elif typing.get_origin(hint) is Mapping and not isinstance(value, Mapping):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a mapping or None"})
+
+
+NODE_DUMP = {
+    "path": None,
+    "mode": ("all", "input", "output"),
+    "steps": None,
+    "layers": None,
+    "data": ("tensor", "stats"),
+}
+
+
+def check_node_dump(wanted: Mapping[str, str]) -> None:
+    """Known names, and known values where there are only some."""
+    for name, value in wanted.items():
+        if name not in NODE_DUMP:
+            raise ConfigError(f"node_dump has no {name!r}", where={"known": ", ".join(NODE_DUMP)})
+        allowed = NODE_DUMP[name]
+        if allowed is not None and value not in allowed:
+            raise ConfigError(f"node_dump: {name} cannot be {value!r}", where={"allowed": ", ".join(allowed)})
+    if not re.fullmatch(r"(\d+(-\d+)?(\|\d+(-\d+)?)*\|?)?", wanted.get("steps", "")):
+        raise ConfigError(f"node_dump: steps cannot be {wanted['steps']!r}", hint='"0|2-5"')
+    check_dump_path(wanted.get("path", "."), "the path of node_dump")
 
 
 def check_dump_path(path: str, option: str = "dump_path") -> None:

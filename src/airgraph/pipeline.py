@@ -11,6 +11,7 @@ entry points, which call this, are in `api`.
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
+from airgraph.store.node_dump import DumpingExecutable, NodeDump
 from airgraph.store.program_entry import ProgramEntry, facts_of, not_kept
 from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import Remembered
@@ -143,6 +145,8 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
     cache = open_cache()
     if cache.secret is None:
         return "the cache folder cannot be used"
+    if calls_the_device(gm):
+        return "it calls a kernel that a script registered for an emulated device"
     try:
         text = graph_text(gm, registry_of(c.config))
     except NotKept as reason:
@@ -150,6 +154,17 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
     key = program_key(text, {**facts_of(c.config), "phase": c.journal.phase, "device": str(computing_device(device))})
     maker = ProgramMaker(c.name, Boundary(), c.journal, c.config)
     return ProgramEntry(cache, key, text, maker, lambda: recompiled(c, gm, device))
+
+
+def calls_the_device(gm: torch.fx.GraphModule) -> bool:
+    """Whether a program calls another op than the graph names: one that only this process may have."""
+    for node in gm.graph.nodes:
+        things = [node.target, *node.args, *node.kwargs.values()] if node.op == "call_function" else []
+        if node.op == "get_attr":
+            things = [operator.attrgetter(node.target)(gm)]
+        if any(host_op(thing, node) is not thing for thing in things):
+            return True
+    return False
 
 
 def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:
@@ -240,10 +255,22 @@ def made_ready(
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
     )
+    if config.node_dump and config.mode == "max-autotune":
+        return dumping(c, request), graph
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
     return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), graph
+
+
+def dumping(c: Compilation, request: Request) -> Program:
+    """The graph by the reference engine, which writes the tensors of its nodes."""
+    executable = DumpingExecutable(request.graph, request.device, request.map_device)
+    executable.dump = NodeDump(c.config.node_dump or {}, c.name, request.graph)
+    c.journal.remark(
+        f"node_dump: the reference engine runs this graph, and writes tensors below {executable.dump.root}"
+    )
+    return Program(c.name, request.boundary, executable, c.journal)
 
 
 def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Executable]:
