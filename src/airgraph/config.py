@@ -88,7 +88,7 @@ class Config:
     )
     output_slots: int = option(2, "replay: sets of results a program may have alive before it copies them out")
     clone_input: bool = option(True, "replay: copy arguments to fixed memory; False: take the memory of the first call")
-    capture_limit: int = option(64, "replay: the most programs one graph keeps captured; the coldest goes first")
+    capture_limit: int = option(64, "replay: how many programs one graph keeps captured (LRU eviction)")
     capture_bytes: int | None = option(None, "replay: the most bytes of memory of captured programs on one device")
     capture_error_mode: ErrorMode = option(
         "thread_local", "replay on CUDA: what may go on while a graph is captured; global: nothing unsafe in any thread"
@@ -97,7 +97,7 @@ class Config:
     reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
     force_eager: bool = option(False, "replay: run every call without capturing anything")
     force_recapture: bool = option(
-        False, "replay: capture anew at every call, to tell capture faults from memory faults"
+        False, "replay: capture again at every call, to tell capture faults from memory faults"
     )
     check: Literal["sample"] | None = option(
         None, "replay: compare every `check_every`-th replay with an uncaptured run"

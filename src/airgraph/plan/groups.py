@@ -30,7 +30,7 @@ from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, from_last, i
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
-DEAR = 8  # what costs more is not computed again for every row of a broadcast
+EXPENSIVE = 8  # what costs more is not computed again for every row of a broadcast
 
 
 def make_plan(graph: Graph, boundary: Boundary, target: Target) -> Plan:
@@ -255,7 +255,7 @@ class Planner:
         return target, made
 
     def share(self) -> None:
-        """Dear formulas that are read more than once get memory."""
+        """Expensive formulas with several uses get memory."""
         uses: dict[int, set[int]] = {}
         seen: set[int] = set()
         partial: set[int] = set()
@@ -280,10 +280,10 @@ class Planner:
                 stack.append(x)
                 whole = x
                 while whole.op in VIEWS:
-                    if whole.op == "expand" and spreads(whole.inputs[0].shape, whole.shape) and whole.cost >= DEAR:
+                    if whole.op == "expand" and spreads(whole.inputs[0].shape, whole.shape) and whole.cost >= EXPENSIVE:
                         self.need(whole.inputs[0])
                     whole = whole.inputs[0]
-                if t.op == "point" and whole.cost >= DEAR and spreads(x.shape, t.shape):
+                if t.op == "point" and whole.cost >= EXPENSIVE and spreads(x.shape, t.shape):
                     self.need(x)
                 if t.op not in VIEWS:
                     uses.setdefault(whole.id, set()).add(t.id)
