@@ -110,5 +110,10 @@ LAYOUTS = (
         "the table of DeviceGuardImplInterface has the order of its header",
         "before it is changed",
     ),
+    (
+        "engine/native/dict_watch.py",
+        "of Python, not of PyTorch: a dict's version tag stands behind PyObject_HEAD and the number of entries",
+        "has_tags(), once; where it fails, entries are compared",
+    ),
     ("compat/npu/tables.py", "an object's first word is its table; the word before the table is its class", "the same"),
 )

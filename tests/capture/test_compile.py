@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import airgraph
+from airgraph.engine.native import dict_watch
 from airgraph.errors import BindError, ConfigError
 
 
@@ -141,7 +142,10 @@ def test_arguments_of_rare_types_on_the_native_engine(dtype):
 @pytest.mark.parametrize(
     "options", [{"engine": "native"}, {"engine": "reference"}, {"mode": "reduce-overhead"}], ids=str
 )
-def test_weights_that_are_replaced_are_seen(options):
+@pytest.mark.parametrize("tags", [True, False], ids=["by version tags", "by entries"])
+def test_weights_that_are_replaced_are_seen(options, tags, monkeypatch):
+    if not tags:
+        monkeypatch.setattr(dict_watch, "native_comparison", lambda: None)
     model, x = TwoLayers(), torch.randn(3, 4)
     fast = airgraph.compile(model, x, **options)
 
@@ -155,6 +159,15 @@ def test_weights_that_are_replaced_are_seen(options):
     model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()}, assign=True)
     check()
     model.layers[1] = torch.nn.Linear(4, 2)
+    check()
+    model.layers[1]._parameters["weight"] = torch.nn.Parameter(torch.randn(2, 4))
+    model.layers[1].register_buffer("added", torch.ones(1))
+    check()
+    taken = model.layers[0].bias
+    del model.layers[0].bias
+    with pytest.raises(BindError, match=r"the model no longer has 'layers\.0\.bias'"):
+        fast(x)
+    model.layers[0].register_buffer("bias", taken.detach() + 1)
     check()
     model.layers[1].bias = None
     with pytest.raises(BindError, match=r"the model no longer has 'layers\.1\.bias', which it was compiled with"):

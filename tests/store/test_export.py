@@ -149,7 +149,7 @@ def test_weights_in_files_of_their_own(tmp_path):
     stored = airgraph.api.exported_graph(
         airgraph.api.export_model(model, (torch.randn(5, 4),), None, None), airgraph.Config()
     )
-    target = export_module.Target(str(tmp_path), "big")
+    target = export_module.ExportTarget(str(tmp_path), "big")
     air = export_module.write_export(stored, target, external=True, progress=lambda *numbers: steps.append(numbers))
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "big.air",
@@ -635,7 +635,7 @@ def test_weights_that_are_no_plain_tensors(tmp_path):
     stored = read_export(airgraph.export(nn.Linear(2, 2), (torch.ones(1, 2),), path=str(tmp_path)))
     stored.weights["weight"] = torch.ones(2, 2).to_sparse()
     with pytest.raises(ExportError, match="the weight weight is quantised or sparse, and a file holds plain tensors"):
-        export_module.write_export(stored, export_module.Target(str(tmp_path), "sparse"))
+        export_module.write_export(stored, export_module.ExportTarget(str(tmp_path), "sparse"))
 
 
 # -- broken files ---------------------------------------------------------------------------------------------------

@@ -1,19 +1,18 @@
 """The parameters and buffers of a model as they are now, not as they were when it was compiled.
 
 `m.weight = nn.Parameter(...)`, `load_state_dict(assign=True)` and `m.layer = nn.Linear(...)` put other tensors into the
-dictionaries of the modules. Every call therefore reads those dictionaries: 40 ns for each tensor and each module.
+dictionaries of the modules. Every call therefore asks whether one of those dictionaries has changed
+(engine/native/dict_watch.py), and reads them again if so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
+from airgraph.engine.native.dict_watch import DictWatch, Row
 from airgraph.errors import BindError
-
-NONE = id(None)
 
 
 class LiveState:
@@ -26,42 +25,36 @@ class LiveState:
             name for part in (model.named_parameters, model.named_buffers) for name, _ in part(remove_duplicate=False)
         }
         self.constants = {name: tensor for name, tensor in zip(names, tensors) if name not in held}
-        self.look_up()
+        self.now = self.look_up()
 
-    def look_up(self) -> None:
-        self.modules: dict[str, tuple[Mapping[str, Any], str, Any]] = {}  # (the parent's, name there, what was found)
-        self.places = [self.place(name) for name in self.names]
-        self.found = list(self.modules.values())
+    def read(self) -> list[torch.Tensor]:
+        """The caller must not change the list: the next call gets the same one."""
+        watch, tensors = self.now
+        if watch.unchanged():
+            return tensors
+        self.now = self.look_up()
+        return self.now[1]
 
-    def place(self, name: str) -> tuple[Mapping[str, torch.Tensor], str]:
-        """The dictionary that holds a tensor, and its name there."""
-        if name in self.constants:
-            return self.constants, name
+    def look_up(self) -> tuple[DictWatch, list[torch.Tensor]]:
+        rows: dict[str, Row] = {}  # by the name of a module or tensor
+        tensors = [self.constants[name] if name in self.constants else self.find(name, rows) for name in self.names]
+        return DictWatch(list(rows.values())), tensors
+
+    def find(self, name: str, rows: dict[str, Row]) -> torch.Tensor:
+        """A tensor; where it and the modules on the way to it were found goes into `rows`."""
         module, path = self.model, name.split(".")
         for depth, part in enumerate(path[:-1], 1):
             child = module._modules.get(part)
             if child is None:
                 raise self.missing(name)
-            self.modules[".".join(path[:depth])] = (module._modules, part, child)
+            rows[".".join(path[:depth])] = (module._modules, part, child)
             module = child
         for owner in (module._parameters, module._buffers):
-            if owner.get(path[-1]) is not None:
-                return owner, path[-1]  # type: ignore[return-value]
+            tensor = owner.get(path[-1])
+            if tensor is not None:
+                rows[name] = (owner, path[-1], tensor)
+                return tensor
         raise self.missing(name)
 
     def missing(self, name: str) -> BindError:
         return BindError(f"the model no longer has {name!r}, which it was compiled with", hint="compile it again")
-
-    def read(self) -> list[torch.Tensor]:
-        for parent, name, module in self.found:
-            if parent.get(name) is not module:
-                self.look_up()
-                break
-        try:
-            tensors = [owner[name] for owner, name in self.places]
-        except KeyError:
-            self.look_up()
-            return [owner[name] for owner, name in self.places]
-        if NONE in map(id, tensors):  # by identity: `==` of a tensor is an op of PyTorch's
-            raise self.missing(next(name for name, tensor in zip(self.names, tensors) if tensor is None))
-        return tensors

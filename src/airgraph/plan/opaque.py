@@ -131,7 +131,7 @@ class Scatter:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TorchCall:
     """PyTorch does it."""
 
     node: Node
@@ -160,7 +160,7 @@ def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
 
 
 KernelStep = Product | Attention | Convolution  # needs a kernel of the engine's own
-Opaque = KernelStep | Scatter | Call
+Opaque = KernelStep | Scatter | TorchCall
 
 
 def there(*tensors: Tensor | None) -> list[Tensor]:

@@ -34,16 +34,16 @@ class DemoModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class Variant:
+class DemoVariant:
     title: str
     dynamic: bool
     mark_static: bool
 
 
 VARIANTS = (
-    Variant("fixed sizes (dynamic=False)", False, False),
-    Variant("open sizes (dynamic=True)", True, False),
-    Variant("open number, fixed tensor (dynamic=True and mark_static)", True, True),
+    DemoVariant("fixed sizes (dynamic=False)", False, False),
+    DemoVariant("open sizes (dynamic=True)", True, False),
+    DemoVariant("open number, fixed tensor (dynamic=True and mark_static)", True, True),
 )
 
 
@@ -92,7 +92,7 @@ def write_report() -> None:
     print(f"The graph at every stage, as a page for your browser: {path}")
 
 
-def show(variant: Variant) -> Outcome:
+def show(variant: DemoVariant) -> Outcome:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, x, scale = DemoModel(), torch.randn(100, 128), 100

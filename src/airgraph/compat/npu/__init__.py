@@ -197,9 +197,9 @@ def _check_same(running: state.Emulation, host: torch.device, count: int) -> Non
         )
 
 
-def _several(count: int) -> guard.Guard:
+def _several(count: int) -> guard.DeviceCountGuard:
     try:
-        return guard.Guard(count)
+        return guard.DeviceCountGuard(count)
     except CompatError:
         state.change(None)
         raise
@@ -248,7 +248,7 @@ def _name_backend() -> None:
             f"PyTorch {torch.__version__} cannot take a backend written in Python",
             hint="PyTorch 2.11 or newer has torch.utils.backend_registration._setup_privateuseone_for_python_backend",
         )
-    setup(DEVICE_TYPE, module, _Hooks(), pending.Guard())
+    setup(DEVICE_TYPE, module, _Hooks(), pending.PendingErrorGuard())
     _renamed = True
 
 

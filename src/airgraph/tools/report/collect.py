@@ -23,7 +23,7 @@ from airgraph.convert.fx_text import node_code
 from airgraph.convert.names import NAME
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import has_kernel
-from airgraph.engine.native.tables import Frame
+from airgraph.engine.native.tables import FrameWords
 from airgraph.engine.protocol import Planned
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.text import call_text, targets
@@ -78,7 +78,7 @@ class GraphRecord:
 
 
 @dataclass
-class Recorder:
+class GraphCollector:
     """Collects while it is listening; `data` afterwards."""
 
     graphs: list[GraphRecord] = field(default_factory=list)
@@ -103,9 +103,9 @@ class Recorder:
 
 
 @contextmanager
-def collecting() -> Iterator[Recorder]:
+def collecting() -> Iterator[GraphCollector]:
     """Whatever airgraph compiles meanwhile is recorded."""
-    recorder = Recorder()
+    recorder = GraphCollector()
     with recording() as recorder.explained, wrapping(recorder.wrap):
         yield recorder
 
@@ -239,5 +239,5 @@ def arena(executable: Any) -> dict[str, Any] | None:
 def where(executable: Any, frame: Any, t: Tensor) -> dict[str, Any]:
     shape = [frame.value(d) for d in t.shape]
     size = TORCH_TYPES[t.dtype].itemsize * math.prod(shape)
-    offset = frame.slots[executable.table.slot(t)] - frame.words[Frame.BASE]
+    offset = frame.slots[executable.table.slot(t)] - frame.words[FrameWords.BASE]
     return {"shape": shape, "bytes": size, "offset": offset if 0 <= offset < frame.need else None}
