@@ -172,9 +172,12 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.target)
+        found = opaque(node, self.of)
         if found is None:
             return False
+        refused = None if isinstance(found, Scatter) else self.target.refuses(found)
+        if refused is not None:
+            raise NoFormula(refused)
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):

@@ -50,7 +50,7 @@ def test_one_native_call_for_a_graph(monkeypatch):
         monkeypatch.setattr(engine.NativeExecutable, "library", lambda *_: pytest.fail("a step went back to Python"))
         torch.testing.assert_close(run(x), model(x))
     assert calls == [1]
-    assert {s.kind for s in program.native.steps} == {"loop", "gemm"}
+    assert {s.kind for s in program.native.kernels} == {"loop", "gemm"}
 
 
 def test_blocks_are_shared_and_kept():
@@ -106,7 +106,7 @@ def test_training_runs_natively():
     made = programs(lambda: torch.autograd.grad(run(x).square().sum(), list(model.parameters())))
     found = torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
     assert [p.journal.phase for p in made] == ["forward", "backward"]
-    assert not [s for p in made for s in p.native.steps if s.kind == "call"]
+    assert not [s for p in made for s in p.native.kernels if s.kind == "call"]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -231,7 +231,7 @@ def test_equal_kernels_are_compiled_once():
     layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.SiLU()) for _ in range(5)]).eval()
     with torch.no_grad():
         (program,) = programs(torch.compile(layers, backend="airgraph"), torch.randn(3, 8))
-    functions = [s.function for s in program.native.steps if s.kind == "loop"]
+    functions = [s.function for s in program.native.kernels if s.kind == "loop"]
     assert len(functions) == 5 and len(set(functions[:4])) == 1
 
 

@@ -172,4 +172,4 @@ def conv_step(step: ConvStep) -> NativeStep:
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s, 0], 0, 1, cost, step)
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s], 0, 1, cost, step)

@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -30,9 +31,10 @@ from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
-from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.protocol import Env, Request, Step, Symbols
 from airgraph.errors import BadIndexError, EngineError
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
+from airgraph.ir.symbols import evaluate
 from airgraph.locks import Depth, held_at_fork
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep
@@ -105,14 +107,18 @@ os.register_at_fork(after_in_child=one_thread_after_fork)
 
 
 class NativeExecutable(PlannedExecutable):
-    """A plan as native functions, and the frames in which it runs: one for each call at the same time."""
+    """A plan as native functions, and the frames in which it runs: one for each call at the same time.
+
+    `kernels` are the native functions; for capture and replay, which see an executable as steps (protocol.Steps), all of
+    them are one step.
+    """
 
     def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
         """`tuner`: matrix products are timed."""
         assert request.plan is not None
         plan = request.plan
-        self.steps: list[NativeStep] = native_steps(plan)
-        super().__init__(request, self.steps)
+        self.kernels: list[NativeStep] = native_steps(plan)
+        super().__init__(request, self.kernels)
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
@@ -126,13 +132,17 @@ class NativeExecutable(PlannedExecutable):
         self.native = make_function(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []
         self.shared: Shared | None = None
+        self.inputs = self.reference.inputs
+        self.outputs = [-1 - i for i in range(len(plan.outputs))]
+        self.writes: list[tuple[str, int]] = []  # the step has done them
+        self.cells: set[int] = set()
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, ProductShape]:
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
         threads = number_of_threads()
         steps = [
-            s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
+            s for s in self.kernels if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
         sizes = Sizes(self.sizes.symbols)
         words = {s: [0, *(number_word(x, sizes) for x in s.sizes)] for s in steps}
@@ -155,11 +165,11 @@ class NativeExecutable(PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
-        steps = [sized(step, self.sizes, tuned.get(step)) for step in self.steps]
-        time = self.timeline(self.steps, [s.single == 1 for s in steps])
+        steps = [sized(step, self.sizes, tuned.get(step)) for step in self.kernels]
+        time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
             plan=self.plan,
-            steps=self.steps,
+            steps=self.kernels,
             table=self.table,
             sizes=self.sizes,
             sources=self.sources,
@@ -168,7 +178,7 @@ class NativeExecutable(PlannedExecutable):
             constants=self.constants,
             callback=id(library_step),
             calls=self.tapes,
-            released=self.releases(self.steps),
+            released=self.releases(self.kernels),
             sized=steps,
             tuned=tuned,
             time=time,
@@ -296,9 +306,28 @@ class NativeExecutable(PlannedExecutable):
         outputs, _ = self.call([inputs[spec.name] for spec in self.boundary.arguments], lambda _: symbols)
         return outputs[: len(self.plan.outputs)], []
 
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The graph as one step. (Made when it is asked for: it keeps the executable alive until a garbage collection.)"""
+
+        def given(spec: Argument, env: Env, symbols: Symbols) -> Any:
+            if spec.name not in self.inputs:  # a size that only the symbols tell
+                return evaluate(spec.expr, symbols) if isinstance(spec, NumberIn) else None
+            value = env[self.inputs[spec.name]]
+            return value.item() if isinstance(spec, NumberIn) and isinstance(value, torch.Tensor) else value
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            args = [given(spec, env, symbols) for spec in self.boundary.arguments]
+            outputs, _ = self.call(args, lambda _: symbols)
+            symbols.update(self.learned())
+            return outputs[: len(self.outputs)]
+
+        made = dict(zip(self.outputs, self.plan.output_values))
+        return [Step(tuple(self.graph.nodes), run, tuple(self.inputs.values()), made)]
+
     # -- library calls --------------------------------------------------------------------------------------------------
     def library_step(self, frame: BoundFrame, number: int) -> None:
-        step = self.steps[number].origin
+        step = self.kernels[number].origin
         assert isinstance(step, CallStep)
         if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = frame.bound()

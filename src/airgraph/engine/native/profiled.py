@@ -35,9 +35,9 @@ def named_steps(executable: Any) -> Iterator[None]:
         yield
         return
     if executable not in _made:
-        _made[executable] = wrappers(executable.plan, executable.steps)
+        _made[executable] = wrappers(executable.plan, executable.kernels)
     functions, _, _ = _made[executable]
-    kernels = [step.function for step in executable.steps]
+    kernels = [step.function for step in executable.kernels]
     try:
         put(executable, functions)
         yield
@@ -47,7 +47,7 @@ def named_steps(executable: Any) -> Iterator[None]:
 
 def put(executable: Any, functions: Sequence[int]) -> None:
     """Into the frames there are, and into those that are made from now on."""
-    for i, (step, function) in enumerate(zip(executable.steps, functions)):
+    for i, (step, function) in enumerate(zip(executable.kernels, functions)):
         if function:
             step.function = function
             for frame in list(executable.frames):

@@ -102,9 +102,6 @@ class Function:
     def fadd(self, kind: str, a: str, b: str) -> str:
         return self.op(f"fadd {kind} {a}, {b}")
 
-    def relu(self, kind: str, a: str) -> str:
-        return self.op(f"call {kind} @llvm.maximum.{suffix(kind)}({kind} {a}, {kind} zeroinitializer)")
-
     def bit(self, flags: str, mask: int) -> str:
         return self.test("ne", self.op(f"and i64 {flags}, {mask}"), 0)
 
@@ -189,7 +186,6 @@ def declarations(lanes: int) -> str:
     lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     for t in kinds:
         lines.append(f"declare {t} @llvm.fma.{suffix(t)}({t}, {t}, {t})")
-        lines.append(f"declare {t} @llvm.maximum.{suffix(t)}({t}, {t})")
     return "\n".join(lines) + "\n\n"
 
 
