@@ -119,6 +119,27 @@ def test_an_index_out_of_range():
         torch.testing.assert_close(run(table, torch.tensor([4, 0])), table(torch.tensor([4, 0])) * 2)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda table, i: table[i].sum(1),
+        lambda table, i: table.t()[0][i] * 2,
+        lambda table, i: torch.zeros(90).index_put((i,), i.float()),
+    ],
+    ids=["rows", "lanes", "places"],
+)
+def test_one_index_among_many_is_out_of_range(f):
+    """Wherever it is: in a vector of indices, in the rest, in either thread's share."""
+    table, good = torch.randn(90, 3), torch.arange(70)
+    run = torch.compile(f, backend="airgraph")
+    for place in (0, 5, 16, 33, 69):
+        torch.testing.assert_close(run(table, good), f(table, good))
+        bad = good.clone()
+        bad[place] = 95
+        with pytest.raises(IndexError):
+            run(table, bad)
+
+
 def test_several_threads_call_one_program():
     model = mlp()
     run = torch.compile(model, backend="airgraph")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 
 from airgraph.engine.native.kernels.gemm import ADD, LINE, V4, Machine, kernels, merge, run_tile, this_machine
-from airgraph.engine.native.llvm.text import Function, declarations
+from airgraph.engine.native.llvm.builder import Function, declarations
 from airgraph.plan.sizes import Amount, ceil, choose, equal, maximum, minimum
 from airgraph.plan.steps import ConvSizes
 

@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from airgraph.engine.native.llvm.builder import Function, Typed, declarations, vector, width
 from airgraph.engine.native.llvm.cpu import vector_lanes
-from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector, width
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
 EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")

@@ -14,10 +14,11 @@ three times the time to compile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from airgraph.engine.native.llvm import mathlib
+from airgraph.engine.native.llvm.builder import Builder
 from airgraph.engine.native.llvm.numbers import (
     BAD_NUMBER,
     BYTES,
@@ -28,6 +29,7 @@ from airgraph.engine.native.llvm.numbers import (
     literal,
     spread_literal,
 )
+from airgraph.engine.rendering import CodeBlock, KernelOperands, find
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import identity
 from airgraph.plan.index import Affine, Var, expand, same
@@ -66,66 +68,34 @@ def module_text(kernels: Mapping[str, Compiled]) -> str:
     return "\n".join([*sorted(needed), functions, *bodies])
 
 
-@dataclass
-class Level:
-    """Lines of one loop's body, up to where the next loop begins."""
-
-    lines: list[str] = field(default_factory=list)
-    values: dict[Any, str] = field(default_factory=dict)
-
-
-class LoopWriter:
-    """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one (see `Level`)."""
+class LoopWriter(Builder, KernelOperands):
+    """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one: `levels` are the bodies of
+    the open loops, each up to where the next loop begins."""
 
     def __init__(self, nest: Nest) -> None:
+        Builder.__init__(self)
+        KernelOperands.__init__(self, "%")
         self.nest = nest
         self.vector = nest.vector
         self.wide = nest.target.lanes
-        self.count = 0
         self.allocas: list[str] = []
-        self.tensors: list[Tensor] = []
-        self.sizes: list[Dim] = []
-        self.declares: set[str] = set()
         self.math: set[mathlib.Use] = set()
         self.errors = ""  # the place of this thread's error word, if it checks anything
         self.depth: dict[Var, int] = {}  # open loops
-        self.names: dict[Var, str] = {}
-        self.levels: list[Level] = [Level()]
+        self.indices: dict[Var, str] = {}  # their counters
+        self.levels: list[CodeBlock] = [CodeBlock()]
         self.lanes = 1
         self.now = 0  # number of the stage
 
     # -- text -------------------------------------------------------------------------------------------------------
-    def name(self) -> str:
-        self.count += 1
-        return f"%x{self.count}"
-
-    def emit(self, text: str, level: int | None = None) -> str:
-        result = self.name()
-        self.levels[len(self.levels) - 1 if level is None else level].lines.append(f"  {result} = {text}")
-        return result
+    def emit(self, text: str, level: int = -1) -> str:
+        return self.op(text, self.levels[level].lines)
 
     def line(self, text: str) -> None:
         self.levels[-1].lines.append(text)
 
     def alloca(self, type: str) -> str:
-        result = self.name()
-        self.allocas.append(f"  {result} = alloca {type}")
-        return result
-
-    def size(self, d: Dim) -> str:
-        d = expand(d)
-        if isinstance(d, int):
-            return str(d)
-        for i, known in enumerate(self.sizes):
-            if same(known, d):
-                return f"%s{i}"
-        self.sizes.append(d)
-        return f"%s{len(self.sizes) - 1}"
-
-    def pointer(self, t: Tensor) -> str:
-        if t not in self.tensors:
-            self.tensors.append(t)
-        return f"%p{self.tensors.index(t)}"
+        return self.op(f"alloca {type}", self.allocas)
 
     def write(self) -> Compiled:
         nest = self.nest
@@ -165,14 +135,14 @@ class LoopWriter:
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop(self, var: Var, start: str, end: str, step: int, body: Any) -> None:
-        counter, label = self.alloca("i64"), f"L{self.count}"
+        counter, label = self.alloca("i64"), self.name("L")
         guard = self.emit(f"icmp slt i64 {start}, {end}")
         limit = end if step == 1 else self.emit(f"sub i64 {end}, {step - 1}")
-        self.levels.append(Level())
+        self.levels.append(CodeBlock())
         self.depth[var] = len(self.levels) - 1
-        self.names[var] = self.emit(f"load i64, ptr {counter}")
+        self.indices[var] = self.emit(f"load i64, ptr {counter}")
         body()
-        after = self.emit(f"add i64 {self.names[var]}, {step}")
+        after = self.emit(f"add i64 {self.indices[var]}, {step}")
         self.line(f"  store i64 {after}, ptr {counter}")
         again = self.emit(f"icmp slt i64 {after}, {limit}")
         self.line(f"  br i1 {again}, label %{label}.body, label %{label}.exit")
@@ -201,7 +171,7 @@ class LoopWriter:
         block, length = Var(var.size), self.nest.target.block * step
 
         def one() -> None:
-            first = self.names[block]
+            first = self.indices[block]
             last = self.emit(f"add i64 {first}, {length}")
             less = self.emit(f"icmp slt i64 {last}, {end}")
             stop = self.emit(f"select i1 {less}, i64 {last}, i64 {end}")
@@ -313,10 +283,7 @@ class LoopWriter:
         return max((self.depth.get(v, 0) for v in variables), default=0)
 
     def find(self, key: Any) -> str | None:
-        for level in reversed(self.levels):
-            if key in level.values:
-                return level.values[key]
-        return None
+        return find(self.levels, key)
 
     def value(self, e: Expr) -> str:
         lanes = self.width(e)
@@ -371,7 +338,7 @@ class LoopWriter:
             level = self.depth[v]
             found = self.find(key)
             if found is None:
-                index = self.names[v]
+                index = self.indices[v]
                 scaled = index if same(c, 1) else self.emit(f"mul i64 {index}, {self.size(c)}", level)
                 found = scaled if total == "0" else self.emit(f"add i64 {total}, {scaled}", level)
                 self.levels[level].values[key] = found

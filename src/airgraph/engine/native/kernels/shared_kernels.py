@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 
 from airgraph.engine.native.kernels import attention, conv, gemm
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.llvm.text import Native
 
 MODULES = (gemm, attention, conv)
 
@@ -22,7 +22,7 @@ class Gemm:
 
 def step_gemm() -> str:
     """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
-    f = Native("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
     a, b, bias = (
@@ -48,7 +48,7 @@ def step_gemm() -> str:
 
 def step_attention() -> str:
     """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v, mask begin (bytes), ag_attention's dims."""
-    f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
     scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
     q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
@@ -60,7 +60,7 @@ def step_attention() -> str:
 
 def step_conv() -> str:
     """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
-    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
     dims = f.at("%sizes", 4, "i64")
