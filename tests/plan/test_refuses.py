@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airgraph.engine.cuda.target import GPU
@@ -45,7 +47,7 @@ def made(*shape: int, dtype: DataType = FLOAT) -> Tensor:
 def conv(kernel: tuple[int, int], dtype: DataType = FLOAT, groups: int = 1) -> Convolution:
     sizes = ConvSizes(1, 4, 70, 70, 4, *kernel, 1, 1, 0, 0, 1, 1, groups, 71 - kernel[0], 71 - kernel[1])
     x, w = made(1, 4, 70, 70, dtype=dtype), made(4, 4 // groups, *kernel, dtype=dtype)
-    return Convolution(x, w, None, sizes, made(1, 4, sizes.oh, sizes.ow, dtype=dtype))
+    return Convolution(x, w, None, sizes, made(1, 4, sizes.oh, sizes.ow, dtype=dtype), last=False)
 
 
 def attention(queries=1, depth=16, heads=4, dtype=FLOAT, mask=None, causal=False, lse=False, more=False) -> Attention:
@@ -54,12 +56,14 @@ def attention(queries=1, depth=16, heads=4, dtype=FLOAT, mask=None, causal=False
     return Attention(q, k, k, masked, 0.25, causal, [made(1, heads, queries, depth, dtype=dtype)], lse, more)
 
 
+deep = replace(conv((3, 3)), sizes=conv((3, 3)).sizes._replace(c=8192))
 product = Product(made(1, 4, 8), made(1, 8, 2), made(2), made(1, 4, 2))
 CASES = [
     (CPU, product, None),
     (CPU, conv((3, 3)), None),
     (CPU, conv((64, 64)), "a convolution kernel of 64×64, more than 2048 elements"),
     (CPU, conv((8, 8), groups=2), "a convolution kernel of 8×8, more than 49 elements"),
+    (CpuTarget("cpu", lanes=8, channels_last=True), deep, "a convolution of patches of 73728 values, more than 65536"),
     (CPU, conv((3, 3), HALF), "there is no kernel for float16"),
     (CPU, attention(8, lse=True, mask=BOOL, causal=True), None),
     (CPU, attention(dtype=HALF), "there is no kernel for float16"),

@@ -7,7 +7,7 @@ cannot do is not asked here: `Target.refuses` says it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
@@ -25,7 +25,7 @@ from airgraph.plan.steps import (
     GemmStep,
     Matrix,
 )
-from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
 
 Of = Callable[[Value], Tensor]
 
@@ -95,6 +95,7 @@ class Convolution:
     bias: Tensor | None
     sizes: ConvSizes
     out: Tensor
+    last: bool  # `out` is [n, oh, ow, o]
 
     @property
     def operands(self) -> list[Tensor]:
@@ -105,9 +106,19 @@ class Convolution:
         return [self.out]
 
     def step(self, operands: Operands) -> ConvStep:
-        x, w = operands.contiguous(self.x), operands.contiguous(self.w)
+        x, w = self.image(operands), operands.contiguous(self.w)
         bias = operands.contiguous(self.bias) if self.bias is not None else None
-        return ConvStep(self.out, x, w, bias, self.sizes)
+        return ConvStep(self.out, x, w, bias, self.sizes, self.last)
+
+    def image(self, operands: Operands) -> Matrix:
+        if not self.last:
+            return operands.contiguous(self.x)
+        found = operands.view(self.x)
+        known = found is not None and all(isinstance(s, int) for s in found.strides)
+        if found is not None and known and (self.sizes.few or lies_plain(found, self.x, 1)):
+            return found
+        copied = operands.copied(to_last(self.x))
+        return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +273,13 @@ def conv(node: Node, of: Of) -> Convolution:
     o, _, kh, kw = w.shape
     oh, ow = out.shape[2:]
     sizes = ConvSizes(n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, oh, ow)
-    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out)
+    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
+
+
+def channels_last(found: Convolution) -> Convolution:
+    """With its result laid out so."""
+    out = found.out
+    return replace(found, out=buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs), last=True)
 
 
 def written_back(node: Node) -> Node | None:

@@ -26,6 +26,7 @@ class Target:
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
+    channels_last: bool = False  # convolutions make their results with channels last
 
     def refuses(self, step: KernelStep) -> str | None:
         """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.

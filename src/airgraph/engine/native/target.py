@@ -17,7 +17,7 @@ class CpuTarget(Target):
     """A CPU: the engine's own matrix products, attention and convolutions are of float32."""
 
     def refuses(self, step: KernelStep) -> str | None:
-        from airgraph.engine.native.kernels import conv  # needs LLVM
+        from airgraph.engine.native.kernels import conv, conv_last  # needs LLVM
 
         match step:
             case Product():
@@ -28,7 +28,8 @@ class CpuTarget(Target):
                 masks = [] if step.mask is None else [step.mask]
                 return not_among(SINGLE, [step.q, step.k, step.v]) or not_among(MASKS, masks)
             case Convolution():
-                return not_among(SINGLE, step.operands) or conv.refuses(step.sizes)
+                reason = not_among(SINGLE, step.operands) or conv.refuses(step.sizes)
+                return reason or (conv_last.refuses(step.sizes) if self.channels_last else None)
 
 
 def not_among(dtypes: tuple[DataType, ...], tensors: list[Tensor]) -> str | None:
@@ -41,8 +42,9 @@ def this_cpu() -> CpuTarget:
     """This machine's CPU: loops of eight lanes (two vectors of NEON, one of AVX2), or of sixteen with AVX-512.
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
-    of matrix products.
+    of matrix products. Convolutions with channels last are for vectors of eight and more (kernels/conv_last.py).
     """
     from airgraph.engine.native.llvm.cpu import vector_lanes  # needs LLVM
 
-    return CpuTarget("cpu", lanes=max(8, vector_lanes()))
+    lanes = vector_lanes()
+    return CpuTarget("cpu", lanes=max(8, lanes), channels_last=lanes >= 8)
