@@ -28,11 +28,20 @@ from airgraph.engine.reference import ReferenceExecutable
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Affine, UnsupportedPlan
 from airgraph.plan.nest import Nest
+from airgraph.plan.opaque import KernelStep, Product
 from airgraph.plan.steps import GemmStep, LoopStep, Matrix, Place, Plan
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr
 
-TARGET = Target("numpy", lanes=1, kernels=frozenset({"gemm"}))
+
+class NumpyTarget(Target):
+    """What is planned for: one element at a time, and `@` for matrix products."""
+
+    def refuses(self, step: KernelStep) -> str | None:
+        return None if isinstance(step, Product) else "NumPy has no function for it"
+
+
+TARGET = NumpyTarget("numpy", lanes=1)
 # Scalar functions in NumPy; a plan with another one is refused.
 FUNCTIONS = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))},

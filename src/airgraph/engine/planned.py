@@ -132,7 +132,7 @@ class PlannedExecutable(TakesArguments):
         )
         graph, plan, boundary = self.graph, self.plan, self.boundary
         self.reference = reference = ReferenceExecutable(graph, request.device, request.map_device)
-        self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
+        self.written = frozenset(n.inputs[0].node.name for n in graph.of("Assign"))  # type: ignore[union-attr]
         self.table = SlotTable(plan, steps)
         self.sources = symbol_sources(boundary.arguments)
         self.sizes = Sizes([THREADS, *dict.fromkeys([s.symbol for s in self.sources])])

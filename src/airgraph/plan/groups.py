@@ -21,7 +21,7 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, UnsupportedLowering
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, made, opaque, written_back
+from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, channels_last, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
@@ -179,9 +179,14 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.target)
+        found = opaque(node, self.of)
         if found is None:
             return False
+        refused = None if isinstance(found, Scatter) else self.target.refuses(found)
+        if refused is not None:
+            raise NoFormula(refused)
+        if isinstance(found, Convolution) and self.target.channels_last:
+            found = channels_last(found)
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):

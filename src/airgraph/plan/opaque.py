@@ -1,6 +1,7 @@
 """Nodes that are a step of their own, which no loop looks into: matrix products, attention, convolutions, scatters, calls.
 
-Each knows what it reads and makes, and which step it becomes once what it reads lies in memory.
+Each knows what it reads and makes, and which step it becomes once what it reads lies in memory. What a target's kernels
+cannot do is not asked here: `Target.refuses` says it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
-from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import FLOAT, FLOATS, UnsupportedLowering
+from airgraph.plan.lowerings.core import UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import (
     AttentionSizes,
@@ -25,13 +25,9 @@ from airgraph.plan.steps import (
     GemmStep,
     Matrix,
 )
-from airgraph.plan.target import Target
 from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
 
 Of = Callable[[Value], Tensor]
-DEEPEST = 1 << 16  # values of a patch in a convolution with channels last
-DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
-GROUPED = 64  # query heads that may share a key head there
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +60,8 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
+    """softmax(q · kᵀ · scale + mask) · v for each head."""
+
     q: Tensor
     k: Tensor
     v: Tensor
@@ -72,6 +70,7 @@ class Attention:
     causal: bool
     outputs: list[Tensor]
     lse: bool  # the second output is read
+    more: bool  # one behind it is read
 
     @property
     def operands(self) -> list[Tensor]:
@@ -89,6 +88,8 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
+    """The 2-d convolution of x with w (+ bias)."""
+
     x: Tensor
     w: Tensor
     bias: Tensor | None
@@ -169,7 +170,8 @@ def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
     return Matrix(m.tensor, m.offset, tuple(strides))
 
 
-Opaque = Product | Attention | Convolution | Scatter | TorchCall
+KernelStep = Product | Attention | Convolution  # needs a kernel of the engine's own
+Opaque = KernelStep | Scatter | TorchCall
 
 
 def there(*tensors: Tensor | None) -> list[Tensor]:
@@ -181,42 +183,35 @@ def made(value: Value) -> Tensor:
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
-    """What this node is, if it is not to be a formula."""
+def opaque(node: Node, of: Of) -> Scatter | KernelStep | None:
+    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
-    if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
-        return single_token(node, of)
-    kernel, recognise = RECOGNISED.get(node.op, ("", None))
-    if recognise is None or kernel not in target.kernels or node.control:
-        return None
-    if not all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()):
-        return None
-    found = recognise(node, of)
-    return channels_last(found) if isinstance(found, Convolution) and target.channels_last else found
+    recognise = RECOGNISED.get(node.op)
+    return recognise(node, of) if recognise is not None and not node.control else None
 
 
-def matmul(node: Node, of: Of) -> Product | None:
+def matmul(node: Node, of: Of) -> Product:
     x1, x2, bias = node.inputs[:3]
     if any(e is not None for e in node.inputs[3:]) or not isinstance(x1, Value) or not isinstance(x2, Value):
-        return None
+        raise UnsupportedLowering("a product with an offset")
     a, b = of(x1), of(x2)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        return None
+        raise UnsupportedLowering("a product of what are no matrices")
     if node.attrs.get("transpose_x1"):
         a = permute(a, (1, 0))
     if node.attrs.get("transpose_x2"):
         b = permute(b, (1, 0))
     c = of(bias) if isinstance(bias, Value) else None
     if c is not None and len(c.shape) != 1:
-        return None
+        raise UnsupportedLowering("a bias that is no vector")
     return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output))
 
 
-def batch_matmul(node: Node, of: Of) -> Product | None:
+def batch_matmul(node: Node, of: Of) -> Product:
     a, b = (of(v) for v in node.values())
     if len(a.shape) < 3 or not same_shape(a.shape[:-2], b.shape[:-2]):
-        return None
+        raise UnsupportedLowering("a product of batches of different shapes")
     batch = product(a.shape[:-2])
     a, b = reshape(a, (batch, *a.shape[-2:])), reshape(b, (batch, *b.shape[-2:]))
     if node.attrs.get("adj_x1"):
@@ -226,37 +221,25 @@ def batch_matmul(node: Node, of: Of) -> Product | None:
     return Product(a, b, None, made(node.output))
 
 
-def attention(node: Node, of: Of) -> Attention | None:
+def attention(node: Node, of: Of) -> Attention:
     q, k, v = (of(x) for x in list(node.values())[:3])
     entry = node.inputs[3] if len(node.inputs) > 3 else None
     mask = of(entry) if isinstance(entry, Value) else None
     if len(q.shape) != 4 or any(same(s, 0) for t in (q, k, v) for s in t.shape):
-        return None
+        raise UnsupportedLowering("attention of empty tensors, or without a batch and heads")
     scale = node.attrs.get("scale_value")
     if scale is None:
         if not isinstance(q.shape[3], int):
-            return None
+            raise UnsupportedLowering("attention whose scale is known only when it runs")
         scale = q.shape[3] ** -0.5
     if mask is not None:
         mask = expand_to(mask, (*q.shape[:3], k.shape[2]))
     few_k, few_v = ungrouped(k), ungrouped(v)
     if same_shape(few_k.shape[:3], few_v.shape[:3]):
         k, v = few_k, few_v
-    lse = len(node.outputs) > 1 and bool(node.outputs[1].users)
-    causal = bool(node.attrs.get("is_causal", False))
-    return Attention(q, k, v, mask, float(scale), causal, [made(o) for o in node.outputs], lse)
-
-
-def single_token(node: Node, of: Of) -> Attention | None:
-    """Attention of one query per head, as in decoding, whose other results nobody reads."""
-    if any(o.users for o in node.outputs[1:]) or node.attrs.get("is_causal"):
-        return None
-    found = attention(node, of)
-    if found is None or not same(found.q.shape[2], 1) or found.q.dtype not in FLOATS - {DataType.DT_DOUBLE}:
-        return None
-    (_, h, _, d), hk, dv = found.q.shape, found.k.shape[1], found.v.shape[3]
-    whole = all(isinstance(n, int) for n in (h, hk, d)) and same(d, dv)
-    return found if whole and h % hk == 0 and h // hk <= GROUPED and d in DEPTHS else None
+    read = [bool(o.users) for o in node.outputs]
+    causal, outputs = bool(node.attrs.get("is_causal", False)), [made(o) for o in node.outputs]
+    return Attention(q, k, v, mask, float(scale), causal, outputs, lse=any(read[1:2]), more=any(read[2:]))
 
 
 def ungrouped(t: Tensor) -> Tensor:
@@ -272,20 +255,20 @@ def ungrouped(t: Tensor) -> Tensor:
     return reshape(x, rest) if same_rest else t
 
 
-def conv(node: Node, of: Of) -> Convolution | None:
+def conv(node: Node, of: Of) -> Convolution:
     x, w = (of(v) for v in list(node.values())[:2])
     entry = node.inputs[2]
     attrs = node.attrs
     if len(x.shape) != 4 or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
-        return None
+        raise UnsupportedLowering("a convolution of symbolic sizes, or not of images")
     top, bottom, left, right = attrs["pads"]
     (_, _, sh, sw), (_, _, dh, dw) = attrs["strides"], attrs["dilations"]
     groups = attrs.get("groups", 1)
     out = made(node.output)
     if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
-        return None
-    if x.shape[1] != w.shape[1] * groups or w.shape[2] * w.shape[3] > (49 if groups > 1 else 2048):
-        return None
+        raise UnsupportedLowering("a convolution of an empty image, or padded on one side")
+    if x.shape[1] != w.shape[1] * groups:
+        raise UnsupportedLowering("a convolution whose groups do not cover its channels")
     n, c, h, wd = x.shape
     o, _, kh, kw = w.shape
     oh, ow = out.shape[2:]
@@ -293,10 +276,9 @@ def conv(node: Node, of: Of) -> Convolution | None:
     return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
 
 
-def channels_last(found: Convolution) -> Convolution | None:
-    s, out = found.sizes, found.out
-    if s.depth > DEEPEST or (s.few and s.groups * s.depth > DEEPEST):
-        return None
+def channels_last(found: Convolution) -> Convolution:
+    """With its result laid out so."""
+    out = found.out
     return replace(found, out=buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs), last=True)
 
 
@@ -339,11 +321,11 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
     return x, numbers, expand_to(values, shape), how
 
 
-# GE op → (the kernel it needs, what it is)
-RECOGNISED: dict[str, tuple[str, Callable[[Node, Of], Opaque | None]]] = {
-    "MatMul": ("gemm", matmul),
-    "MatMulV2": ("gemm", matmul),
-    "BatchMatMul": ("gemm", batch_matmul),
-    "FlashAttentionScore": ("attention", attention),
-    "Conv2D": ("conv", conv),
+RECOGNISED: dict[str, Callable[[Node, Of], KernelStep]] = {
+    "MatMul": matmul,
+    "MatMulV2": matmul,
+    "BatchMatMul": batch_matmul,
+    "FlashAttentionScore": attention,
+    "FusedAttentionScore": attention,
+    "Conv2D": conv,
 }

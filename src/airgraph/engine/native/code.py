@@ -192,5 +192,5 @@ def conv_step(step: ConvStep) -> NativeStep:
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    words = [*offsets, *([*step.x.strides] if step.last else [*s, 0])]
+    words = [*offsets, *([*step.x.strides] if step.last else [*s])]
     return NativeStep("conv", kernels()["step_conv"], args, words, 0, 1, cost, step, KernelName("", "step_conv"))

@@ -81,7 +81,7 @@ class StoredExecutable(FrameRunner):
         executable.numbers = self.numbers
         executable.get_ready({s.symbol: 1 for s in executable.sources})
         tables = [(e.tables["slots"], e.tables["handles"]) for e in (executable.image, self.image)]
-        if tables[0] != tables[1] or [step.symbol for step in executable.steps] != self.stored.functions:
+        if tables[0] != tables[1] or [step.symbol for step in executable.kernels] != self.stored.functions:
             raise EngineError(
                 "the program from the compilation cache is not what this graph becomes", hint="airgraph cache clear"
             )

@@ -473,7 +473,7 @@ def test_what_a_call_made_may_leave_twice():
 
     x = torch.empty(0, 2)
     run, (native,) = compiled(function, x)
-    assert [s.kind for s in native.steps].count("call") == 1
+    assert [s.kind for s in native.kernels].count("call") == 1
     assert [t.tolist() for t in run(x)] == [0.0, 0.0]
 
 

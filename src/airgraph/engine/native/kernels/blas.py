@@ -29,9 +29,9 @@ from functools import cache
 
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.libtorch import libtorch, symbol
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.llvm.text import Native
 
 SYMBOLS = ("cblas_sgemm_pack_get_size", "cblas_sgemm_pack", "cblas_sgemm_compute", "MKL_Set_Num_Threads_Local")
 ROW_MAJOR, NO_TRANS, TRANS, PACKED, B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h
@@ -84,7 +84,7 @@ class PackedWeight:
 
 def step_packed() -> str:
     """args: a, the packed weight, out, bias. The jobs are columns, in multiples of BLOCK."""
-    f = Native("step_packed", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_packed", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     m, k, lda, ldc, block, apart = (
         f.word("%sizes", i) for i in (Gemm.M, Gemm.K, Gemm.LDA, Gemm.LDC, Gemm.BLOCK, Gemm.APART)

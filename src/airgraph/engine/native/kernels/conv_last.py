@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from airgraph.engine.native.llvm.builder import Function, declarations, vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
-from airgraph.engine.native.llvm.text import Function, declarations, vector
 from airgraph.plan.sizes import Amount, ceil, choose, less
 from airgraph.plan.steps import ConvSizes
 
@@ -36,6 +36,7 @@ DIMS = [*SIZES, "mode", "split", "xn", "xc", "xh", "xw", *PARTS]
 TABLE, GATHER, DEPTHWISE = range(3)
 OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
+DEEPEST = 1 << 16  # values of a patch
 TILES = 4  # in a block
 SLOTS = 16  # addresses in a row of a table
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
@@ -46,6 +47,12 @@ TAPS = (3, 5, 7)  # in a row
 STEPS = (1, 2)
 INDEX = f"<{SLOTS} x i64>"
 LINE = 16  # floats in a line of the cache
+
+
+def refuses(sizes: ConvSizes) -> str | None:
+    """Why there is no kernel for a convolution of these sizes; None: there is one."""
+    deep = sizes.groups * sizes.depth if sizes.few else sizes.depth
+    return f"a convolution of patches of {deep} values, more than {DEEPEST}" if deep > DEEPEST else None
 
 
 @dataclass(frozen=True)

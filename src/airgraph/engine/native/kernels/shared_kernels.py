@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 
 from airgraph.engine.native.kernels import attention, conv, conv_last, gemm
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.llvm.text import Native
 
 CHANNELS_LAST = conv_last.this_tile() is not None
 CONVOLUTION = conv_last if CHANNELS_LAST else conv
@@ -27,7 +27,7 @@ class Gemm:
 def step_gemm() -> str:
     """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
     given = "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch"
-    f = Native("step_gemm", given, exported=True)
+    f = Function("step_gemm", given, exported=True)
     packed = f.word("%sizes", Gemm.PACKED, "ptr")
     f.leave(f.test("ne", packed, "null", "ptr"), lambda: f.call(packed, given))
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
@@ -55,7 +55,7 @@ def step_gemm() -> str:
 
 def step_attention() -> str:
     """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v, mask begin (bytes), ag_attention's dims."""
-    f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
     scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
     q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
@@ -67,7 +67,7 @@ def step_attention() -> str:
 
 def step_conv() -> str:
     """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
-    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
     dims = f.at("%sizes", 4, "i64")
@@ -86,7 +86,7 @@ class ConvLast:
 
 def step_conv_last() -> str:
     """args: x, w, bias, out."""
-    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     places = ((x, ConvLast.X_AT), (w, ConvLast.W_AT), (bias, ConvLast.BIAS_AT))
     operands = ", ".join(f"ptr {f.at(p, f.word('%sizes', i), 'i8')}" for p, i in places)
