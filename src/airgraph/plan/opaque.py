@@ -35,16 +35,17 @@ GROUPED = 64  # query heads that may share a key head there
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """out = a · b (+ bias), with the batch in front."""
+    """out = a · b (+ bias), with the batch in front; `ends`: see GemmStep."""
 
     a: Tensor
     b: Tensor
     bias: Tensor | None
     out: Tensor
+    ends: Tensor | None = None
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.a, self.b, self.bias)
+        return there(self.a, self.b, self.bias, self.ends)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -57,8 +58,11 @@ class Product:
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
-        sizes = GemmSizes(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
-        return GemmStep(self.out, left, right, bias, sizes)
+        sizes = GemmSizes(b.shape[0], a.shape[1], b.shape[2], a.shape[2])
+        if self.ends is None:
+            return GemmStep(self.out, left, right, bias, sizes)
+        left = Matrix(left.tensor, left.offset, (0, *left.strides[1:]))  # one for all members of the batch
+        return GemmStep(self.out, left, right, bias, sizes, operands.contiguous(self.ends))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +179,8 @@ def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
     if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
         return single_token(node, of)
+    if node.op == "GroupedMatmul":
+        return grouped(node, of) if "experts" in target.kernels and not node.control else None
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
     if recognise is None or kernel not in target.kernels or node.control:
         return None
@@ -209,6 +215,16 @@ def batch_matmul(node: Node, of: Of) -> Product | None:
     if node.attrs.get("adj_x2"):
         b = permute(b, (0, 2, 1))
     return Product(a, b, None, made(node.output))
+
+
+def grouped(node: Node, of: Of) -> Product | None:
+    """Experts: each has a matrix and the rows up to where it ends."""
+    x, weight, ends = (of(v) for v in node.values())
+    if x.dtype != FLOAT or weight.dtype != FLOAT or ends.dtype != DataType.DT_INT32:
+        return None
+    if not same(x.shape[1], weight.shape[1]) or not same(ends.shape[0], weight.shape[0]):
+        return None
+    return Product(reshape(x, (1, *x.shape)), weight, None, made(node.output), ends)
 
 
 def attention(node: Node, of: Of) -> Attention | None:

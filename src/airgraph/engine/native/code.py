@@ -34,7 +34,7 @@ _known: WeakValueDictionary[str, Kernel] = WeakValueDictionary()  # by their tex
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | gemm | attention | conv | call
+    kind: str  # loop | gemm | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -133,6 +133,9 @@ def gemm_step(step: GemmStep) -> NativeStep:
         bias_at,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
+    if step.ends:
+        args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
+        return NativeStep("grouped", kernels()["step_grouped"], args, sizes, 0, 1, 0, step)
     return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step)
 
 

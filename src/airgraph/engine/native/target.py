@@ -14,4 +14,4 @@ def this_cpu() -> Target:
     """
     from airgraph.engine.native.llvm.cpu import vector_lanes  # needs LLVM
 
-    return Target("cpu", lanes=max(8, vector_lanes()), kernels=frozenset({"gemm", "attention", "conv"}))
+    return Target("cpu", lanes=max(8, vector_lanes()), kernels=frozenset({"gemm", "experts", "attention", "conv"}))

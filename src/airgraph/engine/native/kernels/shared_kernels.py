@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from airgraph.engine.native.kernels import attention, conv, gemm
+from airgraph.engine.native.kernels import attention, conv, experts, gemm
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.text import Native
 
 MODULES = (gemm, attention, conv)
+STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
 
 
 class Gemm:
@@ -77,7 +78,7 @@ def source() -> str:
         "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
         "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
-    return "\n".join([*parts, step_gemm(), step_attention(), step_conv()])
+    return "\n".join([experts.DECLARES, *parts, step_gemm(), experts.step_grouped(), step_attention(), step_conv()])
 
 
 @cache
@@ -86,5 +87,5 @@ def kernels() -> Code:
     code = build([Unit(m.source(), m.EXPORTS) for m in MODULES])
     text = source()
     imports = {name: code[name] for m in MODULES for name in m.EXPORTS if f"@{name}(" in text}
-    steps = build([Unit(text, ("step_gemm", "step_attention", "step_conv"), imports)])
+    steps = build([Unit(text, STEPS, imports)])
     return Code([*code.trackers, *steps.trackers])
