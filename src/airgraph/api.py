@@ -167,7 +167,7 @@ def export(
     `external_weights`: each weight in a file of its own; None: only where they are too many for one file. docs/export.md
     says what is written, and what cannot be.
     """
-    from airgraph.store.export import Target, write_export  # needs protobuf, which compiling does not
+    from airgraph.store.export import ExportTarget, write_export  # needs protobuf, which compiling does not
 
     chosen = make_config(config, options)
     if chosen.mode != "max-autotune":
@@ -191,7 +191,7 @@ def export(
         targets = ", ".join(sorted({node.attrs["target"] for node in calls}))
         log = get_logger(chosen.log)
         log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
-    return write_export(stored, Target(path, name, rank), external=external_weights)
+    return write_export(stored, ExportTarget(path, name, rank), external=external_weights)
 
 
 def exported_graph(exported: Exported, config: Config) -> StoredModel:

@@ -91,7 +91,7 @@ def open_cache() -> Cache:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One file of a cache, for people."""
 
     path: Path
@@ -299,13 +299,13 @@ class Cache:
         finally:
             new.unlink(missing_ok=True)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """All of them, those used least recently first."""
-        found: list[Entry] = []
+        found: list[CacheEntry] = []
         for path in self.folder.glob("*/[0-9a-f][0-9a-f]/*"):
             with contextlib.suppress(OSError):  # evicted meanwhile
                 status = path.lstat()
-                found.append(Entry(path, path.parent.parent.name, status.st_size, status.st_mtime))
+                found.append(CacheEntry(path, path.parent.parent.name, status.st_size, status.st_mtime))
         return sorted(found, key=lambda entry: entry.used)
 
     def prune(self, limit: int | None = None) -> int:

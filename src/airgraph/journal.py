@@ -188,7 +188,7 @@ _complained: set[str] = set()
 
 # -- the journal ----------------------------------------------------------------------------------------------------
 @dataclass
-class Stage:
+class StageRecord:
     """One step of a compilation: how long it took and what it had to say."""
 
     name: str
@@ -225,7 +225,7 @@ class Journal:
         self.frame: str | None = None  # Dynamo's compile id: "0/1" is the second compilation of the first function
         self.symbols: tuple[str, ...] = ()  # the symbolic sizes and numbers among the inputs
         self.classification = ""  # "Static FX graph, static graph" and the like
-        self.stages: list[Stage] = []
+        self.stages: list[StageRecord] = []
         self.fallbacks: list[Fallback] = []
         self.ops: Counter[OpUse] = Counter()
         self.counters: Counter[str] = Counter()
@@ -240,8 +240,8 @@ class Journal:
         return get_engine_logger(self.log_name)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
-        stage = Stage(name)
+    def stage(self, name: str) -> Iterator[StageRecord]:
+        stage = StageRecord(name)
         self.stages.append(stage)
         start = time.perf_counter()
         try:

@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
+from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Note
 from airgraph.ir.types import TensorType
@@ -52,7 +52,7 @@ def padding(text, dtypes=None, **shapes):
 
 def refused(text, dtypes=None, **shapes):
     found = padding(text, dtypes, **shapes)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, PaddingRefusal), found
     return found.text()
 
 
@@ -259,7 +259,7 @@ ones = ge.Fill(ge.Pack([n, n], N=2), ge.Const(1.0, dtype=0))
 seen = ge.NotEqual(ge.{op}(ones, diagonal={diagonal}), ge.Const(0.0, dtype=0))
 y = typed(ge.FlashAttentionScore(q, k, k, seen, is_causal=False)[0], B, 2, S, 8)
 """
-    assert isinstance(padding(text, {"n": INT}, **HEADS, n=None), Padding if safe else Refusal)
+    assert isinstance(padding(text, {"n": INT}, **HEADS, n=None), Padding if safe else PaddingRefusal)
 
 
 @pytest.mark.parametrize("diagonal, safe", [(1, True), (2, False)])
@@ -269,7 +269,7 @@ hidden = ge.Cast(ge.Triu(ge.Fill(ge.Pack([n, n], N=2), ge.Const(1.0, dtype=0)), 
 scores = ge.MaskedFill(ge.BatchMatMul(x, x, adj_x2=True), hidden, ge.Const(-inf, dtype=0))
 y = ge.BatchMatMul(ge.SoftmaxV2(scores, axes=[-1]), x)
 """
-    assert isinstance(padding(text, {"n": INT}, x=[B, S, 8], n=None), Padding if safe else Refusal)
+    assert isinstance(padding(text, {"n": INT}, x=[B, S, 8], n=None), Padding if safe else PaddingRefusal)
 
 
 # -- picking --------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ picked = ge.IndexByTensor(m, [rows, ge.Unsqueeze(columns, axes=[0])], indices_ma
 y = typed(ge.FlashAttentionScore(q, k, k, ge.Reshape(picked, sizes(B, 1, 1, S)), is_causal=False)[0], B, 2, S, 8)
 """
     found = padding(text, {"m": BOOL, "b": INT, "n": INT}, **HEADS, m=[B, S], b=[B], n=None)
-    assert found.masks == {"m": False} if safe else isinstance(found, Refusal)
+    assert found.masks == {"m": False} if safe else isinstance(found, PaddingRefusal)
 
 
 def test_the_same_factors_in_other_groups():

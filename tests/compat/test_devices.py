@@ -86,12 +86,12 @@ def test_one_device_leaves_the_guard_alone() -> None:
 
 @pytest.fixture
 def three() -> Any:
-    made = guard.Guard(3)
+    made = guard.DeviceCountGuard(3)
     yield made
     made.restore()
 
 
-def test_the_guard_answers_for_three(three: guard.Guard) -> None:
+def test_the_guard_answers_for_three(three: guard.DeviceCountGuard) -> None:
     torch.accelerator.set_device_index(2)
     assert torch.accelerator.current_device_index() == three.current() == 2
     three.change(9)  # there is none
@@ -112,7 +112,7 @@ def test_places_follow_the_header() -> None:
 def test_a_guard_of_another_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "CLASS", b"another")
     with pytest.raises(CompatError, match="it is of class N5torch3acc17PythonDeviceGuardE") as error:
-        guard.Guard(2)
+        guard.DeviceCountGuard(2)
     assert "PyTorch's device guard cannot be taught more than one npu here" in str(error.value)
     assert re.search("try: +AIRGRAPH_NPU_DEVICES=1, which needs none of this", str(error.value))
 
@@ -120,7 +120,7 @@ def test_a_guard_of_another_class(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_header_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "HEADER", "include/nothing.h")
     with pytest.raises(CompatError, match=r"this PyTorch comes without include/nothing\.h"):
-        guard.Guard(2)
+        guard.DeviceCountGuard(2)
 
 
 def test_a_header_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +129,10 @@ def test_a_header_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (fewer, ["another", *functions]):
         monkeypatch.setattr(guard, "_virtual_functions", lambda wrong=wrong: wrong)
         with pytest.raises(CompatError, match=r"has not the \d+ functions that"):
-            guard.Guard(2)
+            guard.DeviceCountGuard(2)
     monkeypatch.setattr(guard, "_virtual_functions", lambda: ["type", "getDevice"])
     with pytest.raises(CompatError, match="has no function deviceCount"):
-        guard.Guard(2)
+        guard.DeviceCountGuard(2)
 
 
 def test_a_refusal_leaves_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:

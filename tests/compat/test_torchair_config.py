@@ -10,7 +10,15 @@ import pytest
 
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, Leaf, apply_options, check_support
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import COMPILE_OPTIONS, OPTIONS, ByBackend, NoEffect, Off, Switches, To
+from airgraph.compat.torchair.configs.options import (
+    COMPILE_OPTIONS,
+    OPTIONS,
+    ByBackend,
+    NoEffect,
+    Off,
+    SwitchesPasses,
+    To,
+)
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -118,10 +126,10 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
             assert changed == {name}
         case Off(name):
             assert changed == {"passes_off"} and made.passes_off == (name,)
-        case Switches("text"):
+        case SwitchesPasses("text"):
             told = "fusion switches name PassA, PassB: no passes here, so they have no effect"
             assert changed == {"remarks"} and made.remarks == (told,)
-        case Switches("file"):
+        case SwitchesPasses("file"):
             assert changed == set()  # this one switches nothing
         case ByBackend():
             assert changed == set()  # it is read where the arguments of a call are known

@@ -8,7 +8,7 @@ import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir import attr
-from airgraph.ir.exact import DEEPEST, Reader, Writer
+from airgraph.ir.exact import DEEPEST, DataReader, DataWriter
 
 N = sympy.Symbol("n", integer=True, positive=True)
 M = sympy.Symbol("m", integer=True, nonnegative=True)
@@ -17,9 +17,9 @@ ODD = sympy.Symbol("odd", integer=True, odd=True)
 
 
 def there_and_back(value):
-    writer = Writer()
+    writer = DataWriter()
     data = json.loads(json.dumps([writer.data(value), writer.symbol_table()]))
-    return Reader(data[1]).value(data[0])
+    return DataReader(data[1]).value(data[0])
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_a_symbol_is_the_same_symbol_everywhere():
 
 
 def test_an_expression_that_is_a_number_is_one():
-    assert Reader({}).value({"expr": ["Add", 2, 3]}) == 5
-    assert type(Reader({}).value({"expr": ["Add", 2, 3]})) is int
+    assert DataReader({}).value({"expr": ["Add", 2, 3]}) == 5
+    assert type(DataReader({}).value({"expr": ["Add", 2, 3]})) is int
 
 
 def test_functions_of_others_can_be_given():
@@ -81,18 +81,18 @@ def test_functions_of_others_can_be_given():
         pass
 
     functions = {"torch.FloorDiv": FloorDiv}
-    writer = Writer(functions)
+    writer = DataWriter(functions)
     data = writer.data(FloorDiv(N, 2))
     assert data == {"expr": ["torch.FloorDiv", "n", 2]}
-    assert Reader(writer.symbol_table(), functions).value(data) == FloorDiv(N, 2)
+    assert DataReader(writer.symbol_table(), functions).value(data) == FloorDiv(N, 2)
     with pytest.raises(VerifyError, match="FloorDiv is not known"):
-        Writer().data(FloorDiv(N, 2))
+        DataWriter().data(FloorDiv(N, 2))
 
 
 def test_what_cannot_be_written():
     with pytest.raises(VerifyError, match=r"\{1\} \(set\) cannot be written down"):
-        Writer().data({1})
-    writer = Writer()
+        DataWriter().data({1})
+    writer = DataWriter()
     writer.data(sympy.Symbol("n"))
     with pytest.raises(VerifyError, match="two different symbols are called n"):
         writer.data(N)
@@ -128,14 +128,14 @@ def deep(levels):
 )
 def test_what_cannot_be_read(data, text):
     with pytest.raises(VerifyError) as caught:
-        Reader({"n": {"integer": True}}).value(data)
+        DataReader({"n": {"integer": True}}).value(data)
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [1.5, True, "n", [1], {"expr": True}, {"expr": ["Lt", "n", 2]}, None, 2**200])
 def test_what_is_no_size(data):
     with pytest.raises(VerifyError):
-        Reader({"n": {"integer": True}}).size(data)
+        DataReader({"n": {"integer": True}}).size(data)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_what_is_no_size(data):
 )
 def test_symbols_that_cannot_be(symbols):
     with pytest.raises(VerifyError, match=r"the symbol 'n.*' is described by"):
-        Reader(symbols)
+        DataReader(symbols)
 
 
 @pytest.mark.parametrize("data", ["text", {"tuple": [1, "text"]}, [1], {"dict": []}, {"attr": ["Str", "text"]}])
 def test_what_is_never_known(data):
     with pytest.raises(VerifyError, match="stands where numbers are expected"):
-        Reader({}).known(data)
+        DataReader({}).known(data)

@@ -8,7 +8,7 @@ import sympy
 from airgraph.errors import VerifyError
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Value
-from airgraph.ir.ops import OPS, Slot
+from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.types import DataType, TensorType, dim, numel
 
 DTYPES = {
@@ -178,11 +178,11 @@ def test_place_is_the_devices_as_soon_as_one_input_is_there():
 
 # -- the table ------------------------------------------------------------------------------------------------------
 def test_slots():
-    assert [Slot.parse(w) for w in ("x", "x?", "x*", "x#")] == [
-        Slot("x"),
-        Slot("x", optional=True),
-        Slot("x", dynamic=True),
-        Slot("x", index=True),
+    assert [OpInput.parse(w) for w in ("x", "x?", "x*", "x#")] == [
+        OpInput("x"),
+        OpInput("x", optional=True),
+        OpInput("x", dynamic=True),
+        OpInput("x", index=True),
     ]
 
 

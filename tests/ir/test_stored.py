@@ -9,7 +9,7 @@ import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir import ge
-from airgraph.ir.exact import Reader, Writer
+from airgraph.ir.exact import DataReader, DataWriter
 from airgraph.ir.graph import Graph, Note
 from airgraph.ir.proto import GraphDef
 from airgraph.ir.stored import EXTRA, checked, read_graph, write_graph
@@ -39,9 +39,9 @@ _ = ge.NetOutput([Half_0, Log_0, Shape_0, Own_1], dependencies=[ge.node("PrintV2
 
 
 def stored(graph):
-    writer = Writer()
+    writer = DataWriter()
     message = GraphDef.FromString(write_graph(graph, writer).SerializeToString())
-    return message, Reader(json.loads(json.dumps(writer.symbol_table())))
+    return message, DataReader(json.loads(json.dumps(writer.symbol_table())))
 
 
 def again(graph):
@@ -239,7 +239,7 @@ def test_notes_and_marks_of_a_call_are_no_attributes():
         marks = {"_user_stream_label": "side"}
         (y,) = ge.AtenCall([x], target="aten.roll.default", args=["%0", 1], types=[[0, [2], "CPU"]], marks=marks)
         ge.NetOutput([y])
-    writer = Writer()
-    again = read_graph(write_graph(graph, writer), Reader(writer.symbol_table()))
+    writer = DataWriter()
+    again = read_graph(write_graph(graph, writer), DataReader(writer.symbol_table()))
     assert again.notes == graph.notes and again.names == graph.names
     assert again.node("AtenCall").attrs == graph.node("AtenCall").attrs

@@ -14,10 +14,10 @@ from airgraph.ir.types import TensorType
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
-from airgraph.plan.parse import Line, Sizes, parse_plan
+from airgraph.plan.parse import Line, SizeReader, parse_plan
 from airgraph.plan.steps import LoopStep
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Pool
+from airgraph.plan.tensors import ExprPool
 from airgraph.plan.text import SizeText, plan_text
 
 GRAPH = """
@@ -121,7 +121,7 @@ SIZES = [
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes(size):
-    write, read = SizeText(), Sizes(None)
+    write, read = SizeText(), SizeReader(None)
     text = write(size)
     read.reader.symbols.update(write.symbols)
     line = Line(text)
@@ -136,7 +136,7 @@ def test_a_sum_over_loops_keeps_its_order(planned):
         _ = ge.NetOutput([Exp_0], dependencies=[])
     """)
     inner, outer = Var(8), Var(4)
-    pool = Pool([inner])
+    pool = ExprPool([inner])
     (x, t) = (p.tensor for p in plan.places.values())
     at = Affine.make(-3 * A, {inner: A + B, outer: -8})
     load = pool.make("load", (), x.dtype, x, at)

@@ -63,7 +63,7 @@ def test_training_is_a_forward_and_a_backward_pass():
     job = Job("linear", model, (torch.ones(4, 3),), {}, training=True)
     job.call(model)()
     assert model.weight.grad is not None
-    found = worker.Worker()
+    found = worker.BenchWorker()
     found.jobs, found.contender = [job], "airgraph.compile"
     assert found.answer({"do": "prepare", "job": 0})["failed"] == (
         "ValueError: a model compiled ahead of time is for inference"

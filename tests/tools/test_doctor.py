@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from airgraph.errors import CompatError
-from airgraph.tools.doctor import Use, uses_of
+from airgraph.tools.doctor import UsedName, uses_of
 
 SCRIPT = """\
 import torch
@@ -57,11 +57,11 @@ def test_names_of_a_script(source, expected):
 
 def test_a_name_that_the_script_can_do_without():
     source = "try:\n    import torch_npu\nexcept (ImportError, OSError):\n    import torchair\n"
-    assert uses_of(source) == [Use("torch_npu", 2, handled=True), Use("torchair", 4)]
+    assert uses_of(source) == [UsedName("torch_npu", 2, handled=True), UsedName("torchair", 4)]
     source = "try:\n    import torch_npu\nexcept OSError:\n    pass\n"
-    assert uses_of(source) == [Use("torch_npu", 2)]
+    assert uses_of(source) == [UsedName("torch_npu", 2)]
     both = "try:\n    import torch_npu\nexcept ImportError:\n    pass\nimport torch_npu\n"
-    assert uses_of(both) == [Use("torch_npu", 5)]
+    assert uses_of(both) == [UsedName("torch_npu", 5)]
 
 
 def test_a_script_that_is_not_python():

@@ -14,7 +14,7 @@ import airgraph
 from airgraph.errors import ConfigError
 from airgraph.tools import cli, dynamo_trace, terminal
 from airgraph.tools import explain as explaining
-from airgraph.tools.dynamo_trace import Place
+from airgraph.tools.dynamo_trace import SourceLine
 
 SCRIPT = """\
 import sys
@@ -132,7 +132,7 @@ class Scaled(torch.nn.Module):
 def here(text):
     """The line of this file with `text` in it."""
     source = Path(__file__).read_text().splitlines()
-    return Place(__file__, next(i for i, line in enumerate(source, 1) if line.strip() == text))
+    return SourceLine(__file__, next(i for i, line in enumerate(source, 1) if line.strip() == text))
 
 
 def test_explain_a_model():

@@ -41,7 +41,7 @@ DEFAULT_HOME = ".torchair_cache"
 
 
 @dataclass(frozen=True)
-class Place:
+class CacheLocation:
     """What `cache_compile` was told about where a method is kept."""
 
     cache_dir: str | None = None
@@ -65,7 +65,7 @@ class Place:
         return f"world{world}global_rank{rank}{''.join(more)}"
 
 
-def cached_method(func: Callable[..., Any], config: Config, dynamic: bool, place: Place) -> CachedMethod:
+def cached_method(func: Callable[..., Any], config: Config, dynamic: bool, place: CacheLocation) -> CachedMethod:
     if not inspect.ismethod(func):
         raise ValueError(f"Only method can be cached now, got {func}")
     if not isinstance(func.__self__, torch.nn.Module):
@@ -79,7 +79,7 @@ def cached_method(func: Callable[..., Any], config: Config, dynamic: bool, place
 class CachedMethod:
     """Called like the method, without gradients. `path` is where it is kept; the folder's name has what it depends on."""
 
-    def __init__(self, method: Any, config: Config, dynamic: bool, place: Place) -> None:
+    def __init__(self, method: Any, config: Config, dynamic: bool, place: CacheLocation) -> None:
         functools.update_wrapper(self, method)
         self.method, self.config, self.dynamic, self.place = method, config, dynamic, place
         self.log = get_logger(config.log)

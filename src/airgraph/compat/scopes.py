@@ -1,6 +1,6 @@
 """Scopes, and the order of work on streams: what `torchair` and `npugraph_ex` have in common.
 
-    with Scope({"_user_stream_label": "1"}):     torch.ops.air.scope_enter(["_user_stream_label"], ["1"])
+    with AttributeScope({"_user_stream_label": "1"}):     torch.ops.air.scope_enter(["_user_stream_label"], ["1"])
         y = f(x)
                                                  torch.ops.air.scope_exit()
 
@@ -71,8 +71,8 @@ REGISTRY.register(torch.ops.air.wait_tensor.default, convert_wait_tensor)
 
 
 # -- scopes ---------------------------------------------------------------------------------------------------------
-class Scope:
-    """`with Scope({"_op_exec_never_timeout": "True"}):` the ops inside carry these attributes."""
+class AttributeScope:
+    """`with AttributeScope({"_op_exec_never_timeout": "True"}):` the ops inside carry these attributes."""
 
     def __init__(self, attributes: Mapping[str, str]) -> None:
         self.keys, self.values = list(attributes), list(attributes.values())
@@ -84,14 +84,14 @@ class Scope:
         torch.ops.air.scope_exit()
 
 
-def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = None) -> Scope:
+def limit_core_num(op_aicore_num: int, op_vectorcore_num: int, stream: Any = None) -> AttributeScope:
     """How many cores of an NPU the ops inside may use. There are none here: the journal says that it has no effect."""
     for name, count in (("op_aicore_num", op_aicore_num), ("op_vectorcore_num", op_vectorcore_num)):
         if not isinstance(count, int) or isinstance(count, bool):
             raise TypeError(f"{name} of limit_core_num must be an int, got {type(count).__name__}")
         if count < 1:
             raise ValueError(f"{name} of limit_core_num must be at least 1, got {count}")
-    return Scope({"_op_aicore_num": str(op_aicore_num), "_op_vectorcore_num": str(op_vectorcore_num)})
+    return AttributeScope({"_op_aicore_num": str(op_aicore_num), "_op_vectorcore_num": str(op_vectorcore_num)})
 
 
 # -- order ----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 
 from airgraph import api
 from airgraph.analysis.padding.facts import has
-from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
+from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
 from airgraph.capture.aot import compile_by_aot
 from airgraph.capture.gear_marks import GearedSize, places_of
 from airgraph.config import Config
@@ -353,7 +353,7 @@ class Looker:
         self.limits = Limits.of(inputs)
         for place, symbol in self.symbols.items():
             found = padding_of(graph, symbol)
-            if isinstance(found, Refusal):
+            if isinstance(found, PaddingRefusal):
                 self.refusal = self.refusal or found.text()
                 continue
             self.note(place, found, [spec.name for spec in boundary.arguments])

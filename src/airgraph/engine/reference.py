@@ -37,7 +37,7 @@ from airgraph.engine.protocol import (
 from airgraph.engine.strides import contiguous_strides, restride
 from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Input, Node, Value
-from airgraph.ir.ops import OPS, Slot
+from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
@@ -173,7 +173,7 @@ class ReferenceExecutable:
 
     def user_kernel(self, node: Node, kernel: Callable[..., Any]) -> Work:
         attrs = {k: v.value for k, v in node.attrs.items() if k not in ("input_names", "output_names")}
-        plain = Slot("x")
+        plain = OpInput("x")
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             result = kernel(*(self.argument(entry, plain, env, symbols, True) for entry in node.inputs), **attrs)
@@ -188,7 +188,7 @@ class ReferenceExecutable:
         return run
 
     def argument(
-        self, entry: Input, slot: Slot, env: Env, symbols: Symbols, on_device: bool, scalars: bool = False
+        self, entry: Input, slot: OpInput, env: Env, symbols: Symbols, on_device: bool, scalars: bool = False
     ) -> Any:
         """`scalars`: also a number of the host goes to the device, for kernels of an accelerator take only one of them
         (as in `x.clamp(-1, 1)`, which has two)."""

@@ -1,8 +1,8 @@
 """Values as plain data and back: what JSON holds, and what it does not (tuples, NaN, complex numbers, expressions).
 
-    writer = Writer()
+    writer = DataWriter()
     data = writer.data((2, sympy.Symbol("s0", integer=True) + 1))     {"tuple": [2, {"expr": ["Add", 1, "s0"]}]}
-    Reader(writer.symbol_table()).value(data)                         the same tuple again
+    DataReader(writer.symbol_table()).value(data)                         the same tuple again
 
 Reading makes values of the kinds listed here and nothing else. Sympy's own reader is not used: it evaluates text as
 Python. Numbers stay small while expressions are put together, so that a few bytes cannot ask for a number of gigabytes.
@@ -68,7 +68,7 @@ def function_name(kind: type, more: Mapping[str, Any]) -> str:
     return kind.__name__ if FUNCTIONS.get(kind.__name__) is kind else ""
 
 
-class Writer:
+class DataWriter:
     """Values as data. The symbols it meets go into one table, so that equal names are one symbol again."""
 
     def __init__(self, functions: Mapping[str, Any] | None = None) -> None:
@@ -128,7 +128,7 @@ def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
     return {key: bool(value) for key, value in symbol.assumptions0.items()}
 
 
-class Reader:
+class DataReader:
     """Data as values. Whatever is wrong with it is a VerifyError."""
 
     def __init__(self, symbols: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> None:

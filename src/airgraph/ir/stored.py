@@ -19,7 +19,7 @@ import numpy as np
 
 from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir.attr import KINDS
-from airgraph.ir.exact import Reader, Writer, checked_numbers, shown
+from airgraph.ir.exact import DataReader, DataWriter, checked_numbers, shown
 from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Input, Node, Note, Value
 from airgraph.ir.ops import OPS, REQUIRED, Op
@@ -46,7 +46,7 @@ ATTR_OF_KIND = {kind.ge_kind: kind for kind in KINDS.values()}
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
-def write_graph(graph: Graph, writer: Writer) -> Any:
+def write_graph(graph: Graph, writer: DataWriter) -> Any:
     """A ge.proto.GraphDef. The symbols of the graph go into the writer's table, which must be kept beside it."""
     message = to_proto(graph)
     for op, node in zip(message.op, graph.nodes):
@@ -59,7 +59,7 @@ def put_extra(op: Any, extra: dict[str, Any]) -> None:
         op.attr[EXTRA].s = json.dumps({**read_extra(op), **extra}, ensure_ascii=False).encode()
 
 
-def extra_of(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
+def extra_of(op: Any, node: Node, writer: DataWriter) -> dict[str, Any]:
     types = [v.type for v in node.outputs]
     shapes = [[writer.data(d) for d in t.shape] if t.shape is not None and not t.is_static else None for t in types]
     known = [None if node.op == "Const" else writer.data(v.known) for v in node.outputs]
@@ -78,7 +78,7 @@ def extra_of(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
     return {**extra, **attribute_extra(op, node, writer)}
 
 
-def attribute_extra(op: Any, node: Node, writer: Writer) -> dict[str, Any]:
+def attribute_extra(op: Any, node: Node, writer: DataWriter) -> dict[str, Any]:
     """Attributes that GE's fields would give back otherwise than they are, and those that only look not given."""
     custom = "output_names" in node.attrs
     row = None if custom else OPS[node.op]
@@ -107,7 +107,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
-def read_graph(message: Any, reader: Reader) -> Graph:
+def read_graph(message: Any, reader: DataReader) -> Graph:
     """The graph of a GraphDef that `write_graph` made, checked. An error names the op."""
     graph = Graph(message.name or "graph")
     values: dict[str, Value] = {}
@@ -146,7 +146,7 @@ def place_of(op: Any) -> dict[str, str]:
     return {"op": f"{shown(op.name)[1:-1]} ({shown(op.type)[1:-1]})"}
 
 
-def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: Reader) -> Node:
+def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: DataReader) -> Node:
     extra = read_extra(op)
     row = None if "custom" in extra else OPS.get(op.type)
     if row is None and "custom" not in extra:
@@ -241,7 +241,7 @@ def shapes_of(op: Any, extra: dict[str, Any]) -> Sequence[Any]:
     return list(shapes)
 
 
-def read_type(desc: Any, symbolic: Any, reader: Reader) -> TensorType:
+def read_type(desc: Any, symbolic: Any, reader: DataReader) -> TensorType:
     dtype = dtype_of(desc.dtype)
     place = desc.device_type
     if place not in ("CPU", "NPU"):
@@ -265,7 +265,7 @@ def dtype_of(number: int) -> DataType:
     return DataType[DTYPES[number]]
 
 
-def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: Reader) -> dict[str, Any]:
+def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: DataReader) -> dict[str, Any]:
     attrs = read_attrs(op, row, extra)
     for name, data in (extra.get("exact") or {}).items():
         attrs[name] = reader.value(data)
@@ -321,7 +321,7 @@ def read_attr(attr: Any, typed: bool = False) -> Any:
 
 
 # -- constants ------------------------------------------------------------------------------------------------------
-def read_const(op: Any, extra: dict[str, Any], reader: Reader) -> dict[str, Any]:
+def read_const(op: Any, extra: dict[str, Any], reader: DataReader) -> dict[str, Any]:
     described, desc = op.attr["value"].t.desc, op.output_desc
     if len(desc) != 1 or (described.dtype, described.shape) != (desc[0].dtype, desc[0].shape):
         raise VerifyError("its value has another type than its output")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from airgraph.plan.index import Affine, Var, expand, same
 from airgraph.plan.kernels import Part
-from airgraph.plan.tensors import Expr, Pool
+from airgraph.plan.tensors import Expr, ExprPool
 
 
 def collapsed(part: Part) -> Part:
@@ -32,7 +32,7 @@ def collapsed(part: Part) -> Part:
 
 
 def renamed(part: Part, table: dict[Var, Affine], loops: dict[str, list[Var]]) -> Part:
-    pool = Pool(loops.get("inner", part.inner))
+    pool = ExprPool(loops.get("inner", part.inner))
     done: dict[int, Expr] = {}
     for e in part.exprs():
         at = e.at.substitute(table) if e.at is not None else None

@@ -21,7 +21,7 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Call, Opaque, Scatter, made, opaque, written_back
+from airgraph.plan.opaque import Opaque, Scatter, TorchCall, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
@@ -163,7 +163,7 @@ class Planner:
     def call(self, node: Node, reason: str) -> None:
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
-        self.opaque[node] = Call(node, reads, [made(value) for value in node.outputs])
+        self.opaque[node] = TorchCall(node, reads, [made(value) for value in node.outputs])
         self.order.append(node)
         for value, t in zip(node.outputs, self.opaque[node].outputs):
             self.places[t.id] = Place(t, "call", strides_of(t.shape), 0, value)

@@ -32,7 +32,7 @@ from airgraph.plan.index import (
     strides_of,
     vars_for,
 )
-from airgraph.plan.tensors import Expr, Pick, Picks, Pool, Shape, Tensor
+from airgraph.plan.tensors import Expr, ExprPool, Pick, Picks, Shape, Tensor
 
 TRIES = 80  # splits and cuts of loops before a kernel is given up
 LARGEST = 400  # formulas in one kernel
@@ -68,7 +68,7 @@ class Part:
     outer: list[Var]
     inner: list[Var]
     stores: list[Store]
-    pool: Pool
+    pool: ExprPool
 
     def exprs(self) -> list[Expr]:
         return list(reachable(e for s in self.stores for e in (s.value, *s.numbers)))
@@ -187,7 +187,7 @@ def part(
         index.append(e)
     outer = [v for (_, axis, _), v in zip(loops, variables) if axis not in domain.axes]
     inner = [v for (_, axis, _), v in zip(loops, variables) if axis in domain.axes]
-    reader = Reader(memory, domain, index, inner)
+    reader = FormulaReader(memory, domain, index, inner)
     try:
         stores = [reader.store(root) for root in roots]
     except (SplitVar, CutVar) as cause:
@@ -205,7 +205,7 @@ def build_scatter(t: Tensor, numbers: Sequence[Tensor], values: Tensor, how: Seq
     """
     variables = vars_for(values.shape)
     index = [Affine.of(v) for v in variables]
-    reader = Reader(memory, Domain(values.shape), index, ())
+    reader = FormulaReader(memory, Domain(values.shape), index, ())
     strides, offset = memory.target(t)
     place: list[Affine] = []
     args: list[Expr] = []
@@ -222,7 +222,7 @@ def build_scatter(t: Tensor, numbers: Sequence[Tensor], values: Tensor, how: Seq
     return Kernel([Part(variables, [], [store], reader.pool)])
 
 
-class Reader:
+class FormulaReader:
     """Formulas, read backwards from what is stored."""
 
     def __init__(self, memory: Memory, domain: Domain, index: list[Affine], inner: Sequence[Var]) -> None:
@@ -230,7 +230,7 @@ class Reader:
         self.domain = domain
         self.index = index
         self.inner = list(inner)
-        self.pool = Pool(inner)
+        self.pool = ExprPool(inner)
         self.done: dict[tuple[int, tuple[Affine, ...]], Expr] = {}
         self.stored: dict[int, tuple[tuple[Affine, ...], Expr]] = {}
         self.kept = [(i, s) for i, s in enumerate(domain.shape) if i not in domain.axes]

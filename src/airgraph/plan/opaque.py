@@ -133,7 +133,7 @@ class Scatter:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TorchCall:
     """PyTorch does it."""
 
     node: Node
@@ -161,7 +161,7 @@ def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
     return Matrix(m.tensor, m.offset, tuple(strides))
 
 
-Opaque = Product | Attention | Convolution | Scatter | Call
+Opaque = Product | Attention | Convolution | Scatter | TorchCall
 
 
 def there(*tensors: Tensor | None) -> list[Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from airgraph.ir.types import Dim
 from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, backwards, expand, same, strides_of, vars_for
-from airgraph.plan.kernels import Domain, Memory, NeedsRows, Reader
+from airgraph.plan.kernels import Domain, FormulaReader, Memory, NeedsRows
 from airgraph.plan.steps import Matrix
 from airgraph.plan.tensors import Tensor
 
@@ -21,7 +21,7 @@ class Operands:
         """t as a strided view of memory, if it is one."""
         variables = vars_for(t.shape)
         index = [Affine.of(v) for v in variables]
-        reader = Reader(self.memory(), Domain(t.shape), index, ())
+        reader = FormulaReader(self.memory(), Domain(t.shape), index, ())
         try:
             e = reader.read(t, index)
         except (Refuse, SplitVar, CutVar, NeedsRows):

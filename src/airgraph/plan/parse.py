@@ -17,7 +17,7 @@ import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir.boundary import Boundary
-from airgraph.ir.exact import LARGEST, Reader
+from airgraph.ir.exact import LARGEST, DataReader
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim, dim
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS
@@ -39,7 +39,7 @@ from airgraph.plan.steps import (
     Step,
 )
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Expr, Pick, Pool, Tensor, buffer
+from airgraph.plan.tensors import Expr, ExprPool, Pick, Tensor, buffer
 from airgraph.plan.text import DEFAULT_TYPES, type_name
 
 TOKEN = re.compile(
@@ -133,11 +133,11 @@ class Line:
             raise VerifyError("too many parentheses within each other")
 
 
-class Sizes:
+class SizeReader:
     """Reads sizes: sums of products of integers, symbols, powers and functions."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]] | None) -> None:
-        self.reader = Reader({}, functions)
+        self.reader = DataReader({}, functions)
 
     def symbol(self, line: Line) -> tuple[str, bool]:
         """(the name of a symbol that is declared, whether the arguments tell its value)"""
@@ -228,7 +228,7 @@ class PlanReader:
     def __init__(
         self, graph: Graph, boundary: Boundary, target: Target, functions: Mapping[str, Callable[..., Any]] | None
     ) -> None:
-        self.size = Sizes(functions)
+        self.size = SizeReader(functions)
         self.nodes: dict[str, Node] = {n.name: n for n in graph.nodes}
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[int, str] = {}
@@ -493,7 +493,7 @@ class KernelReader:
         self.plan, self.size = plan, plan.size
         self.loops = {**outer, **inner}
         ordered = [[loops[k] for k in sorted(loops, key=lambda k: (len(k), k))] for loops in (outer, inner)]
-        self.pool = Pool(ordered[1])
+        self.pool = ExprPool(ordered[1])
         self.part = Part(ordered[0], ordered[1], [], self.pool)
         self.named: dict[str, Expr] = {}
         self.roots: list[Tensor] | None = None  # gets the tensors that are stored, of the first part

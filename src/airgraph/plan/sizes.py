@@ -27,39 +27,39 @@ from airgraph.errors import VerifyError
 from airgraph.ir.symbols import evaluate
 
 
-class Op(IntEnum):
+class SizeOp(IntEnum):
     CONST, ADD, MUL, FLOOR, MOD, MIN, MAX, LESS, EQUAL, CHOOSE, COPY, ASK, SYMPY = range(13)
 
 
-SIGNS = {Op.ADD: "+", Op.MUL: "*", Op.FLOOR: "//", Op.MOD: "%", Op.LESS: "<", Op.EQUAL: "=="}
-COMPUTE: dict[Op, Callable[[int, int], int]] = {
-    Op.ADD: lambda a, b: a + b,
-    Op.MUL: lambda a, b: a * b,
-    Op.FLOOR: lambda a, b: a // b,
-    Op.MOD: lambda a, b: a % b,
-    Op.MIN: min,
-    Op.MAX: max,
-    Op.LESS: lambda a, b: int(a < b),
-    Op.EQUAL: lambda a, b: int(a == b),
+SIGNS = {SizeOp.ADD: "+", SizeOp.MUL: "*", SizeOp.FLOOR: "//", SizeOp.MOD: "%", SizeOp.LESS: "<", SizeOp.EQUAL: "=="}
+COMPUTE: dict[SizeOp, Callable[[int, int], int]] = {
+    SizeOp.ADD: lambda a, b: a + b,
+    SizeOp.MUL: lambda a, b: a * b,
+    SizeOp.FLOOR: lambda a, b: a // b,
+    SizeOp.MOD: lambda a, b: a % b,
+    SizeOp.MIN: min,
+    SizeOp.MAX: max,
+    SizeOp.LESS: lambda a, b: int(a < b),
+    SizeOp.EQUAL: lambda a, b: int(a == b),
 }
 # By the name of the function: PyTorch has its own classes of Max, Min and Mod beside sympy's.
 WHOLE_FUNCTIONS = {
-    "Add": Op.ADD,
-    "Mul": Op.MUL,
-    "Max": Op.MAX,
-    "Min": Op.MIN,
-    "Mod": Op.MOD,
-    "PythonMod": Op.MOD,
-    "FloorDiv": Op.FLOOR,
-    "CleanDiv": Op.FLOOR,
+    "Add": SizeOp.ADD,
+    "Mul": SizeOp.MUL,
+    "Max": SizeOp.MAX,
+    "Min": SizeOp.MIN,
+    "Mod": SizeOp.MOD,
+    "PythonMod": SizeOp.MOD,
+    "FloorDiv": SizeOp.FLOOR,
+    "CleanDiv": SizeOp.FLOOR,
 }
-COMMUTE = frozenset({Op.ADD, Op.MUL, Op.MIN, Op.MAX, Op.EQUAL})
+COMMUTE = frozenset({SizeOp.ADD, SizeOp.MUL, SizeOp.MIN, SizeOp.MAX, SizeOp.EQUAL})
 
 
 class Operation(NamedTuple):
     """`a`, `b` and `c` are values by number; CONST: a is the number itself; ASK: (question, first value, how many)."""
 
-    op: Op
+    op: SizeOp
     a: int = 0
     b: int = 0
     c: int = 0
@@ -73,19 +73,19 @@ class Term:
     index: int
 
     def __add__(self, other: Amount) -> Amount:
-        return self.sizes.make(Op.ADD, self, other)
+        return self.sizes.make(SizeOp.ADD, self, other)
 
     def __sub__(self, other: Amount) -> Amount:
         return self + -1 * other
 
     def __mul__(self, other: Amount) -> Amount:
-        return self.sizes.make(Op.MUL, self, other)
+        return self.sizes.make(SizeOp.MUL, self, other)
 
     def __floordiv__(self, other: Amount) -> Amount:
-        return self.sizes.make(Op.FLOOR, self, other)
+        return self.sizes.make(SizeOp.FLOOR, self, other)
 
     def __rfloordiv__(self, other: int) -> Amount:
-        return self.sizes.make(Op.FLOOR, other, self)
+        return self.sizes.make(SizeOp.FLOOR, other, self)
 
     def __rsub__(self, other: int) -> Amount:
         return -1 * self + other
@@ -96,7 +96,7 @@ class Term:
 Amount = int | Term
 
 
-def _combine(op: Op, a: Amount, b: Amount) -> Amount:
+def _combine(op: SizeOp, a: Amount, b: Amount) -> Amount:
     if isinstance(a, int) and isinstance(b, int):
         return COMPUTE[op](a, b)
     sizes = a.sizes if isinstance(a, Term) else b.sizes  # type: ignore[union-attr]
@@ -104,15 +104,15 @@ def _combine(op: Op, a: Amount, b: Amount) -> Amount:
 
 
 def minimum(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.MIN, a, b)
+    return _combine(SizeOp.MIN, a, b)
 
 
 def maximum(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.MAX, a, b)
+    return _combine(SizeOp.MAX, a, b)
 
 
 def modulo(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.MOD, a, b)
+    return _combine(SizeOp.MOD, a, b)
 
 
 def as_int(x: Amount) -> int:
@@ -123,25 +123,25 @@ def as_int(x: Amount) -> int:
 
 def less(a: Amount, b: Amount) -> Amount:
     """1 if a < b, else 0."""
-    return _combine(Op.LESS, a, b)
+    return _combine(SizeOp.LESS, a, b)
 
 
 def equal(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.EQUAL, a, b)
+    return _combine(SizeOp.EQUAL, a, b)
 
 
 def both(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.MIN, a, b)
+    return _combine(SizeOp.MIN, a, b)
 
 
 def either(a: Amount, b: Amount) -> Amount:
-    return _combine(Op.MAX, a, b)
+    return _combine(SizeOp.MAX, a, b)
 
 
 def choose(condition: Amount, yes: Amount, no: Amount) -> Amount:
     if isinstance(condition, int):
         return yes if condition else no
-    return condition.sizes.make(Op.CHOOSE, condition, yes, no)
+    return condition.sizes.make(SizeOp.CHOOSE, condition, yes, no)
 
 
 def ceil(a: Amount, b: Amount) -> Amount:
@@ -190,7 +190,7 @@ class Sizes:
             raise VerifyError(f"{x} has no value: no argument tells {x.free_symbols - set(self.symbols)}")
         if not whole(x):
             self.expressions.append(x)
-            return self._append(Operation(Op.SYMPY, len(self.expressions) - 1))
+            return self._append(Operation(SizeOp.SYMPY, len(self.expressions) - 1))
         if x.is_Pow:
             return reduce(lambda a, b: a * b, [self.term(x.base)] * int(x.exp))
         op = WHOLE_FUNCTIONS[x.func.__name__]
@@ -199,7 +199,7 @@ class Sizes:
             operands.sort(key=lambda t: isinstance(t, int))
         return reduce(lambda a, b: _combine(op, a, b), operands)
 
-    def make(self, op: Op, *operands: Amount) -> Amount:
+    def make(self, op: SizeOp, *operands: Amount) -> Amount:
         folded = simplified(op, operands)
         if folded is not None:
             return folded
@@ -221,12 +221,12 @@ class Sizes:
         if key not in self._asked:
             first = self.count
             for number in numbers:  # side by side, as the function reads them
-                self.code.append(Operation(Op.COPY, number))
-            self._asked[key] = self._append(Operation(Op.ASK, known, first, len(numbers)))
+                self.code.append(Operation(SizeOp.COPY, number))
+            self._asked[key] = self._append(Operation(SizeOp.ASK, known, first, len(numbers)))
         return self._asked[key]
 
     def _number(self, x: Amount) -> int:
-        return self._append(Operation(Op.CONST, x)).index if isinstance(x, int) else x.index
+        return self._append(Operation(SizeOp.CONST, x)).index if isinstance(x, int) else x.index
 
     def _append(self, operation: Operation) -> Term:
         found = self._made.get(operation)
@@ -237,20 +237,20 @@ class Sizes:
 
     # -- values -----------------------------------------------------------------------------------------------------------
     def run(self, symbols: Mapping[Any, Any]) -> list[int]:
-        """All values for these symbols. (The native engine does the same; what Op.SYMPY says only Python can tell.)"""
+        """All values for these symbols. (The native engine does the same; what SizeOp.SYMPY says only Python can tell.)"""
         given = [symbols.get(s) for s in self.symbols]
         values = [x if isinstance(x, int) else 0 for x in given]  # (none: nothing here depends on it)
         for op, a, b, c in self.code:
             match op:
-                case Op.CONST:
+                case SizeOp.CONST:
                     values.append(a)
-                case Op.CHOOSE:
+                case SizeOp.CHOOSE:
                     values.append(values[b] if values[a] else values[c])
-                case Op.COPY:
+                case SizeOp.COPY:
                     values.append(values[a])
-                case Op.ASK:
+                case SizeOp.ASK:
                     values.append(self.questions[a][0](values[b : b + c]))
-                case Op.SYMPY:
+                case SizeOp.SYMPY:
                     values.append(int(evaluate(self.expressions[a], symbols)))
                 case _:
                     values.append(COMPUTE[op](values[a], values[b]))
@@ -283,26 +283,26 @@ class Sizes:
         yield "symbols " + ", ".join(f"v{i} = {s}" for i, s in enumerate(self.symbols))
         for i, (op, a, b, c) in enumerate(self.code, len(self.symbols)):
             match op:
-                case Op.CONST:
+                case SizeOp.CONST:
                     shown = str(a)
-                case Op.CHOOSE:
+                case SizeOp.CHOOSE:
                     shown = f"v{b} if v{a} else v{c}"
-                case Op.COPY:
+                case SizeOp.COPY:
                     shown = f"v{a}"
-                case Op.ASK:
+                case SizeOp.ASK:
                     shown = f"ask {a} (v{b}...v{b + c - 1})"
-                case Op.SYMPY:
+                case SizeOp.SYMPY:
                     shown = str(self.expressions[a])
-                case Op.MIN | Op.MAX:
+                case SizeOp.MIN | SizeOp.MAX:
                     shown = f"{op.name.lower()}(v{a}, v{b})"
                 case _:
                     shown = f"v{a} {SIGNS[op]} v{b}"
             yield f"v{i} = {shown}"
 
 
-def simplified(op: Op, operands: Sequence[Amount]) -> Amount | None:
+def simplified(op: SizeOp, operands: Sequence[Amount]) -> Amount | None:
     """The result, where it is one of the operands or a number."""
-    if op == Op.CHOOSE:
+    if op == SizeOp.CHOOSE:
         condition, yes, no = operands
         return choose(condition, yes, no) if isinstance(condition, int) else yes if yes is no else None
     a, b = operands
@@ -310,12 +310,12 @@ def simplified(op: Op, operands: Sequence[Amount]) -> Amount | None:
         return COMPUTE[op](a, b)
     if isinstance(a, int) and op in COMMUTE:
         a, b = b, a
-    if op in (Op.MIN, Op.MAX) and a is b:
+    if op in (SizeOp.MIN, SizeOp.MAX) and a is b:
         return a
     match op, b:
-        case (Op.ADD, 0) | (Op.MUL, 1) | (Op.FLOOR, 1):
+        case (SizeOp.ADD, 0) | (SizeOp.MUL, 1) | (SizeOp.FLOOR, 1):
             return a
-        case Op.MUL, 0:
+        case SizeOp.MUL, 0:
             return 0
     return None
 

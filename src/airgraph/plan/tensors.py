@@ -159,7 +159,7 @@ Picks = tuple[Pick, ...]
 class Expr:
     """A formula in loop variables. `op`: load | const | iota | reduce | the name of a function of numbers.
 
-    Equal formulas are one object (see `Pool`), so identity is equality.
+    Equal formulas are one object (see `ExprPool`), so identity is equality.
     """
 
     op: str
@@ -173,7 +173,7 @@ class Expr:
     id: int = 0
 
 
-class Pool:
+class ExprPool:
     """Makes formulas, equal ones once."""
 
     def __init__(self, inner: Sequence[Any]) -> None:

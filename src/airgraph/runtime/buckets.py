@@ -27,7 +27,7 @@ import sympy
 import torch
 
 from airgraph.analysis.padding.facts import has
-from airgraph.analysis.padding.proof import Padding, Refusal, padding_of
+from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import ConfigError
 from airgraph.ir.boundary import Boundary, Fresh, Layout, NumberIn, OfInput, OfOutput, TensorIn
@@ -454,7 +454,7 @@ def padded_dimensions(
             )
         for symbol in symbols:
             found = outlet(boundary, symbol) or padding_of(graph, symbol)
-            if isinstance(found, Refusal):
+            if isinstance(found, PaddingRefusal):
                 journal.counters["unpadded sizes"] += 1
                 journal.remark(f"buckets: {name} ({symbol}) is not padded: {found.text()}")
             else:
@@ -463,14 +463,14 @@ def padded_dimensions(
     return dimensions
 
 
-def outlet(boundary: Boundary, symbol: Any) -> Refusal | None:
+def outlet(boundary: Boundary, symbol: Any) -> PaddingRefusal | None:
     """Results that share memory in a way that padding would change."""
     for result in boundary.results:
         if isinstance(result, OfOutput) and has((*result.layout.shape, *result.layout.strides), symbol):
-            return Refusal("a result", f"of size {symbol} shares memory with another result")
+            return PaddingRefusal("a result", f"of size {symbol} shares memory with another result")
         if isinstance(result, OfInput):
             spec = boundary.arguments[result.argument]
             padded = isinstance(spec, TensorIn) and has(spec.type.shape, symbol)
             if padded and isinstance(spec, TensorIn) and int(spec.type.dtype) != result.dtype:
-                return Refusal("a result", f"of size {symbol} is an argument seen as another type")
+                return PaddingRefusal("a result", f"of size {symbol} is an argument seen as another type")
     return None

@@ -35,7 +35,7 @@ from airgraph.ir.graph import Graph, Node
 Label = str | None  # None: the main stream
 
 
-class Stream(Protocol):
+class LaneStream(Protocol):
     def record_event(self) -> Any: ...
 
     def wait_event(self, event: Any) -> None: ...
@@ -44,12 +44,12 @@ class Stream(Protocol):
 class Streams(Protocol):
     """Those of a device."""
 
-    def named(self, label: Label) -> Stream:
+    def named(self, label: Label) -> LaneStream:
         """The stream of that name; None is the one that is current when a capture begins."""
 
-    def on(self, stream: Stream) -> AbstractContextManager[Any]: ...
+    def on(self, stream: LaneStream) -> AbstractContextManager[Any]: ...
 
-    def hold(self, tensor: torch.Tensor, stream: Stream) -> None:
+    def hold(self, tensor: torch.Tensor, stream: LaneStream) -> None:
         """`stream` reads the tensor, whose memory is another's."""
 
 
@@ -97,7 +97,7 @@ class Lanes:
         self.streams = streams
         self.graph = graph
         self.awaited = {node for step in steps for node in sources(step) if stream_of(node) != lane_of(step)}
-        self.lanes: dict[Label, Stream] = {None: streams.named(None)}
+        self.lanes: dict[Label, LaneStream] = {None: streams.named(None)}
         self.begin = self.lanes[None].record_event()
         self.done: dict[Node, Any] = {}  # a step somebody waits for → its event
         self.ran: set[Node] = set()
@@ -124,13 +124,13 @@ class Lanes:
         if alone:
             self.scatter(label)
 
-    def lane(self, label: Label) -> Stream:
+    def lane(self, label: Label) -> LaneStream:
         if label not in self.lanes:
             self.lanes[label] = self.streams.named(label)
             self.lanes[label].wait_event(self.begin)
         return self.lanes[label]
 
-    def hold(self, node: Node, env: Env, lane: Stream) -> None:
+    def hold(self, node: Node, env: Env, lane: LaneStream) -> None:
         for value in node.values():
             tensor = env.get(id(value))
             if value.node in self.ran and stream_of(value.node) != stream_of(node) and isinstance(tensor, torch.Tensor):

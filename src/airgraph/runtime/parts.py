@@ -30,7 +30,7 @@ from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
 Work = Callable[[Env, Symbols], None]
 
 
-class Part(Protocol):
+class ProgramPart(Protocol):
     def record(self, env: Env, symbols: Symbols) -> None: ...
 
     def run(self, env: Env, symbols: Symbols) -> None: ...
@@ -194,8 +194,8 @@ class PartRecorder:
         self.streams = streams  # for steps that are captured; None: one after the other
 
     def record(
-        self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], Part], keep: bool = False
-    ) -> list[Part]:
+        self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], ProgramPart], keep: bool = False
+    ) -> list[ProgramPart]:
         """`keep`: no value dies, so that all can be looked at afterwards."""
         waiting, parts = self.runs(self.executable.steps), []
         waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
@@ -204,7 +204,7 @@ class PartRecorder:
             streams = None if run.open else self.streams
             work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep, streams)
             if run.open:
-                part: Part = OpenPart(work, self.placed(run, waiting))
+                part: ProgramPart = OpenPart(work, self.placed(run, waiting))
             else:
                 part = capture(work if waiting else in_turn(work, finish))
             before = dict(env)

@@ -16,7 +16,7 @@ import torch
 
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
-from airgraph.runtime.parts import Part
+from airgraph.runtime.parts import ProgramPart
 from airgraph.runtime.program import Program
 from airgraph.runtime.slots import Slot, reach, references
 
@@ -53,7 +53,7 @@ class Recording:
         self.cells: list[tuple[int, torch.Tensor]] = []
         self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
-        self.parts: list[Part] = []
+        self.parts: list[ProgramPart] = []
         self.env: Env = {}
         self.whole: Callable[[], None] | None = None  # the one CUDA graph this is, if it is one
         self.handed: list[torch.Tensor] = []  # the templates, if they are all there is to hand out

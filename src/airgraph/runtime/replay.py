@@ -35,7 +35,7 @@ from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
-from airgraph.runtime.parts import BoundPart, CapturedPart, Part, PartRecorder, Work, split_text, written_inputs
+from airgraph.runtime.parts import BoundPart, CapturedPart, PartRecorder, ProgramPart, Work, split_text, written_inputs
 from airgraph.runtime.program import Program, quiet, strided, to_host
 from airgraph.runtime.recording import Recording, ResultLayout
 from airgraph.runtime.sample import checked
@@ -348,7 +348,7 @@ class ReplayProgram(Program):
 
         return work
 
-    def capture(self, work: Work) -> Part:
+    def capture(self, work: Work) -> ProgramPart:
         if self.arena.device.type != "cuda":
             return BoundPart(work)
         config = self.config

@@ -29,7 +29,7 @@ from airgraph.ir.boundary import (
     Result,
     TensorIn,
 )
-from airgraph.ir.exact import Reader, Writer, shown
+from airgraph.ir.exact import DataReader, DataWriter, shown
 from airgraph.ir.graph import Graph
 from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, is_structure, leaf_count
@@ -94,7 +94,7 @@ def layout_refusal(shape: Sequence[int], strides: Sequence[Any]) -> str | None:
     return None
 
 
-def describe(stored: StoredModel, writer: Writer) -> dict[str, Any]:
+def describe(stored: StoredModel, writer: DataWriter) -> dict[str, Any]:
     contract = stored.contract
     described = {
         "version": VERSION,
@@ -112,7 +112,7 @@ def describe(stored: StoredModel, writer: Writer) -> dict[str, Any]:
     return {**described, "symbols": writer.symbol_table()}  # last: the rest may have met more of them
 
 
-def argument_data(argument: Argument, writer: Writer) -> dict[str, Any]:
+def argument_data(argument: Argument, writer: DataWriter) -> dict[str, Any]:
     match argument:
         case TensorIn(name, _, strides, device):
             return {"tensor": name, "strides": writer.data(list(strides)), "device": device}
@@ -121,7 +121,7 @@ def argument_data(argument: Argument, writer: Writer) -> dict[str, Any]:
     return {"object": argument.name}
 
 
-def result_data(result: Result, writer: Writer) -> dict[str, Any]:
+def result_data(result: Result, writer: DataWriter) -> dict[str, Any]:
     def layout(part: Layout | None) -> Any:
         return None if part is None else writer.data([list(part.shape), list(part.strides), part.offset])
 
@@ -146,7 +146,7 @@ def result_data(result: Result, writer: Writer) -> dict[str, Any]:
 class Description:
     """The calling convention out of its data. Anything that has not the expected form is a VerifyError."""
 
-    def __init__(self, data: Mapping[str, Any], reader: Reader) -> None:
+    def __init__(self, data: Mapping[str, Any], reader: DataReader) -> None:
         self.data, self.reader = data, reader
 
     def get(self, key: str, kind: type, where: Mapping[str, Any] | None = None) -> Any:

@@ -28,7 +28,7 @@ from airgraph.convert.known_calls import refusal
 from airgraph.convert.metadata import SYMBOLIC
 from airgraph.errors import AirgraphError, ExportError
 from airgraph.ir.boundary import Boundary, NumberIn, OfInput, Result
-from airgraph.ir.exact import Writer
+from airgraph.ir.exact import DataWriter
 from airgraph.ir.graph import Graph
 from airgraph.ir.proto import DTYPES, ModelDef, pbtxt_of
 from airgraph.ir.stored import EXTRA, put_extra, read_extra, write_graph
@@ -118,7 +118,7 @@ def share_tied(
 
 # -- writing --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Target:
+class ExportTarget:
     """Where the files of one export go. `rank`: of this process among several."""
 
     path: str
@@ -136,7 +136,7 @@ class Target:
 
 
 def write_export(
-    stored: StoredModel, target: Target, *, external: bool | None = None, progress: Progress | None = None
+    stored: StoredModel, target: ExportTarget, *, external: bool | None = None, progress: Progress | None = None
 ) -> Path:
     """Writes the files and gives back the `.air`. `external`: weights in files of their own; None: where they must be."""
     refuse_calls(stored.graph)
@@ -147,7 +147,7 @@ def write_export(
                 hint="another export_path or export_name",
             )
     refuse_weights(stored.weights)
-    writer = Writer(FUNCTIONS)
+    writer = DataWriter(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
     size = sum(t.numel() * t.element_size() for t in stored.weights.values())
     apart = graph.ByteSize() + size > LIMIT if external is None else external

@@ -24,7 +24,7 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
-from airgraph.ir.exact import Reader, shown
+from airgraph.ir.exact import DataReader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
 from airgraph.store.air_file import read_air, refuse_holes
@@ -84,7 +84,7 @@ def read_model(message: Any, file: Path, weights: bool, state: Mapping[str, torc
     symbols = description.get("symbols")
     if not isinstance(symbols, dict):
         raise VerifyError(f"its symbols are {shown(symbols)}")
-    reader = Reader(symbols, FUNCTIONS)
+    reader = DataReader(symbols, FUNCTIONS)
     tensors = take_weights(message.graph[0], file, weights, state)
     graph = checked(read_graph(message.graph[0], reader))
     check_calls(graph)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from airgraph.errors import ExportError
-from airgraph.ir.exact import Writer
+from airgraph.ir.exact import DataWriter
 from airgraph.ir.proto import ModelDef
 from airgraph.ir.stored import EXTRA, write_graph
 from airgraph.store.air_file import read_air, write_air
@@ -30,7 +30,7 @@ from airgraph.store.load_export import read_export
 def write_method(path: Path, stored: StoredModel, owned: Collection[str], about: Mapping[str, str]) -> None:
     """`owned`: weights that are the module's. `about`: what people want to know of it, and what makes it stale."""
     refuse_calls(stored.graph)
-    writer = Writer(FUNCTIONS)
+    writer = DataWriter(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
     place_weights(graph, stored, {}, {}, path.parent, owned)
     message = ModelDef(name=path.parent.name, version=VERSION, graph=[graph])

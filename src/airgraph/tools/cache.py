@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from airgraph.disk_cache import Cache, Entry, open_cache
+from airgraph.disk_cache import Cache, CacheEntry, open_cache
 from airgraph.tools.escape import printable
 
 SHOWN = ("cpu", "llvmlite", "torch", "graph")  # fields of a key worth a column
@@ -39,7 +39,7 @@ def listing(cache: Cache) -> int:
     return 0
 
 
-def line(entry: Entry, now: float) -> str:
+def line(entry: CacheEntry, now: float) -> str:
     fields = entry.fields()
     shown = ", ".join(f"{name} {fields[name]}" for name in SHOWN if name in fields)
     return printable(f"{entry.kind:<8} {size(entry.size):>9}  used {age(now - entry.used):>4} ago  {shown}")

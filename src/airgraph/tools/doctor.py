@@ -42,7 +42,7 @@ HANDLED = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", 
 
 # -- what a script uses ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Use:
+class UsedName:
     """A name in a script, in full, as `torch_npu.npu.Stream`."""
 
     name: str
@@ -50,16 +50,16 @@ class Use:
     handled: bool = False
 
 
-def uses_of(source: str, file: str = "<script>") -> list[Use]:
+def uses_of(source: str, file: str = "<script>") -> list[UsedName]:
     """The names of `ROOTS` that a source text uses, the first use of each, in the order of lines."""
     try:
         tree = ast.parse(source, file)
     except SyntaxError as error:
         where = {"line": f"{error.lineno}: {(error.text or '').strip()}"}
         raise CompatError(f"{file} is not Python: {error.msg}", where=where) from error
-    reader = Reader(bindings(tree))
+    reader = NameCollector(bindings(tree))
     reader.visit(tree)
-    first: dict[str, Use] = {}
+    first: dict[str, UsedName] = {}
     for use in sorted(reader.uses, key=lambda use: (use.handled, use.line)):
         first.setdefault(use.name, use)
     return sorted(first.values(), key=lambda use: (use.line, use.name))
@@ -100,15 +100,15 @@ def is_ours(name: str) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in ROOTS)
 
 
-class Reader(ast.NodeVisitor):
+class NameCollector(ast.NodeVisitor):
     def __init__(self, bound: dict[str, str]) -> None:
         self.bound = bound
-        self.uses: list[Use] = []
+        self.uses: list[UsedName] = []
         self.handled = False
 
     def add(self, name: str | None, line: int) -> None:
         if name is not None and is_ours(name):
-            self.uses.append(Use(name, line, self.handled))
+            self.uses.append(UsedName(name, line, self.handled))
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -171,7 +171,7 @@ def is_module(path: str) -> bool:
         return False
 
 
-def missing(uses: Sequence[Use]) -> Iterator[tuple[Use, str]]:
+def missing(uses: Sequence[UsedName]) -> Iterator[tuple[UsedName, str]]:
     for use in uses:
         why = why_missing(use.name)
         if why is not None:
@@ -190,7 +190,7 @@ def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None =
     return max([report(file, uses) for file, uses in found])
 
 
-def report(file: Path, uses: Sequence[Use]) -> int:
+def report(file: Path, uses: Sequence[UsedName]) -> int:
     lacking = list(missing(uses))
     print(f"{file}: {len(uses)} names of torch_npu, torchair and torch.npu, {len(lacking)} of them missing")
     for use, why in lacking:

@@ -39,7 +39,7 @@ GUARD_COMMENT = re.compile(r"\s+# .*$")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of somebody's code."""
 
     file: str
@@ -60,22 +60,22 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Guard:
+class FailedGuard:
     """A condition under which compiled code may run, and which did not hold; `place` is the line that needs it."""
 
     text: str
-    place: Place | None
+    place: SourceLine | None
 
 
 @dataclass
-class Frame:
+class DynamoFrame:
     """One compilation of one function by Dynamo; `id` is "0/1" for the second compilation of the first function."""
 
     id: str
     function: str = ""
-    place: Place | None = None
-    caller: Place | None = None  # the line outside of compiled code that called it
-    guards: tuple[Guard, ...] = ()  # those that made it a recompilation
+    place: SourceLine | None = None
+    caller: SourceLine | None = None  # the line outside of compiled code that called it
+    guards: tuple[FailedGuard, ...] = ()  # those that made it a recompilation
     symbols: dict[str, str] = field(default_factory=dict)  # "s0" → "x.size(0)"
     metrics: Mapping[str, Any] = field(default_factory=dict)
     journals: list[Journal] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class BreakNote:
-    place: Place | None
+    place: SourceLine | None
     reason: str
     explanation: str
     hints: tuple[str, ...]
@@ -97,12 +97,12 @@ class Trace(logging.Handler):
         """With `only_new`, code that was compiled before does not make a compilation a recompilation."""
         super().__init__()
         self.only_new = only_new
-        self.frames: list[Frame] = []
+        self.frames: list[DynamoFrame] = []
         self.breaks: list[BreakNote] = []
         self.loose: list[Journal] = []  # graphs that no frame of Dynamo's asked for
         self.unread = 0
-        self._open: dict[str, Frame] = {}
-        self._guards: dict[str, tuple[Guard, ...]] = {}
+        self._open: dict[str, DynamoFrame] = {}
+        self._guards: dict[str, tuple[FailedGuard, ...]] = {}
         self._seen = {id(journal): journal for journal in JOURNALS}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -132,19 +132,19 @@ class Trace(logging.Handler):
     def start(self, id: str, stack: Sequence[Mapping[str, Any]]) -> None:
         """A function is compiled. After a reset its id may be one that was there before."""
         own = stack[-1]
-        place = Place(file_name(own["filename"]), own["line"])
-        self._open[id] = Frame(id, plain_name(own["name"]), place, calling_line(), self._guards.pop(id, ()))
+        place = SourceLine(file_name(own["filename"]), own["line"])
+        self._open[id] = DynamoFrame(id, plain_name(own["name"]), place, calling_line(), self._guards.pop(id, ()))
         self.frames.append(self._open[id])
 
-    def at(self, id: str) -> Frame:
-        return self._open.get(id) or Frame(id)
+    def at(self, id: str) -> DynamoFrame:
+        return self._open.get(id) or DynamoFrame(id)
 
-    def skipped(self, frame: Frame) -> None:
+    def skipped(self, frame: DynamoFrame) -> None:
         """A function that Dynamo gave up without tracing a line of it."""
         metrics = frame.metrics
         if metrics.get("fail_type") and not frame.broke:
             file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
-            place = Place(file, line) if file and line else frame.place
+            place = SourceLine(file, line) if file and line else frame.place
             self.breaks.append(BreakNote(place, *reason_parts(str(metrics.get("fail_reason")))))
 
     def take_journals(self) -> None:
@@ -186,17 +186,17 @@ def plain_name(function: str) -> str:
     return f"{plain_name(rest[1])} after line {rest[2]}" if rest else function
 
 
-def calling_line() -> Place | None:
+def calling_line() -> SourceLine | None:
     """The innermost line of user code before compiled code is entered. (The stack in the trace lacks its last frames.)"""
-    frames = [Place(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None)]
+    frames = [SourceLine(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None)]
     entries = [i for i, place in enumerate(frames) if place.file == ENTRY]
     outside = frames[entries[-1] :] if entries else []
     return next((place for place in outside if not place.ours), None)
 
 
-def user_line(stack: str | None) -> Place | None:
+def user_line(stack: str | None) -> SourceLine | None:
     """The innermost line of a printed stack that is not PyTorch's own; PyTorch's if there is no other."""
-    places = [Place(m["file"], int(m["line"])) for m in FRAME_LINE.finditer(stack or "")]
+    places = [SourceLine(m["file"], int(m["line"])) for m in FRAME_LINE.finditer(stack or "")]
     return next((p for p in reversed(places) if not p.ours), places[-1] if places else None)
 
 
@@ -205,7 +205,7 @@ def readable(source: str) -> str:
     return re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source))
 
 
-def guards(payload: str) -> list[tuple[str, Guard]]:
+def guards(payload: str) -> list[tuple[str, FailedGuard]]:
     """What each earlier compilation of the function failed, the newest first: "0/0: n == 2  # y = x * n  # …".
 
     That some were made by another backend is no failure.
@@ -215,13 +215,13 @@ def guards(payload: str) -> list[tuple[str, Guard]]:
     return [(entry, guard(text)) for entry, _, text in split if not text.startswith("BACKEND_MATCH")]
 
 
-def guard(reason: str) -> Guard:
-    return Guard(readable(GUARD_COMMENT.sub("", reason.partition("\n")[0]).strip()), user_line(reason))
+def guard(reason: str) -> FailedGuard:
+    return FailedGuard(readable(GUARD_COMMENT.sub("", reason.partition("\n")[0]).strip()), user_line(reason))
 
 
 def break_note(payload: str) -> BreakNote:
     at = BREAK_LINE.search(payload)
-    place = Place(at["file"], int(at["line"])) if at else user_line(payload)
+    place = SourceLine(at["file"], int(at["line"])) if at else user_line(payload)
     reason = payload.partition("Graph Break Reason: ")[2] or payload
     return BreakNote(place, *reason_parts(reason.partition("\nUser code traceback:")[0]))
 

@@ -28,7 +28,7 @@ from airgraph.config import Config
 from airgraph.errors import DumpError
 from airgraph.journal import Journal
 from airgraph.passes import PASSES
-from airgraph.tools.dynamo_trace import AIRGRAPH, Frame, Guard, Place, Trace, listening, user_line
+from airgraph.tools.dynamo_trace import AIRGRAPH, DynamoFrame, FailedGuard, SourceLine, Trace, listening, user_line
 from airgraph.tools.explain_text import render
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import colours, width
@@ -49,7 +49,7 @@ class GraphReport:
     phase: str  # forward, backward or inference
     classification: str  # "dynamic FX graph, static GE graph"
     function: str
-    place: Place | None
+    place: SourceLine | None
     frame: str | None
     symbols: tuple[Symbol, ...]
     converted: int  # ops that converters turned into GE ops
@@ -70,7 +70,7 @@ class GraphReport:
 class Break:
     """A line Dynamo cannot trace: the graph ends there, Python runs the line, and the next graph begins."""
 
-    place: Place | None
+    place: SourceLine | None
     reason: str
     explanation: str
     hints: tuple[str, ...]
@@ -82,9 +82,9 @@ class Recompile:
     """A function compiled again because no earlier compilation fits the call; `guards` are what each of them failed."""
 
     function: str
-    place: Place | None
-    caller: Place | None
-    guards: tuple[Guard, ...]
+    place: SourceLine | None
+    caller: SourceLine | None
+    guards: tuple[FailedGuard, ...]
     frame: str
 
 
@@ -94,7 +94,7 @@ class OpReport:
     by: str  # converter, user or pytorch
     reason: str
     count: int
-    places: tuple[Place, ...]
+    places: tuple[SourceLine, ...]
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def explain_script(script: Script, *, json_file: str | None = None) -> int:
 # -- from the records to the report ----------------------------------------------------------------------------------
 def make_report(trace: Trace) -> Report:
     trace.take_journals()
-    pairs: list[tuple[Frame | None, Journal]] = [(f, j) for f in trace.frames for j in f.journals]
+    pairs: list[tuple[DynamoFrame | None, Journal]] = [(f, j) for f in trace.frames for j in f.journals]
     pairs = sorted([*pairs, *((None, j) for j in trace.loose)], key=lambda pair: number(pair[1]))
     return Report(
         graphs=tuple(graph_report(frame, journal) for frame, journal in pairs),
@@ -203,7 +203,7 @@ def number(journal: Journal) -> int:
     return int(journal.graph.rpartition("_")[2] or 0)
 
 
-def graph_report(frame: Frame | None, journal: Journal) -> GraphReport:
+def graph_report(frame: DynamoFrame | None, journal: Journal) -> GraphReport:
     rewrites = {s.name: [n for n in s.notes if " refused " not in n] for s in journal.stages if s.name in PASSES}
     refusals = [f"{s.name}: {n}" for s in journal.stages for n in s.notes if " refused " in n]
     return GraphReport(
@@ -223,12 +223,12 @@ def graph_report(frame: Frame | None, journal: Journal) -> GraphReport:
     )
 
 
-def wrapper(frame: Frame) -> bool:
+def wrapper(frame: DynamoFrame) -> bool:
     """Dynamo wraps a module that is PyTorch's own; the line that called it tells more."""
     return frame.place is None or frame.place.ours
 
 
-def symbol(name: str, frame: Frame | None) -> Symbol:
+def symbol(name: str, frame: DynamoFrame | None) -> Symbol:
     """Dynamo opens a size when it has seen two values of it, or when it is told to."""
     source = frame.symbols.get(name, "") if frame else ""
     if name.startswith("u"):
@@ -238,7 +238,7 @@ def symbol(name: str, frame: Frame | None) -> Symbol:
     return Symbol(name, source, "open from the first call on: dynamic=True or mark_dynamic")
 
 
-def why_open(source: str, guards: Sequence[Guard]) -> str:
+def why_open(source: str, guards: Sequence[FailedGuard]) -> str:
     """The guard that speaks of the same variable: "tensor 'x' size mismatch at index 0" for x.size(0)."""
     variable = re.escape(re.split(r"\.size\(", source)[0])
     failed = next((g.text for g in guards if variable and re.search(rf"(?<!\w){variable}(?!\w)", g.text)), "")
@@ -259,7 +259,7 @@ def breaks(trace: Trace) -> tuple[Break, ...]:
 def ops(journals: Sequence[Journal]) -> tuple[OpReport, ...]:
     """What PyTorch runs first, then by number."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    places: dict[tuple[str, str, str], dict[Place, None]] = {}
+    places: dict[tuple[str, str, str], dict[SourceLine, None]] = {}
     for use, count in (item for journal in journals for item in journal.ops.items()):
         key = (use.target, use.by, use.reason)
         counts[key] += count
@@ -269,7 +269,7 @@ def ops(journals: Sequence[Journal]) -> tuple[OpReport, ...]:
     return tuple(sorted(rows, key=lambda op: (op.by != "pytorch", -op.count, op.target)))
 
 
-def seconds(frames: Sequence[Frame], journals: Sequence[Journal]) -> dict[str, float]:
+def seconds(frames: Sequence[DynamoFrame], journals: Sequence[Journal]) -> dict[str, float]:
     """Dynamo, AOTAutograd, then our own stages. AOTAutograd's share is what its time leaves when ours is taken away."""
     total: defaultdict[str, float] = defaultdict(float)
     for frame in frames:
@@ -283,5 +283,5 @@ def seconds(frames: Sequence[Frame], journals: Sequence[Journal]) -> dict[str, f
     return dict(total)
 
 
-def by_another_backend(frame: Frame) -> bool:
+def by_another_backend(frame: DynamoFrame) -> bool:
     return bool(frame.metrics.get("graph_op_count") and frame.metrics.get("has_guarded_code") and not frame.journals)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from airgraph.tools.dynamo_trace import Place
+from airgraph.tools.dynamo_trace import SourceLine
 from airgraph.tools.recompile_advice import advice
 from airgraph.tools.terminal import UNLIMITED
 
@@ -123,7 +123,7 @@ class Page:
             for hint in item.hints[:1]:
                 yield from self.wrapped(f"try: {hint}", " " * 6)
 
-    def quoted(self, place: Place | None) -> Iterator[str]:
+    def quoted(self, place: SourceLine | None) -> Iterator[str]:
         if place and place.code:
             yield " " * 6 + textwrap.shorten(place.code, self.width - 8, placeholder=" …")
 

@@ -30,7 +30,7 @@ from airgraph.plan.origins import notes_of, title
 from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.tools.run import Script, run_script
-from airgraph.tools.terminal import console
+from airgraph.tools.terminal import console, waiting
 
 ROWS = 30  # kernels shown on a terminal
 
@@ -53,14 +53,14 @@ class KernelTime:
 
 
 @dataclass
-class Machine:
+class MachineSpeed:
     """What the machine can do, measured with PyTorch: bytes and operations in a second."""
 
     bandwidth: float
     peak: float
 
     @classmethod
-    def measured(cls, device: str) -> Machine:
+    def measured(cls, device: str) -> MachineSpeed:
         memory, side = torch.empty(1 << 25, device=device), 768
         other, a = torch.empty_like(memory), torch.rand(side, side, device=device)
         copy = best(lambda: other.copy_(memory), device)
@@ -85,7 +85,7 @@ class Profile:
     """What a script spent its time on, the most expensive kernel first."""
 
     kernels: list[KernelTime]
-    machine: Machine
+    machine: MachineSpeed
     seconds: float  # of the whole script
     programs: int = 0
     events: Any = field(default=None, repr=False)  # torch.profiler's
@@ -148,8 +148,9 @@ def profiling() -> Iterator[list[Profile]]:
     with wrapping(keep), torch.profiler.profile(activities=activities) as events:
         yield found
     seconds = time.perf_counter() - start
-    kernels = joined(events, programs)
-    found.append(Profile(kernels, Machine.measured("cuda" if gpu else "cpu"), seconds, len(programs), events))
+    with waiting("reading the events, measuring the machine"):
+        machine = MachineSpeed.measured("cuda" if gpu else "cpu")
+        found.append(Profile(joined(events, programs), machine, seconds, len(programs), events))
 
 
 def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:

@@ -13,7 +13,7 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.tables import Frame, Step
+from airgraph.engine.native.tables import FrameWords, StepWords
 from airgraph.engine.planned import bytes_of
 
 
@@ -111,15 +111,15 @@ def meet(a, b):
 
 
 def test_no_thread_meets_memory_another_may_be_at(frame):
-    count = frame.words[Frame.STEPS]
-    table = (ctypes.c_int64 * (count * Step.WORDS)).from_address(frame.words[Frame.STEP_TABLE])
-    rows = [table[i * Step.WORDS : (i + 1) * Step.WORDS] for i in range(count)]
+    count = frame.words[FrameWords.STEPS]
+    table = (ctypes.c_int64 * (count * StepWords.WORDS)).from_address(frame.words[FrameWords.STEP_TABLE])
+    rows = [table[i * StepWords.WORDS : (i + 1) * StepWords.WORDS] for i in range(count)]
     steps = frame.native
-    assert not all(row[Step.ALONE] for row in rows), "nothing here is for two threads"
+    assert not all(row[StepWords.ALONE] for row in rows), "nothing here is for two threads"
     reads, writes = ([spans(frame, slots) for slots in table] for table in (frame.table.reads, frame.table.writes))
     for i, j in itertools.combinations(range(count), 2):
-        parted = any(row[Step.SYNC] or row[Step.CALL] for row in rows[i:j]) or rows[j][Step.CALL]
-        single = rows[i][Step.ALONE] and rows[j][Step.ALONE]
+        parted = any(row[StepWords.SYNC] or row[StepWords.CALL] for row in rows[i:j]) or rows[j][StepWords.CALL]
+        single = rows[i][StepWords.ALONE] and rows[j][StepWords.ALONE]
         if parted or single or steps[i].origin is steps[j].origin:
             continue
         assert not meet(writes[i], writes[j] + reads[j]), (i, j)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import airgraph
 from airgraph.engine.native import engine
-from airgraph.engine.native.tables import Frame
+from airgraph.engine.native.tables import FrameWords
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -130,7 +130,7 @@ def test_a_training_step_allocates_what_is_saved_and_the_gradients():
 
 def test_a_small_model_holds_little(monkeypatch):
     """The block of a call: intermediates, and for each thread what its steps need."""
-    monkeypatch.setattr(engine, "POOL", engine.Pool())
+    monkeypatch.setattr(engine, "POOL", engine.BlockPool())
     module, args = MODELS["mlp"].build()
     _, (native,) = compiled(module, args)
     (block,) = engine.POOL.blocks
@@ -168,7 +168,7 @@ def test_library_calls_let_go_of_arguments_and_results(monkeypatch):
 
     def watch(self, frame, number):
         library(self, frame, number)
-        given = ctypes.cast(frame.words[Frame.LIST], ctypes.py_object).value
+        given = ctypes.cast(frame.words[FrameWords.LIST], ctypes.py_object).value
         seen.append(([a is not None for a in given], len(frame.results)))
 
     monkeypatch.setattr(engine.NativeExecutable, "library_step", watch)

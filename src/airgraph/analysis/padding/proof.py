@@ -18,7 +18,7 @@ user is padded with what makes the graph come out right, if there is such a numb
 which is a legal row wherever the true ones are. (0 · padded is taken for 0: rows like the true ones are as finite.)
 
     padding_of(graph, s0)   →   Padding(s0, inputs={"x": (0,), "mask": (0,)}, masks={"mask": False}, …)
-                            →   Refusal("ReduceMean", "reduces over s0", …)
+                            →   PaddingRefusal("ReduceMean", "reduces over s0", …)
 
 Cutting keeps the first rows. An op may allow that and still not allow any choice of rows (a running sum, a causal
 attention): `Padding.ordered` names the first such, and a batch with one is not split in two.
@@ -54,7 +54,7 @@ TRIALS = 64  # choices of numbers for masks that are looked at
 
 
 @dataclass(frozen=True)
-class Refusal:
+class PaddingRefusal:
     """The op that stands in the way, why, and the user's line it comes from."""
 
     op: str
@@ -83,9 +83,9 @@ class Padding:
         return self.ordered is None and all(len(axes) <= 1 for axes in self.outputs)
 
 
-def padding_of(graph: Graph, symbol: Any) -> Padding | Refusal:
+def padding_of(graph: Graph, symbol: Any) -> Padding | PaddingRefusal:
     """Whether `symbol` may be padded in `graph`, and how."""
-    first: Refusal | None = None
+    first: PaddingRefusal | None = None
     for masks in itertools.islice(choices(graph, symbol), TRIALS):
         found = Walk(graph, symbol, masks).run()
         if isinstance(found, Padding):
@@ -140,7 +140,7 @@ class Walk:
         self.facts: dict[Value, Fact] = {}
         self.ordered: str | None = None
 
-    def run(self) -> Padding | Refusal:
+    def run(self) -> Padding | PaddingRefusal:
         for node in self.needed():
             if acts(node):
                 self.ordered = self.ordered or op_name(node)
@@ -153,9 +153,9 @@ class Walk:
         cuts = tuple({i: numel_of(f) for i, f in enumerate(fact.axes) if self.carries(f)} for fact in outputs)
         return Padding(self.symbol, inputs, dict(self.masks), cuts, self.ordered)
 
-    def refusal(self, node: Node, why: str) -> Refusal:
+    def refusal(self, node: Node, why: str) -> PaddingRefusal:
         note = self.graph.notes[node.note] if 0 <= node.note < len(self.graph.notes) else None
-        return Refusal(op_name(node), why, note.code if note else "", note.file if note else None)
+        return PaddingRefusal(op_name(node), why, note.code if note else "", note.file if note else None)
 
     def needed(self) -> list[Node]:
         """What leads to a result or has an effect; the conversion leaves nodes behind that nobody reads."""

@@ -1,7 +1,7 @@
 """Recording the work of a capture, and doing it again: the graph of a device whose host is the CPU.
 
 While a capture is under way, a dispatch mode sees every op below autograd. Each op that works on the device becomes a
-`Call`: the op, its arguments and its results, all of them *by their memory*. Replaying calls the ops again in order:
+`RecordedOp`: the op, its arguments and its results, all of them *by their memory*. Replaying calls the ops again in order:
 
     b = a + 1      the result is copied into the memory that b had in the capture
     b.mul_(2)      writes to that memory once more
@@ -74,7 +74,7 @@ def only_at_replay(op: torch._ops.OpOverload) -> None:
 
 
 @dataclass
-class Call:
+class RecordedOp:
     """One op of a graph, bound to memory."""
 
     func: torch._ops.OpOverload
@@ -190,7 +190,7 @@ def _as_recorded() -> Iterator[None]:
 # Recording.
 
 
-class Recording(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Writes down every op of the capture's streams."""
 
     def __init__(self, capture: work.Capture) -> None:
@@ -253,7 +253,7 @@ class Recording(TorchDispatchMode):
 
 def recording_here() -> bool:
     """Whether ops of this thread are being written down (autograd's threads have the modes of the one that calls them)."""
-    return any(isinstance(mode, Recording) and mode.writes_down() for mode in _get_current_dispatch_mode_stack())
+    return any(isinstance(mode, OpRecorder) and mode.writes_down() for mode in _get_current_dispatch_mode_stack())
 
 
 class _Before:
@@ -276,10 +276,10 @@ class _Before:
             target.copy_(content)
 
 
-def _call(func: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> Call:
+def _call(func: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> RecordedOp:
     leaves, spec = tree_flatten(result)
     fresh = [f and isinstance(leaf, torch.Tensor) for leaf, f in zip(leaves, _fresh_results(func, result))]
-    return Call(func, list(args), dict(kwargs), [frozen(leaf, func) for leaf in leaves], spec, fresh)
+    return RecordedOp(func, list(args), dict(kwargs), [frozen(leaf, func) for leaf in leaves], spec, fresh)
 
 
 def _fresh_results(func: torch._ops.OpOverload, result: Any) -> list[bool]:

@@ -53,7 +53,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewMemory:
     """New memory."""
 
 
@@ -64,7 +64,7 @@ class Written:
     name: str
 
 
-Result: TypeAlias = Fresh | Written
+Result: TypeAlias = NewMemory | Written
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ _BETWEEN_DEVICES = {aten.copy_.default, aten._copy_from.default, aten._copy_from
 # Results that live on the CPU whatever the device of the inputs: op → positions.
 _STAY_ON_CPU: Mapping[Any, tuple[int, ...]] = {aten._pack_padded_sequence.default: (1,)}
 
-_FRESH = Fresh()
+_FRESH = NewMemory()
 _NUMBER = (bool, int, float, complex)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
 

@@ -143,7 +143,7 @@ OURS = (
 )
 
 
-class Guard:
+class DeviceCountGuard:
     """PyTorch's guard for the device, answering for `count` devices until `restore()`."""
 
     def __init__(self, count: int) -> None:

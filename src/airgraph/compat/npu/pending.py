@@ -31,7 +31,7 @@ _drop = ctypes.PyDLL(None).Py_DecRef
 _drop.restype, _drop.argtypes = None, [ctypes.c_void_p]
 
 
-class Guard(torch._C._acc.DeviceGuard):
+class PendingErrorGuard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
         _fetch(*_into_slots)
         if _slots[0]:

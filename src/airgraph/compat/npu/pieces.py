@@ -25,7 +25,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from airgraph.compat.npu import random, work
-from airgraph.compat.npu.capture import Recording, TaskList, compiled_code_off, described_op
+from airgraph.compat.npu.capture import OpRecorder, TaskList, compiled_code_off, described_op
 from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
@@ -177,7 +177,7 @@ class Pieces(TaskList):
             )
 
 
-class Watching(Recording):
+class Watching(OpRecorder):
     """Sees every op of the capture: refuses what waits, and writes down those of task groups. CUDA captures the others."""
 
     content: Pieces
@@ -255,5 +255,5 @@ def on_cuda(pool: Any, error_mode: str, host: torch.device) -> Pieces:
     return Pieces(torch.cuda.CUDAGraph, pool or torch.cuda.graph_pool_handle(), error_mode, torch.cuda.Stream(host))
 
 
-def recording_of(capture: work.Capture) -> Recording:
-    return Watching(capture) if isinstance(capture.content, Pieces) else Recording(capture)
+def recording_of(capture: work.Capture) -> OpRecorder:
+    return Watching(capture) if isinstance(capture.content, Pieces) else OpRecorder(capture)

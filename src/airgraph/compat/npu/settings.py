@@ -12,7 +12,7 @@ from typing import Any
 from airgraph.errors import CompatError
 
 
-class Switches:
+class NpuSwitches:
     """Named switches, each True or False; a name that does not exist is an error."""
 
     def __init__(self, owner: str, **switches: bool) -> None:
@@ -28,9 +28,9 @@ class Switches:
         vars(self)[name] = value
 
 
-config = Switches("config", allow_internal_format=True)
-matmul = Switches("matmul", allow_hf32=False)
-conv = Switches("conv", allow_hf32=True)
+config = NpuSwitches("config", allow_internal_format=True)
+matmul = NpuSwitches("matmul", allow_hf32=False)
+conv = NpuSwitches("conv", allow_hf32=True)
 _jit_compile = False
 _options: dict[str, Any] = {}
 

@@ -12,7 +12,7 @@ from airgraph.errors import CompatError
 
 if TYPE_CHECKING:
     from airgraph.compat.npu.dispatch import Host
-    from airgraph.compat.npu.guard import Guard
+    from airgraph.compat.npu.guard import DeviceCountGuard
 
 MOST_DEVICES = 64
 
@@ -23,7 +23,7 @@ class Emulation:
 
     host: Host
     count: int = 1
-    guard: Guard | None = None  # with several devices: who knows which one is current
+    guard: DeviceCountGuard | None = None  # with several devices: who knows which one is current
     libraries: list[torch.library.Library] = field(default_factory=list)
 
 

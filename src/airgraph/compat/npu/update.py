@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from airgraph.compat.npu import work
-from airgraph.compat.npu.capture import Call, check_no_wait, frozen, is_device_work, moves_no_data
+from airgraph.compat.npu.capture import RecordedOp, check_no_wait, frozen, is_device_work, moves_no_data
 from airgraph.errors import CompatError
 
 
@@ -31,7 +31,7 @@ from airgraph.errors import CompatError
 class TaskGroup:
     """The handle of a task group: its ops, which are those of the graph."""
 
-    calls: list[Call]
+    calls: list[RecordedOp]
 
 
 def graph_task_group_begin(stream: torch.Stream) -> None:
@@ -48,7 +48,7 @@ def graph_task_group_end(stream: torch.Stream) -> TaskGroup:
         raise CompatError("no task group is open", hint="graph_task_group_begin(stream) first")
     tasks, capture.group = capture.content.tasks[capture.group :], None
     capture.content.end_group()
-    return TaskGroup([task for task in tasks if isinstance(task, Call)])
+    return TaskGroup([task for task in tasks if isinstance(task, RecordedOp)])
 
 
 def _capture_on(stream: torch.Stream, name: str) -> work.Capture:

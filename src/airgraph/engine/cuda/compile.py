@@ -26,12 +26,12 @@ from airgraph.errors import EngineError
 THREADS = min(16, os.cpu_count() or 1)
 DEPENDENT_LAUNCH = 90  # compute capability
 ALIGNMENT = 16  # bytes: what is aligned so is read in whole vectors
-_futures: dict[Variant, Future[Binary]] = {}
+_futures: dict[KernelVariant, Future[Binary]] = {}
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Variant:
+class KernelVariant:
     """One compilation of a kernel's source. `aligned` says which pointers are, `wide` whether indices have 64 bits."""
 
     text: str
@@ -57,7 +57,7 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="airgraph-triton")
 
 
-def request(variant: Variant, capability: int) -> Future[Binary]:
+def request(variant: KernelVariant, capability: int) -> Future[Binary]:
     """The compiled kernel, now or later; equal kernels are compiled once."""
     with _lock:
         found = _futures.get(variant)
@@ -81,7 +81,7 @@ def jit_function(text: str) -> Any:
     return scope[f"airgraph_{digest}"]
 
 
-def compiled(variant: Variant, capability: int) -> Binary:
+def compiled(variant: KernelVariant, capability: int) -> Binary:
     import triton
     import triton.language as tl
     from triton.backends.compiler import GPUTarget
@@ -142,7 +142,7 @@ def check(status: int, what: str) -> None:
         raise EngineError(f"{what} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
-class Function:
+class LoadedKernel:
     """A kernel on one device."""
 
     def __init__(self, binary: Binary, device: torch.device) -> None:
@@ -158,23 +158,23 @@ class Function:
         self.module = module
 
 
-_functions: dict[tuple[Variant, torch.device], Function] = {}
+_functions: dict[tuple[KernelVariant, torch.device], LoadedKernel] = {}
 
 
-def function(variant: Variant, device: torch.device) -> Function:
+def function(variant: KernelVariant, device: torch.device) -> LoadedKernel:
     found = _functions.get((variant, device))
     if found is None:
         major, minor = torch.cuda.get_device_capability(device)
         binary = request(variant, 10 * major + minor).result()
         with _lock:
-            found = _functions.setdefault((variant, device), Function(binary, device))
+            found = _functions.setdefault((variant, device), LoadedKernel(binary, device))
     return found
 
 
 class Launch:
     """A kernel with its arguments laid out: `pointers` are set before each launch, sizes and grid once."""
 
-    def __init__(self, function: Function, pointers: int, sizes: Sequence[int], grid: int) -> None:
+    def __init__(self, function: LoadedKernel, pointers: int, sizes: Sequence[int], grid: int) -> None:
         self.function, self.count = function, pointers
         self.cells = (ctypes.c_int64 * (pointers + len(sizes) + 2))(*[0] * pointers, *sizes, 0, 0)
         start = ctypes.addressof(self.cells)
@@ -195,8 +195,8 @@ class Launch:
         check(driver().cuLaunchKernelEx(*self.arguments), "launching a kernel")
 
 
-def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> Variant:
-    return Variant(
+def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> KernelVariant:
+    return KernelVariant(
         source.text,
         tuple(source.signature.items()),
         tuple(source.constants.items()),

@@ -22,7 +22,7 @@ MOST = 16  # kernels in one
 
 
 @dataclass(eq=False)
-class Group:
+class LaunchGroup:
     """Steps in a row; more than one only where all are small loops."""
 
     steps: list[Step]
@@ -42,7 +42,7 @@ def grouped(
     steps: Sequence[Step], sources: dict[LoopStep, list[Source]], home: Callable[[Tensor], int]
 ) -> list[list[Step]]:
     """`home`: a key of the memory that a tensor is in."""
-    groups: list[Group] = []
+    groups: list[LaunchGroup] = []
     memory: dict[int, Uses] = {}
     for step in steps:
         reads = {home(t) for t in step_reads(step)}
@@ -57,7 +57,7 @@ def grouped(
     return [group.steps for group in groups]
 
 
-def place(groups: list[Group], step: Step, sources: dict[LoopStep, list[Source]], after: int) -> int:
+def place(groups: list[LaunchGroup], step: Step, sources: dict[LoopStep, list[Source]], after: int) -> int:
     """Put the step into a group behind number `after`; gives the number of that group."""
     kernels = sources.get(step, []) if isinstance(step, LoopStep) else []
     small = bool(kernels) and all(map(is_small, kernels))
@@ -68,7 +68,7 @@ def place(groups: list[Group], step: Step, sources: dict[LoopStep, list[Source]]
                 group.steps.append(step)
                 group.kernels += len(kernels)
                 return number
-    groups.append(Group([step], small, len(kernels)))
+    groups.append(LaunchGroup([step], small, len(kernels)))
     return len(groups) - 1
 
 

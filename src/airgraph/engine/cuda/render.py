@@ -138,7 +138,7 @@ def render(nest: Nest) -> Source:
     return Renderer(nest, choose(nest, total(nest.outer))).source()
 
 
-class Scope:
+class CodeBlock:
     """Lines at one depth of the kernel, and the values they define."""
 
     def __init__(self, depth: int) -> None:
@@ -155,7 +155,7 @@ class Renderer:
         self.sizes: list[Dim] = []
         self.checks = False
         self.count = 0
-        self.scopes = [Scope(1)]
+        self.scopes = [CodeBlock(1)]
         self.axes: dict[Var, str] = {}
         self.loops: dict[str, list[Var]] = {}
         self.row = total(nest.inner)
@@ -231,7 +231,7 @@ class Renderer:
     def stage(self, stage: Stage) -> None:
         outside = self.scopes[0]
         sums = {e.id: f"a{e.id}" for e in stage.reductions}
-        inside = Scope(2)
+        inside = CodeBlock(2)
         self.scopes.append(inside)
         for s in stage.stores:
             self.store(s)
@@ -262,7 +262,7 @@ class Renderer:
         scope = self.scopes[-1]
         scope.lines.append(scope.indent + text)
 
-    def scope_of(self, variables: Iterable[object]) -> Scope:
+    def scope_of(self, variables: Iterable[object]) -> CodeBlock:
         """What does not depend on the inner loops is computed outside of them."""
         return self.scopes[-1] if self.inner.intersection(variables) else self.scopes[0]
 

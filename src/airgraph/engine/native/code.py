@@ -20,14 +20,14 @@ SMALL = 30_000  # characters of LLVM text that one module holds: each module has
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class CompiledKernel:
     """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
 
     address: int
     code: Code
 
 
-_known: WeakValueDictionary[str, Kernel] = WeakValueDictionary()  # by their text: equal kernels are one
+_known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by their text: equal kernels are one
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class NativeStep:
     origin: Step
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
-    kernel: Kernel | None = None  # keeps the function loaded
+    kernel: CompiledKernel | None = None  # keeps the function loaded
 
 
 def native_steps(plan: Plan) -> list[NativeStep]:
@@ -67,12 +67,12 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep, c: Compiled, kernel: Kernel) -> NativeStep:
+def loop_step(step: LoopStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     sizes = (c.jobs, c.unit, c.cost)
     return NativeStep("loop", kernel.address, [*c.tensors], [*c.sizes], *sizes, step, c.checks, c.scratch, kernel)
 
 
-def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
+def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
     """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
     every = {c.body: c for c in wanted}
     found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
@@ -86,7 +86,7 @@ def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, Kernel]:
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
     code = build([Unit(module_text(m), tuple(m)) for m in modules])
     for name, c in named.items():
-        found[c.body] = _known[c.body] = Kernel(code[name], code)
+        found[c.body] = _known[c.body] = CompiledKernel(code[name], code)
     return found
 
 

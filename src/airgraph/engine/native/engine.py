@@ -25,10 +25,10 @@ from airgraph.engine.native import runtime, tables
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Shared, Tuned, number_word, sized
-from airgraph.engine.native.kernels.products import Product
+from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.libtorch import last_error
-from airgraph.engine.native.tables import Entry
+from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.errors import BadIndexError, EngineError
@@ -42,11 +42,11 @@ _numbers = itertools.count(1)
 _frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
 
 
-class Pool:
+class BlockPool:
     """Blocks for intermediates, for the whole process: a call takes one and gives it back, so all programs share them."""
 
     def __init__(self) -> None:
-        self.head = (ctypes.c_int64 * tables.Pool.WORDS)(0, tables.MOST)
+        self.head = (ctypes.c_int64 * tables.PoolWords.WORDS)(0, tables.MOST)
         self.blocks: list[tuple[Any, torch.Tensor]] = []
         self.lock = held_at_fork(threading.Lock(), Depth.POOL)
 
@@ -58,13 +58,13 @@ class Pool:
         """A block of this size; free ones that are smaller go. One that is outgrown gets a successor with some slack:
         sizes that grow from call to call are not to cost an allocation each time."""
         with self.lock:
-            if any(need // 2 < block[tables.Block.SIZE] < need for block, _ in self.blocks):
+            if any(need // 2 < block[tables.BlockWords.SIZE] < need for block, _ in self.blocks):
                 need += need // 4
             memory = torch.empty(need + 64, dtype=torch.uint8)
             base = -(-memory.data_ptr() // 64) * 64
-            block = (ctypes.c_int64 * tables.Block.WORDS)(0, base, need)
+            block = (ctypes.c_int64 * tables.BlockWords.WORDS)(0, base, need)
             self.drop_smaller(need)
-            block[tables.Block.NEXT] = self.head[0]
+            block[tables.BlockWords.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
 
@@ -77,16 +77,16 @@ class Pool:
         self.head[0] = 0
         for block, memory in self.blocks:
             address = ctypes.addressof(block)
-            if address in free and block[tables.Block.SIZE] < need:
+            if address in free and block[tables.BlockWords.SIZE] < need:
                 continue
             kept.append((block, memory))
             if address in free:
-                block[tables.Block.NEXT] = self.head[0]
+                block[tables.BlockWords.NEXT] = self.head[0]
                 self.head[0] = address
         self.blocks = kept
 
 
-POOL = Pool()
+POOL = BlockPool()
 _binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
 
 
@@ -94,11 +94,11 @@ def one_thread_after_fork() -> None:
     """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
     its threads for ever."""
     if len(_frames) > 0:
-        POOL.head[tables.Pool.THREADS] = 1
+        POOL.head[tables.PoolWords.THREADS] = 1
 
 
 def number_of_threads() -> int:
-    return min(torch.get_num_threads(), POOL.head[tables.Pool.THREADS])
+    return min(torch.get_num_threads(), POOL.head[tables.PoolWords.THREADS])
 
 
 os.register_at_fork(after_in_child=one_thread_after_fork)
@@ -121,14 +121,14 @@ class NativeExecutable(PlannedExecutable):
         if tuner is not None:
             tuner.learn(self.products({}, symbolic=False).values())
         self.numbers: list[Any] = []  # expressions whose values `native` hands out behind the outputs
-        self.program = (ctypes.c_int64 * tables.Program.WORDS)(0, POOL.address)
+        self.program = (ctypes.c_int64 * tables.ProgramWords.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
         self.native = make_function(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []
         self.shared: Shared | None = None
 
     # -- once -----------------------------------------------------------------------------------------------------------
-    def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, Product]:
+    def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, ProductShape]:
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
         threads = number_of_threads()
         steps = [
@@ -137,13 +137,15 @@ class NativeExecutable(PlannedExecutable):
         sizes = Sizes(self.sizes.symbols)
         words = {s: [0, *(number_word(x, sizes) for x in s.sizes)] for s in steps}
         values = sizes.run(symbols)
-        found: dict[NativeStep, Product] = {}
+        found: dict[NativeStep, ProductShape] = {}
         for step, terms in words.items():
             weight, bias = step.args[1], step.args[3]
             assert weight is not None
             slot = self.table.slot(weight)
             numbers = [sizes.value(x, values) for x in terms]
-            found[step] = Product.of(numbers, bias is not None, slot in self.constants or slot in self.frozen, threads)
+            found[step] = ProductShape.of(
+                numbers, bias is not None, slot in self.constants or slot in self.frozen, threads
+            )
         return found
 
     def prepare(self, symbols: Symbols) -> Shared:
@@ -177,13 +179,13 @@ class NativeExecutable(PlannedExecutable):
         if isinstance(spec, NumberIn):
             slot = self.table.argument(spec.name)
             if slot is not None:
-                return Given(Entry.FLOAT, slot)
-            return Given(Entry.NOTHING, 0) if spec.kind is float else Given(Entry.WHOLE, spec.expr)
+                return Given(EntryWords.FLOAT, slot)
+            return Given(EntryWords.NOTHING, 0) if spec.kind is float else Given(EntryWords.WHOLE, spec.expr)
         if not isinstance(spec, TensorIn):
-            return Given(Entry.NOTHING, 0)
+            return Given(EntryWords.NOTHING, 0)
         slot = self.table.argument(spec.name)
         dtype = DTYPE_NUMBER[TORCH_TYPES[spec.type.dtype]]
-        kind = Entry.TOKEN if spec.type.shape == (0,) else Entry.TENSOR
+        kind = EntryWords.TOKEN if spec.type.shape == (0,) else EntryWords.TENSOR
         return Given(kind, self.table.count if slot is None else slot, dtype, spec.type.shape or (), spec.strides)
 
     # -- frames ---------------------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ class NativeExecutable(PlannedExecutable):
             given.value: arg
             for arg, given in zip(args, shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
-            and given.kind == Entry.TENSOR
+            and given.kind == EntryWords.TENSOR
             and given.value in self.frozen
             and type(arg) is torch.nn.Parameter
             and list(given.strides) == list(arg.stride())

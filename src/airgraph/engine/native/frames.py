@@ -21,12 +21,21 @@ import torch
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import code_words
-from airgraph.engine.native.calls.words import Calls, Writer
+from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.kernels import conv, gemm
-from airgraph.engine.native.kernels.products import ALONE, TURNED, Product, Way, jobs_of, strategy, unit_of
+from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import Binding, Definition, Entry, Frame, Location, Step, in_a_word, words
+from airgraph.engine.native.tables import (
+    BindingWords,
+    DefinitionWords,
+    EntryWords,
+    FrameWords,
+    LocationWords,
+    StepWords,
+    in_a_word,
+    words,
+)
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.ir.symbols import evaluate
@@ -57,7 +66,7 @@ DTYPE_NUMBER = {
     torch.uint64: 29,
     torch.float8_e8m0fnu: 44,
 }
-SOURCES = {"size": Definition.SIZE, "stride": Definition.STRIDE, "number": Definition.NUMBER}
+SOURCES = {"size": DefinitionWords.SIZE, "stride": DefinitionWords.STRIDE, "number": DefinitionWords.NUMBER}
 
 
 # -- steps at any sizes -------------------------------------------------------------------------------------------------
@@ -74,7 +83,7 @@ class SizedStep(NamedTuple):
 class Tuned(NamedTuple):
     """The fastest way of a product at the sizes for which it was timed; its weight lies as that way wants it at all."""
 
-    product: Product
+    product: ProductShape
     way: Way
 
 
@@ -142,7 +151,7 @@ def barriers(time: Timeline, single: Sequence[Amount]) -> dict[int, Amount]:
 
 # -- frames -------------------------------------------------------------------------------------------------------------
 class Given(NamedTuple):
-    """One argument or output; see tables.Entry. Sizes and strides may be expressions."""
+    """One argument or output; see tables.EntryWords. Sizes and strides may be expressions."""
 
     kind: int
     value: Any  # a slot, or the number itself
@@ -175,7 +184,7 @@ class Shared:
     kept: list[Any] = field(default_factory=list)
 
     def binding(self) -> int:
-        """The address of the program's Binding, when all of its terms are known."""
+        """The address of the program's BindingWords, when all of its terms are known."""
         if not self.kept:
             index = {s: i for i, s in enumerate(self.sizes.symbols)}
             used = [s for s in self.sources if s.symbol in self.sizes.used]
@@ -183,11 +192,14 @@ class Shared:
             definitions = words([n for row in rows for n in row])
             code = words(code_words(self.sizes))
             questions = words([address for _, address in self.sizes.questions])
-            binding = words([0] * Binding.WORDS)
-            binding[Binding.DEFINITIONS], binding[Binding.DEFINITION_TABLE] = len(rows), ctypes.addressof(definitions)
-            binding[Binding.OPERATIONS], binding[Binding.CODE] = len(self.sizes.code), ctypes.addressof(code)
-            binding[Binding.SYMBOLS] = len(self.sizes.symbols)
-            binding[Binding.QUESTIONS] = ctypes.addressof(questions)
+            binding = words([0] * BindingWords.WORDS)
+            binding[BindingWords.DEFINITIONS], binding[BindingWords.DEFINITION_TABLE] = (
+                len(rows),
+                ctypes.addressof(definitions),
+            )
+            binding[BindingWords.OPERATIONS], binding[BindingWords.CODE] = len(self.sizes.code), ctypes.addressof(code)
+            binding[BindingWords.SYMBOLS] = len(self.sizes.symbols)
+            binding[BindingWords.QUESTIONS] = ctypes.addressof(questions)
             self.kept.extend((binding, definitions, code, questions))
         return ctypes.addressof(self.kept[0])
 
@@ -211,9 +223,9 @@ class BoundFrame:
         for slot, tensor in shared.constants.items():
             self.slots[slot] = tensor.data_ptr()
         self.objects: list[Any] = []
-        self.words = words([0] * Frame.WORDS)
+        self.words = words([0] * FrameWords.WORDS)
         errors = self.steps()
-        outs = [*self.outputs(), *(Given(Entry.NUMBER, x) for x in shared.numbers)]
+        outs = [*self.outputs(), *(Given(EntryWords.NUMBER, x) for x in shared.numbers)]
         places = [
             n for slot, (home, offset) in shared.memory.locations.items() if home != slot for n in (slot, home, offset)
         ]
@@ -221,37 +233,37 @@ class BoundFrame:
         for step in shared.sized:
             scratch = maximum(scratch, step.scratch)
         out_table = self.table_of([self.entry(o) for o in outs])
-        tensors = [self.entry(a) for a in shared.arguments if a.kind != Entry.WHOLE]
+        tensors = [self.entry(a) for a in shared.arguments if a.kind != EntryWords.WHOLE]
         for index, content in {
-            Frame.ARGS: len(shared.arguments),
-            Frame.ARG_TABLE: self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments]),
-            Frame.OUTS: len(outs),
-            Frame.OUT_TABLE: out_table,
-            Frame.SLOTS: ctypes.addressof(self.slots),
-            Frame.PLACED: len(places) // Location.WORDS,
-            Frame.PLACE_TABLE: self.row(places),
-            Frame.NEED: self.sizes.term(THREADS) * scratch + shared.memory.size,
-            Frame.NUMBER: number,
-            Frame.SCRATCH: scratch,
-            Frame.STEPS: len(self.native),
-            Frame.STEP_TABLE: ctypes.addressof(self.step_table),
-            Frame.ERRORS: len(errors),
-            Frame.ERROR_TABLE: self.row(errors),
-            Frame.OBJECTS: id(self.objects),
-            Frame.CALLBACK: shared.callback,
-            Frame.NONE: id(None),
-            Frame.TENSOR_TYPE: id(torch.Tensor),
-            Frame.PARAMETER_TYPE: id(torch.nn.Parameter),
-            Frame.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,
-            Frame.MADE_TABLE: ctypes.addressof(self.handles),
-            Frame.DISPATCH: self.calls.function("dispatch"),
-            Frame.LET_GO: self.calls.function("let_go"),
+            FrameWords.ARGS: len(shared.arguments),
+            FrameWords.ARG_TABLE: self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments]),
+            FrameWords.OUTS: len(outs),
+            FrameWords.OUT_TABLE: out_table,
+            FrameWords.SLOTS: ctypes.addressof(self.slots),
+            FrameWords.PLACED: len(places) // LocationWords.WORDS,
+            FrameWords.PLACE_TABLE: self.row(places),
+            FrameWords.NEED: self.sizes.term(THREADS) * scratch + shared.memory.size,
+            FrameWords.NUMBER: number,
+            FrameWords.SCRATCH: scratch,
+            FrameWords.STEPS: len(self.native),
+            FrameWords.STEP_TABLE: ctypes.addressof(self.step_table),
+            FrameWords.ERRORS: len(errors),
+            FrameWords.ERROR_TABLE: self.row(errors),
+            FrameWords.OBJECTS: id(self.objects),
+            FrameWords.CALLBACK: shared.callback,
+            FrameWords.NONE: id(None),
+            FrameWords.TENSOR_TYPE: id(torch.Tensor),
+            FrameWords.PARAMETER_TYPE: id(torch.nn.Parameter),
+            FrameWords.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,
+            FrameWords.MADE_TABLE: ctypes.addressof(self.handles),
+            FrameWords.DISPATCH: self.calls.function("dispatch"),
+            FrameWords.LET_GO: self.calls.function("let_go"),
         }.items():
             self.set(self.words, index, content)
         self.values = words([0] * self.sizes.count)
-        self.words[Frame.SIZED], self.words[Frame.WORD_TABLE] = len(self.sized), self.table_of(self.sized)
-        self.words[Frame.VALUES] = ctypes.addressof(self.values)
-        self.words[Frame.BINDING] = shared.binding()
+        self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(self.sized), self.table_of(self.sized)
+        self.words[FrameWords.VALUES] = ctypes.addressof(self.values)
+        self.words[FrameWords.BINDING] = shared.binding()
 
     # -- words ----------------------------------------------------------------------------------------------------------
     def set(self, row: Any, index: int, content: Amount) -> None:
@@ -276,20 +288,25 @@ class BoundFrame:
         return ctypes.addressof(row)
 
     def entry(self, e: Given) -> list[Any]:
-        row: list[Any] = [0] * Entry.WORDS
-        row[Entry.KIND], row[Entry.DTYPE], row[Entry.DIM], row[Entry.VALUE] = e.kind, e.dtype, len(e.sizes), e.value
-        row[Entry.SIZES], row[Entry.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
-        row[Entry.ADDRESS] = self.only.get(e.value, 0) if e.kind == Entry.TENSOR else 0
-        if e.kind == Entry.FLOAT:
+        row: list[Any] = [0] * EntryWords.WORDS
+        row[EntryWords.KIND], row[EntryWords.DTYPE], row[EntryWords.DIM], row[EntryWords.VALUE] = (
+            e.kind,
+            e.dtype,
+            len(e.sizes),
+            e.value,
+        )
+        row[EntryWords.SIZES], row[EntryWords.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
+        row[EntryWords.ADDRESS] = self.only.get(e.value, 0) if e.kind == EntryWords.TENSOR else 0
+        if e.kind == EntryWords.FLOAT:
             self.slots[e.value] = self.row([0])
         return row
 
     def number_entry(self, e: Given) -> list[Any]:
         """The entry of a whole number. (Nothing may depend on it, and it may be none: the size of a ragged dimension.)"""
-        if e.kind != Entry.WHOLE:
+        if e.kind != EntryWords.WHOLE:
             return []
         used = not isinstance(e.value, sympy.Symbol) or e.value in self.sizes.used
-        return self.entry(e if used else Given(Entry.NOTHING, 0))
+        return self.entry(e if used else Given(EntryWords.NOTHING, 0))
 
     @property
     def address(self) -> int:
@@ -297,17 +314,17 @@ class BoundFrame:
 
     @property
     def threads(self) -> int:
-        return int(self.words[Frame.THREADS])
+        return int(self.words[FrameWords.THREADS])
 
     @property
     def scratch(self) -> int:
         """Bytes for each thread: what its most demanding step needs."""
-        return int(self.words[Frame.SCRATCH])
+        return int(self.words[FrameWords.SCRATCH])
 
     @property
     def need(self) -> int:
         """Bytes of the block it needs."""
-        return int(self.words[Frame.NEED])
+        return int(self.words[FrameWords.NEED])
 
     @property
     def arena(self) -> int:
@@ -320,7 +337,7 @@ class BoundFrame:
         values = self.sizes.run({**symbols, THREADS: threads})
         self.values[:] = words(values[: len(self.values)])
         runtime.write(self.address)
-        self.words[Frame.THREADS] = threads
+        self.words[FrameWords.THREADS] = threads
 
     def bound(self) -> dict[Any, Any]:
         """The symbols it is for."""
@@ -338,13 +355,13 @@ class BoundFrame:
         addresses = {
             g.value: a.data_ptr()
             for g, a in zip(self.shared.arguments, args)
-            if g.kind == Entry.TENSOR and g.value in self.only and isinstance(a, torch.Tensor)
+            if g.kind == EntryWords.TENSOR and g.value in self.only and isinstance(a, torch.Tensor)
         }
         return all(addresses.get(slot) == address for slot, address in self.only.items())
 
     def arguments(self) -> Sequence[Any]:
         """Of the call that runs."""
-        found: Sequence[Any] = ctypes.cast(self.words[Frame.LIST], ctypes.py_object).value
+        found: Sequence[Any] = ctypes.cast(self.words[FrameWords.LIST], ctypes.py_object).value
         return found
 
     def forget(self) -> None:
@@ -367,9 +384,9 @@ class BoundFrame:
 
     def by_python(self, number: int) -> bool:
         """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
-        at = number * Step.WORDS + Step.CALL
-        before, self.step_table[at] = self.step_table[at], Step.PYTHON
-        return bool(before != Step.PYTHON)
+        at = number * StepWords.WORDS + StepWords.CALL
+        before, self.step_table[at] = self.step_table[at], StepWords.PYTHON
+        return bool(before != StepWords.PYTHON)
 
     def outputs(self) -> list[Given]:
         """Their shapes are those of NetOutput's values, whatever the tensor that was computed looks like."""
@@ -377,14 +394,16 @@ class BoundFrame:
         for t, v in zip(self.plan.outputs, self.plan.output_values):
             if t is None:
                 made = self.made(self.table.given[len(self.objects)])
-                rows.append(Given(Entry.NOTHING, len(self.objects), made=made))
+                rows.append(Given(EntryWords.NOTHING, len(self.objects), made=made))
                 self.objects.append(None)
                 continue
             shape = v.type.shape or ()
             place = self.plan.place(t)
             same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
             strides = place.strides if same_rank else contiguous([self.sizes.term(s) for s in shape])
-            rows.append(Given(Entry.TENSOR, self.table.slots[t.id], DTYPE_NUMBER[TORCH_TYPES[v.dtype]], shape, strides))
+            rows.append(
+                Given(EntryWords.TENSOR, self.table.slots[t.id], DTYPE_NUMBER[TORCH_TYPES[v.dtype]], shape, strides)
+            )
         return rows
 
     # -- steps ----------------------------------------------------------------------------------------------------------
@@ -392,38 +411,42 @@ class BoundFrame:
         """Their rows. Gives the sizes behind whose first word an error may be."""
         rows: list[list[Any]] = []
         errors: list[int] = []
-        writer = Writer(self, self.calls.dense)
+        writer = TapeWriter(self, self.calls.dense)
         for number, (step, numbers) in enumerate(zip(self.native, self.shared.sized)):
-            row: list[Any] = [0] * Step.WORDS
+            row: list[Any] = [0] * StepWords.WORDS
             rows.append(row)
-            row[Step.ALONE] = numbers.single
+            row[StepWords.ALONE] = numbers.single
             if isinstance(step.origin, CallStep):
                 tape = self.calls.tapes.get(step.origin)
-                row[Step.CALL] = Step.PYTHON if tape is None else Step.DISPATCHER
-                row[Step.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
-                row[Step.RELEASE] = self.released(number)
+                row[StepWords.CALL] = StepWords.PYTHON if tape is None else StepWords.DISPATCHER
+                row[StepWords.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
+                row[StepWords.RELEASE] = self.released(number)
                 continue
             sizes, args = list(numbers.sizes), self.addresses(step)
             tuned = self.shared.tuned.get(step)
             if tuned is not None and tuned.way.turned:
                 self.turn(step, sizes, args)
-            row[Step.FUNCTION], row[Step.JOBS], row[Step.UNIT] = step.function, numbers.jobs, numbers.unit
-            row[Step.SIZES], row[Step.ARGS] = self.row(sizes), self.row(args)
+            row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = (
+                step.function,
+                numbers.jobs,
+                numbers.unit,
+            )
+            row[StepWords.SIZES], row[StepWords.ARGS] = self.row(sizes), self.row(args)
             if step.checks:
-                errors.append(row[Step.SIZES])
+                errors.append(row[StepWords.SIZES])
         for i, wait in barriers(self.shared.time, [s.single for s in self.shared.sized]).items():
-            rows[i][Step.SYNC] = wait
+            rows[i][StepWords.SYNC] = wait
         end = len(rows)
         for i in reversed(range(len(rows))):
-            rows[i][Step.END] = i + 1 if rows[i][Step.CALL] else end
-            if rows[i][Step.CALL]:
+            rows[i][StepWords.END] = i + 1 if rows[i][StepWords.CALL] else end
+            if rows[i][StepWords.CALL]:
                 end = i
         self.table_of(rows)
         self.step_table = self.kept[-1]
         return errors
 
     def released(self, number: int) -> int:
-        """What native code lets go of before this call; see tables.Release."""
+        """What native code lets go of before this call; see tables.ReleaseWords."""
         arguments, results = self.shared.released[number]
         handles = (
             [ctypes.addressof(self.handles) + 8 * self.table.made[id_] for id_ in results] if self.calls.code else []

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.tables import Step
+from airgraph.engine.native.tables import StepWords
 from airgraph.plan.origins import title
 from airgraph.plan.steps import CallStep, Plan
 
@@ -51,7 +51,7 @@ def put(executable: Any, functions: Sequence[int]) -> None:
         if function:
             step.function = function
             for frame in list(executable.frames):
-                frame.step_table[i * Step.WORDS + Step.FUNCTION] = function
+                frame.step_table[i * StepWords.WORDS + StepWords.FUNCTION] = function
 
 
 def names(plan: Plan, steps: Sequence[NativeStep]) -> list[str]:

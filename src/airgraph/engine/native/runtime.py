@@ -32,12 +32,12 @@ from airgraph.engine.native.tables import (
     RAISED,
     TORCH_FAILED,
     ZERO_DIVISION,
-    Block,
-    Entry,
-    Frame,
-    Location,
-    Pool,
-    Program,
+    BlockWords,
+    EntryWords,
+    FrameWords,
+    LocationWords,
+    PoolWords,
+    ProgramWords,
 )
 from airgraph.errors import EngineError
 
@@ -119,26 +119,26 @@ def matches() -> str:
     an argument is, `failed` is set, and the search is over."""
     f = Native("matches", "ptr %frame, ptr %args, i64 %threads, ptr %failed", "i1")
     f.do("%out = alloca i64")
-    f.give(f.test("ne", f.word("%frame", Frame.THREADS), "%threads"), "i1 false")
-    count, table = f.word("%frame", Frame.ARGS), f.word("%frame", Frame.ARG_TABLE, "ptr")
-    slots = f.word("%frame", Frame.SLOTS, "ptr")
-    plain, parameter = f.word("%frame", Frame.TENSOR_TYPE), f.word("%frame", Frame.PARAMETER_TYPE)
+    f.give(f.test("ne", f.word("%frame", FrameWords.THREADS), "%threads"), "i1 false")
+    count, table = f.word("%frame", FrameWords.ARGS), f.word("%frame", FrameWords.ARG_TABLE, "ptr")
+    slots = f.word("%frame", FrameWords.SLOTS, "ptr")
+    plain, parameter = f.word("%frame", FrameWords.TENSOR_TYPE), f.word("%frame", FrameWords.PARAMETER_TYPE)
     f.give(f.test("ne", f.op("call i64 @PyList_Size(ptr %args)"), count), "i1 false")
 
     def argument(i: str) -> None:
-        row = f.row(table, i, Entry.WORDS)
-        kind = f.word(row, Entry.KIND)
+        row = f.row(table, i, EntryWords.WORDS)
+        kind = f.word(row, EntryWords.KIND)
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
-        given = f.test("ne", object, f.word("%frame", Frame.NONE, "ptr"), "ptr")
-        token = f.op(f"and i1 {f.test('eq', kind, Entry.TOKEN)}, {given}")
-        f.when(f.op(f"or i1 {f.test('eq', kind, Entry.TENSOR)}, {token}"), lambda: tensor(row, object))
-        f.when(f.test("eq", kind, Entry.WHOLE), lambda: whole(row, object))
-        f.when(f.test("eq", kind, Entry.FLOAT), lambda: real(row, object))
+        given = f.test("ne", object, f.word("%frame", FrameWords.NONE, "ptr"), "ptr")
+        token = f.op(f"and i1 {f.test('eq', kind, EntryWords.TOKEN)}, {given}")
+        f.when(f.op(f"or i1 {f.test('eq', kind, EntryWords.TENSOR)}, {token}"), lambda: tensor(row, object))
+        f.when(f.test("eq", kind, EntryWords.WHOLE), lambda: whole(row, object))
+        f.when(f.test("eq", kind, EntryWords.FLOAT), lambda: real(row, object))
 
     def whole(row: str, object: str) -> None:
         value = f.op(f"call i64 @PyLong_AsLongLong(ptr {object})")
         f.when(f.test("eq", value, -1), no_number)
-        f.give(f.test("ne", value, f.word(row, Entry.VALUE)), "i1 false")
+        f.give(f.test("ne", value, f.word(row, EntryWords.VALUE)), "i1 false")
 
     def no_number() -> None:
         """What is no number, or too large a one, is not what a frame was made for."""
@@ -149,7 +149,7 @@ def matches() -> str:
     def real(row: str, object: str) -> None:
         value = f.op(f"call double @PyFloat_AsDouble(ptr {object})")
         f.when(f.op(f"fcmp oeq double {value}, -1.0"), no_number)
-        f.do(f"store double {value}, ptr {f.word(slots, f.word(row, Entry.VALUE), 'ptr')}")
+        f.do(f"store double {value}, ptr {f.word(slots, f.word(row, EntryWords.VALUE), 'ptr')}")
 
     def tell(question: str, handle: str) -> None:
         ask(f, question, handle, give_up)
@@ -166,24 +166,24 @@ def matches() -> str:
         tell("aoti_torch_get_device_type", handle)
         f.give(f.test("ne", f.op("load i32, ptr %out"), 0, "i32"), "i1 false")
         tell("aoti_torch_get_dtype", handle)
-        wanted = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
+        wanted = f.op(f"trunc i64 {f.word(row, EntryWords.DTYPE)} to i32")
         f.give(f.test("ne", f.op("load i32, ptr %out"), wanted, "i32"), "i1 false")
         tell("aoti_torch_get_dim", handle)
         rank = f.word("%out", 0)
-        f.give(f.test("ne", rank, f.word(row, Entry.DIM)), "i1 false")
+        f.give(f.test("ne", rank, f.word(row, EntryWords.DIM)), "i1 false")
         tell("aoti_torch_get_sizes", handle)
-        sizes, expected = f.word("%out", 0, "ptr"), f.word(row, Entry.SIZES, "ptr")
+        sizes, expected = f.word("%out", 0, "ptr"), f.word(row, EntryWords.SIZES, "ptr")
         f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(sizes, d), f.word(expected, d)), "i1 false"))
         tell("aoti_torch_get_strides", handle)
-        strides, wanted = f.word("%out", 0, "ptr"), f.word(row, Entry.STRIDES, "ptr")
+        strides, wanted = f.word("%out", 0, "ptr"), f.word(row, EntryWords.STRIDES, "ptr")
         f.loop(
             "0", rank, 1, lambda d: f.when(other_stride(d, sizes, strides, wanted), lambda: unless_empty(sizes, rank))
         )
         tell("aoti_torch_get_data_ptr", handle)
-        address, only = f.word("%out", 0), f.word(row, Entry.ADDRESS)
+        address, only = f.word("%out", 0), f.word(row, EntryWords.ADDRESS)
         other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
         f.give(other, "i1 false")
-        f.set(slots, f.word(row, Entry.VALUE), address)
+        f.set(slots, f.word(row, EntryWords.VALUE), address)
 
     def other_stride(d: str, sizes: str, strides: str, wanted: str) -> str:
         """(The stride of a dimension of size 1 means nothing.)"""
@@ -247,14 +247,14 @@ def take() -> str:
 def put() -> str:
     """For Python: a frame into a program's list."""
     f = Native("put", "ptr %program, ptr %frame", exported=True)
-    give_back(f, "%frame", "%program", Frame.NEXT)
+    give_back(f, "%frame", "%program", FrameWords.NEXT)
     return f.text()
 
 
 def take_block() -> str:
     """The first block that is large enough, taken out of the pool; null if there is none."""
     f = Native("take_block", "ptr %pool, i64 %need", "ptr")
-    return take_first(f, "%pool", lambda block: f.test("sge", f.word(block, Block.SIZE), "%need"))
+    return take_first(f, "%pool", lambda block: f.test("sge", f.word(block, BlockWords.SIZE), "%need"))
 
 
 def call() -> str:
@@ -264,30 +264,33 @@ def call() -> str:
     f.do("%failed = alloca i64")
     f.set("%failed", 0, "0")
     program = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    pool = f.word(program, Program.POOL, "ptr")
+    pool = f.word(program, ProgramWords.POOL, "ptr")
     f.set("%out", 0, "0")
     code = f.op("call i32 @torch_get_num_threads(ptr %out)")
     known = f.choose(f.test("eq", code, 0, "i32"), "i64", f.word("%out", 0), "1")
-    threads = f.min(f.max(known, 1), f.word(pool, Pool.THREADS))
+    threads = f.min(f.max(known, 1), f.word(pool, PoolWords.THREADS))
     given = f"ptr {program}, ptr %args, i64 {threads}, ptr %failed"
     ready = f.op(f"call ptr @find({given})")
     other = f.test("eq", ready, "null", "ptr")
     frame = f.either(other, "ptr", lambda: f.op(f"call ptr @find_bound({given})"), ready)
     returns(f, f.test("eq", frame, "null", "ptr"), NO_FRAME)
-    returns(f, f.test("ne", f.word("%failed", 0), 0), TORCH_FAILED, lambda: give_back(f, frame, program, Frame.NEXT))
-    block = f.op(f"call ptr @take_block(ptr {pool}, i64 {f.word(frame, Frame.NEED)})")
-    returns(f, f.test("eq", block, "null", "ptr"), NO_BLOCK, lambda: give_back(f, frame, program, Frame.NEXT))
-    f.set(frame, Frame.BASE, f.word(block, Block.BASE, "ptr"), "ptr")
+    returns(
+        f, f.test("ne", f.word("%failed", 0), 0), TORCH_FAILED, lambda: give_back(f, frame, program, FrameWords.NEXT)
+    )
+    block = f.op(f"call ptr @take_block(ptr {pool}, i64 {f.word(frame, FrameWords.NEED)})")
+    returns(f, f.test("eq", block, "null", "ptr"), NO_BLOCK, lambda: give_back(f, frame, program, FrameWords.NEXT))
+    f.set(frame, FrameWords.BASE, f.word(block, BlockWords.BASE, "ptr"), "ptr")
     bare = outputs(f, frame)
     status = f.either(f.test("eq", bare, 0), "i64", lambda: run_steps(f, frame), str(TORCH_FAILED))
     results = f.either(f.test("eq", status, 0), "ptr", lambda: handed_out(f, frame), "null")
     drop_outputs(f, frame)
-    made, let_go = f.word(frame, Frame.MADE), f.word(frame, Frame.LET_GO, "ptr")
+    made, let_go = f.word(frame, FrameWords.MADE), f.word(frame, FrameWords.LET_GO, "ptr")
     f.when(
-        f.test("ne", made, 0), lambda: f.invoke(let_go, ("ptr", f.word(frame, Frame.MADE_TABLE, "ptr")), ("i64", made))
+        f.test("ne", made, 0),
+        lambda: f.invoke(let_go, ("ptr", f.word(frame, FrameWords.MADE_TABLE, "ptr")), ("i64", made)),
     )
-    give_back(f, frame, program, Frame.NEXT)
-    give_back(f, block, pool, Block.NEXT)
+    give_back(f, frame, program, FrameWords.NEXT)
+    give_back(f, block, pool, BlockWords.NEXT)
     f.give(f.test("eq", status, RAISED), "ptr null")
     for error in (BAD_INDEX, ZERO_DIVISION):
         returns(f, f.test("eq", status, error), error)
@@ -308,9 +311,9 @@ def returns(f: Native, condition: str, number: int, first: Callable[[], None] = 
 
 def run_steps(f: Native, frame: str) -> str:
     """The steps, without Python's lock: 0, or what `call` says in place of results."""
-    f.set(frame, Frame.LIST, "%args", "ptr")
-    errors = f.word(frame, Frame.ERROR_TABLE, "ptr")
-    amount = f.word(frame, Frame.ERRORS)
+    f.set(frame, FrameWords.LIST, "%args", "ptr")
+    errors = f.word(frame, FrameWords.ERROR_TABLE, "ptr")
+    amount = f.word(frame, FrameWords.ERRORS)
     f.loop("0", amount, 1, lambda i: f.set(f.word(errors, i, "ptr"), 0, "0"))
     state = f.op("call ptr @PyEval_SaveThread()")
     status = f.op(f"call i64 @run(ptr {frame})")
@@ -331,39 +334,39 @@ def give_back(f: Native, what: str, list: str, link: int) -> None:
 def outputs(f: Native, frame: str) -> str:
     """New memory for every output; its handle waits in the slot behind its own. Intermediates lie in the block, or in an
     output that is written later. Gives 1 if PyTorch has no memory, else 0."""
-    table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
+    table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
 
     def one(i: str, bare: str) -> list[str]:
-        row = f.row(table, i, Entry.WORDS)
-        fresh = f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR)
+        row = f.row(table, i, EntryWords.WORDS)
+        fresh = f.test("eq", f.word(row, EntryWords.KIND), EntryWords.TENSOR)
         return f.when(fresh, lambda: [new_output(f, row, slots, bare)], ("i64", bare))
 
-    (bare,) = f.loop("0", f.word(frame, Frame.OUTS), 1, one, ("i64", "0"))
-    table = f.word(frame, Frame.PLACE_TABLE, "ptr")
-    scratch = f.mul(f.word(frame, Frame.THREADS), f.word(frame, Frame.SCRATCH))
-    block = f.add(f.word(frame, Frame.BASE), scratch)
+    (bare,) = f.loop("0", f.word(frame, FrameWords.OUTS), 1, one, ("i64", "0"))
+    table = f.word(frame, FrameWords.PLACE_TABLE, "ptr")
+    scratch = f.mul(f.word(frame, FrameWords.THREADS), f.word(frame, FrameWords.SCRATCH))
+    block = f.add(f.word(frame, FrameWords.BASE), scratch)
 
     def place(i: str) -> None:
-        row = f.row(table, i, Location.WORDS)
-        home = f.word(row, Location.HOME)
+        row = f.row(table, i, LocationWords.WORDS)
+        home = f.word(row, LocationWords.HOME)
         start = f.choose(f.test("eq", home, 0), "i64", block, f.word(slots, home))
-        f.set(slots, f.word(row, Location.SLOT), f.add(start, f.word(row, Location.OFFSET)))
+        f.set(slots, f.word(row, LocationWords.SLOT), f.add(start, f.word(row, LocationWords.OFFSET)))
 
-    f.loop("0", f.word(frame, Frame.PLACED), 1, place)
+    f.loop("0", f.word(frame, FrameWords.PLACED), 1, place)
     return bare
 
 
 def new_output(f: Native, row: str, slots: str, bare: str) -> str:
     """1 if it cannot be had, and where one before it could not: then its handle is null."""
-    dtype = f.op(f"trunc i64 {f.word(row, Entry.DTYPE)} to i32")
-    sizes, strides = (f.word(row, n, "ptr") for n in (Entry.SIZES, Entry.STRIDES))
-    slot, on = f.word(row, Entry.VALUE), f.name("made")
+    dtype = f.op(f"trunc i64 {f.word(row, EntryWords.DTYPE)} to i32")
+    sizes, strides = (f.word(row, n, "ptr") for n in (EntryWords.SIZES, EntryWords.STRIDES))
+    slot, on = f.word(row, EntryWords.VALUE), f.name("made")
     behind = f.add(slot, 1)
     f.set(slots, behind, "null", "ptr")
     begin, make, tell, bad = f.block, f.name("make"), f.name("tell"), f.name("bare")
     f.do(f"br i1 {f.test('eq', bare, 0)}, label %{make}, label %{on}")
     f.label(make)
-    shape = f"i64 {f.word(row, Entry.DIM)}, ptr {sizes}, ptr {strides}, i32 {dtype}"
+    shape = f"i64 {f.word(row, EntryWords.DIM)}, ptr {sizes}, ptr {strides}, i32 {dtype}"
     checked(f, f"@aoti_torch_empty_strided({shape}, i32 0, i32 0, ptr %out)", lambda: f.do(f"br label %{bad}"))
     handle = f.word("%out", 0, "ptr")
     f.set(slots, behind, handle, "ptr")
@@ -381,30 +384,30 @@ def new_output(f: Native, row: str, slots: str, bare: str) -> str:
 
 def drop_outputs(f: Native, frame: str) -> None:
     """Those that were not handed out."""
-    table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
+    table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
 
     def one(i: str) -> None:
-        row = f.row(table, i, Entry.WORDS)
-        f.when(f.test("eq", f.word(row, Entry.KIND), Entry.TENSOR), lambda: held(row))
+        row = f.row(table, i, EntryWords.WORDS)
+        f.when(f.test("eq", f.word(row, EntryWords.KIND), EntryWords.TENSOR), lambda: held(row))
 
     def held(row: str) -> None:
-        handle = f.word(slots, f.add(f.word(row, Entry.VALUE), 1), "ptr")
+        handle = f.word(slots, f.add(f.word(row, EntryWords.VALUE), 1), "ptr")
         f.when(f.test("ne", handle, "null", "ptr"), lambda: delete(f, handle))
 
-    f.loop("0", f.word(frame, Frame.OUTS), 1, one)
+    f.loop("0", f.word(frame, FrameWords.OUTS), 1, one)
 
 
 def handed_out(f: Native, frame: str) -> str:
     """The outputs as a list of tensors; those that PyTorch made have a handle, or are in the frame's own list."""
-    table, slots = f.word(frame, Frame.OUT_TABLE, "ptr"), f.word(frame, Frame.SLOTS, "ptr")
-    count, objects = f.word(frame, Frame.OUTS), f.word(frame, Frame.OBJECTS, "ptr")
+    table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
+    count, objects = f.word(frame, FrameWords.OUTS), f.word(frame, FrameWords.OBJECTS, "ptr")
     results = f.op(f"call ptr @PyList_New(i64 {count})")
 
     def one(i: str) -> None:
-        row = f.row(table, i, Entry.WORDS)
-        kind = f.word(row, Entry.KIND)
-        fresh, called = (f.test("eq", kind, k) for k in (Entry.TENSOR, Entry.NOTHING))
-        cell = f.word(row, Entry.STRIDES, "ptr")
+        row = f.row(table, i, EntryWords.WORDS)
+        kind = f.word(row, EntryWords.KIND)
+        fresh, called = (f.test("eq", kind, k) for k in (EntryWords.TENSOR, EntryWords.NOTHING))
+        cell = f.word(row, EntryWords.STRIDES, "ptr")
         made = f.either(called, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
         has_handle = f.test("ne", made, "null", "ptr")
 
@@ -414,7 +417,7 @@ def handed_out(f: Native, frame: str) -> str:
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
 
         def own() -> None:
-            behind = f.add(f.word(row, Entry.VALUE), 1)
+            behind = f.add(f.word(row, EntryWords.VALUE), 1)
             wrapped(f.word(slots, behind, "ptr"))
             f.set(slots, behind, "null", "ptr")
 
@@ -426,16 +429,16 @@ def handed_out(f: Native, frame: str) -> str:
             f.when(f.op(f"xor i1 {fine}, true"), lambda: f.set("%failed", 0, "1"))
 
         def found() -> None:
-            object = f.op(f"call ptr @PyList_GetItem(ptr {objects}, i64 {f.word(row, Entry.VALUE)})")
+            object = f.op(f"call ptr @PyList_GetItem(ptr {objects}, i64 {f.word(row, EntryWords.VALUE)})")
             f.invoke("@Py_IncRef", ("ptr", object))
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
 
         def number() -> None:
-            object = f.op(f"call ptr @PyLong_FromLong(i64 {f.word(row, Entry.VALUE)})")
+            object = f.op(f"call ptr @PyLong_FromLong(i64 {f.word(row, EntryWords.VALUE)})")
             f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {object})")
 
         f.when(fresh, own)
-        f.when(f.test("eq", kind, Entry.NUMBER), number)
+        f.when(f.test("eq", kind, EntryWords.NUMBER), number)
         f.when(has_handle, again)
         f.when(f.op(f"and i1 {called}, {f.op(f'xor i1 {has_handle}, true')}"), found)
 

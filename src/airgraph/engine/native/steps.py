@@ -7,7 +7,7 @@ calling thread looks for signals between steps, so that Ctrl-C ends a long call.
 from __future__ import annotations
 
 from airgraph.engine.native.llvm.text import Native
-from airgraph.engine.native.tables import RAISED, TORCH_FAILED, Context, Frame, Release, Step
+from airgraph.engine.native.tables import RAISED, TORCH_FAILED, ContextWords, FrameWords, ReleaseWords, StepWords
 
 SPINS = 4096  # iterations of waiting at a barrier before the processor is offered to somebody else
 COARSE_CLOCK = 6  # Linux's CLOCK_MONOTONIC_COARSE: a few nanoseconds to read
@@ -54,11 +54,11 @@ def interrupted() -> str:
     never in a call that is shorter than that."""
     f = Native("interrupted", "ptr %context", "i1")
     now = f.op("call i64 @milliseconds()")
-    early = f.test("slt", f.sub(now, f.word("%context", Context.CHECKED)), SIGNALS)
+    early = f.test("slt", f.sub(now, f.word("%context", ContextWords.CHECKED)), SIGNALS)
     f.give(early, "i1 false")
-    number = f.word(f.word("%context", Context.FRAME, "ptr"), Frame.NUMBER)
+    number = f.word(f.word("%context", ContextWords.FRAME, "ptr"), FrameWords.NUMBER)
     f.give(f.test("eq", number, 0), "i1 false")  # nobody would look for the exception
-    f.set("%context", Context.CHECKED, now)
+    f.set("%context", ContextWords.CHECKED, now)
     state = f.op("call i32 @PyGILState_Ensure()")
     raised = f.test("ne", f.op("call i32 @PyErr_CheckSignals()"), 0, "i32")
     f.invoke("@PyGILState_Release", ("i32", state))
@@ -69,7 +69,7 @@ def by_python() -> str:
     """A step that Python does; RAISED, with the exception pending, or 0. What PyTorch left pending when it failed at the
     step before is no exception of this call."""
     f = Native("by_python", "ptr %frame, i64 %step", "i64")
-    callback, number = f.word("%frame", Frame.CALLBACK, "ptr"), f.word("%frame", Frame.NUMBER)
+    callback, number = f.word("%frame", FrameWords.CALLBACK, "ptr"), f.word("%frame", FrameWords.NUMBER)
     state = f.op("call i32 @PyGILState_Ensure()")
     f.invoke("@PyErr_Clear")
     given = f"ptr {callback}, ptr @two_numbers, i64 {number}, i64 %step"
@@ -83,15 +83,15 @@ def by_python() -> str:
 def worker() -> str:
     """One thread's share of the steps [FIRST, LAST) of a context."""
     f = Native("worker", "i64 %from, i64 %to, ptr %context")
-    frame = f.word("%context", Context.FRAME, "ptr")
-    first, last = f.word("%context", Context.FIRST), f.word("%context", Context.LAST)
-    planned = f.word("%context", Context.THREADS)
+    frame = f.word("%context", ContextWords.FRAME, "ptr")
+    first, last = f.word("%context", ContextWords.FIRST), f.word("%context", ContextWords.LAST)
+    planned = f.word("%context", ContextWords.THREADS)
     whole = f.test("sge", f.sub("%to", "%from"), planned)  # PyTorch gave all shares to this thread
     threads = f.choose(whole, "i64", "1", planned)
     me = f.choose(whole, "i64", "0", "%from")
-    table, base = f.word(frame, Frame.STEP_TABLE, "ptr"), f.word(frame, Frame.BASE, "ptr")
-    scratch = f.at(base, f.mul(me, f.word(frame, Frame.SCRATCH)), "i8")
-    counter, stop = f.at("%context", Context.COUNTER, "i64"), f.at("%context", Context.STOP, "i64")
+    table, base = f.word(frame, FrameWords.STEP_TABLE, "ptr"), f.word(frame, FrameWords.BASE, "ptr")
+    scratch = f.at(base, f.mul(me, f.word(frame, FrameWords.SCRATCH)), "i8")
+    counter, stop = f.at("%context", ContextWords.COUNTER, "i64"), f.at("%context", ContextWords.STOP, "i64")
     several, caller = f.test("sgt", threads, 1), f.test("eq", me, 0)
 
     def halt() -> None:
@@ -104,19 +104,19 @@ def worker() -> str:
         f.when(caller, halt)
         stopped = f.op(f"load atomic i64, ptr {stop} monotonic, align 8")
         f.leave(f.test("ne", stopped, 0), lambda: None)
-        row = f.row(table, i, Step.WORDS)
-        jobs, unit = f.word(row, Step.JOBS), f.word(row, Step.UNIT)
-        alone = f.test("ne", f.word(row, Step.ALONE), 0)
+        row = f.row(table, i, StepWords.WORDS)
+        jobs, unit = f.word(row, StepWords.JOBS), f.word(row, StepWords.UNIT)
+        alone = f.test("ne", f.word(row, StepWords.ALONE), 0)
         share = f.mul(f.ceil(f.ceil(jobs, threads), unit), unit)
         share = f.choose(alone, "i64", jobs, share)
         begin = f.mul(me, share)
         end = f.min(f.add(begin, share), jobs)
         works = f.test("slt", begin, end)
-        function, args, sizes = (f.word(row, n, "ptr") for n in (Step.FUNCTION, Step.ARGS, Step.SIZES))
+        function, args, sizes = (f.word(row, n, "ptr") for n in (StepWords.FUNCTION, StepWords.ARGS, StepWords.SIZES))
         f.when(
             works, lambda: f.do(f"call void {function}(ptr {args}, ptr {sizes}, i64 {begin}, i64 {end}, ptr {scratch})")
         )
-        due = f.op(f"and i1 {several}, {f.test('ne', f.word(row, Step.SYNC), 0)}")
+        due = f.op(f"and i1 {several}, {f.test('ne', f.word(row, StepWords.SYNC), 0)}")
         return f.when(due, lambda: [wait(f, counter, target, threads, stop)], ("i64", target))
 
     f.loop(first, last, 1, step, ("i64", threads))
@@ -134,12 +134,12 @@ def run() -> str:
     Gives back 0, or what `call` says in place of results.
     """
     f = Native("run", "ptr %frame", "i64", exported=True)
-    f.do(f"%context = alloca [{Context.WORDS} x i64]")
-    f.set("%context", Context.FRAME, "%frame", "ptr")
-    f.set("%context", Context.STOP, "0")
-    f.set("%context", Context.CHECKED, f.op("call i64 @milliseconds()"))
-    count, table = f.word("%frame", Frame.STEPS), f.word("%frame", Frame.STEP_TABLE, "ptr")
-    threads = f.word("%frame", Frame.THREADS)
+    f.do(f"%context = alloca [{ContextWords.WORDS} x i64]")
+    f.set("%context", ContextWords.FRAME, "%frame", "ptr")
+    f.set("%context", ContextWords.STOP, "0")
+    f.set("%context", ContextWords.CHECKED, f.op("call i64 @milliseconds()"))
+    count, table = f.word("%frame", FrameWords.STEPS), f.word("%frame", FrameWords.STEP_TABLE, "ptr")
+    threads = f.word("%frame", FrameWords.THREADS)
     f.do("br label %next")
     before = f.block
     f.label("next")
@@ -147,37 +147,38 @@ def run() -> str:
     f.do(f"%more = icmp slt i64 %i, {count}")
     f.do("br i1 %more, label %go, label %end")
     f.label("go")
-    row = f.row(table, "%i", Step.WORDS)
-    after = f.word(row, Step.END)
-    used_up = f.word(row, Step.RELEASE, "ptr")
+    row = f.row(table, "%i", StepWords.WORDS)
+    after = f.word(row, StepWords.END)
+    used_up = f.word(row, StepWords.RELEASE, "ptr")
     f.when(f.test("ne", used_up, "null", "ptr"), lambda: f.invoke("@release", ("ptr", "%frame"), ("ptr", used_up)))
-    how = f.word(row, Step.CALL)
-    f.do(f"switch i64 {how}, label %region [ i64 {Step.PYTHON}, label %call  i64 {Step.DISPATCHER}, label %dispatch ]")
+    how = f.word(row, StepWords.CALL)
+    cases = f"i64 {StepWords.PYTHON}, label %call  i64 {StepWords.DISPATCHER}, label %dispatch"
+    f.do(f"switch i64 {how}, label %region [ {cases} ]")
     f.label("dispatch")
-    again = f.op(f"call i64 {f.word('%frame', Frame.DISPATCH, 'ptr')}(ptr {f.word(row, Step.TAPE, 'ptr')})")
+    again = f.op(f"call i64 {f.word('%frame', FrameWords.DISPATCH, 'ptr')}(ptr {f.word(row, StepWords.TAPE, 'ptr')})")
     f.do(f"br i1 {f.test('eq', again, 0)}, label %latch, label %call")
     f.label("call")
     failed = f.op("call i64 @by_python(ptr %frame, i64 %i)")
     f.give(f.test("ne", failed, 0), f"i64 {failed}")
     f.do("br label %latch")
     f.label("region")
-    f.set("%context", Context.FIRST, "%i")
-    f.set("%context", Context.LAST, after)
-    f.set("%context", Context.COUNTER, "0")
+    f.set("%context", ContextWords.FIRST, "%i")
+    f.set("%context", ContextWords.LAST, after)
+    f.set("%context", ContextWords.COUNTER, "0")
     wide = f.op(f"call i1 @wide(ptr {table}, i64 %i, i64 {after})")
     both = f.op(f"and i1 {wide}, {f.test('sgt', threads, 1)}")
     f.do(f"br i1 {both}, label %many, label %one")
     f.label("many")
-    f.set("%context", Context.THREADS, threads)
+    f.set("%context", ContextWords.THREADS, threads)
     parallel = f.op(f"call i32 @torch_parallel_for(i64 0, i64 {threads}, i64 1, ptr @worker, ptr %context)")
     f.give(f.test("ne", parallel, 0, "i32"), f"i64 {TORCH_FAILED}")
     f.do("br label %whole")
     f.label("one")
-    f.set("%context", Context.THREADS, "1")
+    f.set("%context", ContextWords.THREADS, "1")
     f.invoke("@worker", ("i64", "0"), ("i64", "1"), ("ptr", "%context"))
     f.do("br label %whole")
     f.label("whole")
-    f.give(f.test("ne", f.word("%context", Context.STOP), 0), f"i64 {RAISED}")
+    f.give(f.test("ne", f.word("%context", ContextWords.STOP), 0), f"i64 {RAISED}")
     f.do("br label %latch")
     f.label("latch")
     f.give(f.op("call i1 @interrupted(ptr %context)"), f"i64 {RAISED}")
@@ -191,12 +192,12 @@ def run() -> str:
 def release() -> str:
     """Lets go of arguments and of results of earlier calls that nothing reads any more (saved tensors, in a backward)."""
     f = Native("release", "ptr %frame, ptr %words")
-    arguments, results = f.word("%words", Release.ARGUMENTS), f.word("%words", Release.RESULTS)
+    arguments, results = f.word("%words", ReleaseWords.ARGUMENTS), f.word("%words", ReleaseWords.RESULTS)
 
     def drop(i: str) -> None:
-        none = f.word("%words", Release.NONE, "ptr")
+        none = f.word("%words", ReleaseWords.NONE, "ptr")
         f.invoke("@Py_IncRef", ("ptr", none))
-        index, given = f.word("%words", f.add(i, Release.FIRST)), f.word("%frame", Frame.LIST, "ptr")
+        index, given = f.word("%words", f.add(i, ReleaseWords.FIRST)), f.word("%frame", FrameWords.LIST, "ptr")
         f.op(f"call i32 @PyList_SetItem(ptr {given}, i64 {index}, ptr {none})")
 
     def locked() -> None:
@@ -205,8 +206,8 @@ def release() -> str:
         f.invoke("@PyGILState_Release", ("i32", state))
 
     def forget(i: str) -> None:
-        handles = f.word("%words", f.add(f.add(i, Release.FIRST), arguments), "ptr")
-        f.invoke(f.word("%frame", Frame.LET_GO, "ptr"), ("ptr", handles), ("i64", "2"))
+        handles = f.word("%words", f.add(f.add(i, ReleaseWords.FIRST), arguments), "ptr")
+        f.invoke(f.word("%frame", FrameWords.LET_GO, "ptr"), ("ptr", handles), ("i64", "2"))
 
     f.when(f.test("ne", arguments, 0), locked)
     f.loop("0", results, 1, forget)
@@ -220,7 +221,9 @@ def wide() -> str:
         "%first",
         "%last",
         1,
-        lambda i, seen: [f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, Step.WORDS), Step.ALONE), 0)}")],
+        lambda i, seen: [
+            f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, StepWords.WORDS), StepWords.ALONE), 0)}")
+        ],
         ("i1", "false"),
     )
     return f.text(f"i1 {found}")

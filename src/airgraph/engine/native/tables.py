@@ -7,47 +7,47 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Program:
+class ProgramWords:
     FRAMES, POOL, WORDS = 0, 1, 2
 
 
-class Pool:
+class PoolWords:
     """BLOCKS: the first one that is free. THREADS: the most that a program may use."""
 
     BLOCKS, THREADS, WORDS = range(3)
 
 
-class Block:
+class BlockWords:
     NEXT, BASE, SIZE, WORDS = 0, 1, 2, 3
 
 
-class Frame:
+class FrameWords:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
     DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH = range(21, 26)
     BINDING, VALUES, SIZED, WORD_TABLE, NONE, WORDS = range(26, 32)  # SIZED: words that depend on sizes (binding.py)
 
 
-class Binding:
+class BindingWords:
     """What all frames of a program need for new sizes. SYMBOLS: how many; the number of threads is the first."""
 
     DEFINITIONS, DEFINITION_TABLE, SYMBOLS, OPERATIONS, CODE, QUESTIONS, WORDS = range(7)
 
 
-class Definition:
+class DefinitionWords:
     """Where a symbol has its value from: a SIZE or a STRIDE of an argument, divided by FACTOR, or a NUMBER."""
 
     SYMBOL, ARGUMENT, KIND, AXIS, FACTOR, WORDS = range(6)
     SIZE, STRIDE, NUMBER = range(3)
 
 
-class Location:
+class LocationWords:
     """Where the memory of SLOT is: OFFSET bytes behind that of slot HOME, or (0) behind the scratch memory in the block."""
 
     SLOT, HOME, OFFSET, WORDS = range(4)
 
 
-class Entry:
+class EntryWords:
     """One argument or output. KIND: NOTHING to do, a TENSOR, a WHOLE number (VALUE), a FLOAT (for the slot VALUE).
     A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or
     a NUMBER (VALUE)."""
@@ -56,20 +56,20 @@ class Entry:
     NOTHING, TENSOR, WHOLE, FLOAT, NUMBER, TOKEN = range(6)
 
 
-class Step:
+class StepWords:
     """CALL: a step of native code, or a call of PyTorch by PYTHON or through its DISPATCHER (with a TAPE: dispatch.py)."""
 
     CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, RELEASE, WORDS = range(12)
     NATIVE, PYTHON, DISPATCHER = range(3)
 
 
-class Release:
+class ReleaseWords:
     """What is let go before a call of PyTorch: so many ARGUMENTS, then so many RESULTS, from FIRST on."""
 
     ARGUMENTS, RESULTS, NONE, FIRST = range(4)
 
 
-class Context:
+class ContextWords:
     """What the threads of a parallel region share. STOP: leave at the next step. CHECKED: when signals were looked at.
 
     COUNTER, which all of them write, has a line of the cache to itself.

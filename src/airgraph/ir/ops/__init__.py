@@ -21,6 +21,6 @@ from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table
     statistics,
     strided,
 )
-from airgraph.ir.ops.table import OPS, REQUIRED, Call, Op, Slot, define, row
+from airgraph.ir.ops.table import OPS, REQUIRED, Call, Op, OpInput, define, row
 
-__all__ = ["OPS", "REQUIRED", "Call", "Op", "Slot", "define", "row"]
+__all__ = ["OPS", "REQUIRED", "Call", "Op", "OpInput", "define", "row"]

@@ -34,7 +34,7 @@ REQUIRED: Any = _Required()
 
 
 @dataclass(frozen=True)
-class Slot:
+class OpInput:
     """One input of an op."""
 
     name: str
@@ -43,14 +43,14 @@ class Slot:
     index: bool = False
 
     @classmethod
-    def parse(cls, word: str) -> Slot:
+    def parse(cls, word: str) -> OpInput:
         return cls(word.rstrip("?*#"), "?" in word, "*" in word, "#" in word)
 
 
 @dataclass(frozen=True)
 class Op:
     name: str
-    slots: tuple[Slot, ...]
+    slots: tuple[OpInput, ...]
     infer: TypeRule | None  # None: the builder gives the types
     attrs: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ("y",)
@@ -79,7 +79,7 @@ def define(
     effect: Effect = "none",
     **attrs: Any,
 ) -> None:
-    slots = tuple(map(Slot.parse, inputs.split()))
+    slots = tuple(map(OpInput.parse, inputs.split()))
     OPS[name] = Op(name, slots, infer, attrs, tuple(outputs.split()), known, effect)
 
 

@@ -21,7 +21,7 @@ from airgraph.capture.export import as_arguments
 from airgraph.errors import AirgraphError, ConfigError, did_you_mean
 from airgraph.tools.bench.contenders import CONTENDERS, Job
 from airgraph.tools.bench.result import BenchResult, Figures
-from airgraph.tools.bench.worker import Worker, name_of
+from airgraph.tools.bench.worker import BenchWorker, name_of
 from airgraph.tools.run import Script
 from airgraph.tools.terminal import console
 
@@ -136,7 +136,7 @@ def only_known(found: Mapping[str, Any]) -> dict[str, Any]:
 def worker(here: Job | None) -> Iterator[Any]:
     """`ask(command) -> answer` of a contender: a process, or an object of this one for a job that stays here."""
     if here is not None:
-        local = Worker()
+        local = BenchWorker()
 
         def ask_here(command: dict[str, Any]) -> dict[str, Any]:
             if command["do"] == "jobs":

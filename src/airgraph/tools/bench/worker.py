@@ -30,7 +30,7 @@ from airgraph.tools.explain import recording
 from airgraph.tools.run import Script, run_script
 
 
-class Worker:
+class BenchWorker:
     """Answers commands; every answer is data."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def snapshot(value: Any) -> Any:
 
 def main(argv: list[str]) -> None:
     commands, answers = os.fdopen(int(argv[0])), os.fdopen(int(argv[1]), "w")
-    worker = Worker()
+    worker = BenchWorker()
     for line in commands:
         print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
 

@@ -14,8 +14,8 @@ import airgraph
 from airgraph.engine.native import engine
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.calls import words as calls
-from airgraph.engine.native.calls.dispatch import Result
-from airgraph.engine.native.tables import Step
+from airgraph.engine.native.calls.dispatch import ResultWords
+from airgraph.engine.native.tables import StepWords
 from airgraph.errors import EngineError
 
 pytestmark = pytest.mark.slow  # each compiles a program of its own
@@ -316,20 +316,20 @@ def test_an_error_names_op_and_line():
 
 def test_a_result_that_is_not_as_planned(monkeypatch):
     """Python does the step again, from then on from the start, and the plan says so."""
-    planned = calls.Writer.result
+    planned = calls.TapeWriter.result
 
     def of_another_rank(self, *args):
         row = planned(self, *args)
-        row[Result.DIM] += 1
+        row[ResultWords.DIM] += 1
         return row
 
-    monkeypatch.setattr(calls.Writer, "result", of_another_rank)
+    monkeypatch.setattr(calls.TapeWriter, "result", of_another_rank)
     x = torch.randn(3, 5)
     run, (executable,) = compiled(lambda x: torch.topk(x, 2)[1] + 1, x)
     for _ in range(2):
         same(run, lambda x: torch.topk(x, 2)[1] + 1, x)
     (frame,) = executable.frames
-    assert frame.step_table[Step.CALL] == Step.PYTHON
+    assert frame.step_table[StepWords.CALL] == StepWords.PYTHON
     assert executable.by_python
     assert "by Python: aten::topk does not give what was planned" in executable.plan.text()
 

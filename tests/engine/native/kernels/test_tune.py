@@ -8,8 +8,8 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native.kernels import gemm, products, tune
-from airgraph.engine.native.kernels.products import BATCH, COLUMNS, ROWS, Product, Way, best, rule, ways
-from airgraph.engine.native.tables import Step
+from airgraph.engine.native.kernels.products import BATCH, COLUMNS, ROWS, ProductShape, Way, best, rule, ways
+from airgraph.engine.native.tables import StepWords
 from airgraph.journal import JOURNALS
 
 pytestmark = pytest.mark.slow  # each times kernels that are compiled for it
@@ -56,7 +56,7 @@ def force(monkeypatch):
 def product(m, n, k, *, batch=1, form="nt", still=False, threads=4):
     """One with both operands contiguous."""
     lda, ldb = m if form == "tn" else k, k if form == "nt" else n
-    return Product(gemm.FORMS.index(form), batch, m, n, k, lda, ldb, m * k, n * k, False, still, threads)
+    return ProductShape(gemm.FORMS.index(form), batch, m, n, k, lda, ldb, m * k, n * k, False, still, threads)
 
 
 def compiled(model, *args, **options):
@@ -70,7 +70,7 @@ def compiled(model, *args, **options):
 
 def frame_steps(native):
     table = native.frames[-1].step_table
-    rows = [table[i : i + Step.WORDS] for i in range(0, len(table), Step.WORDS)]
+    rows = [table[i : i + StepWords.WORDS] for i in range(0, len(table), StepWords.WORDS)]
     return [s for s in zip(native.steps, rows) if s[0].kind == "gemm"]
 
 
@@ -211,7 +211,7 @@ def test_each_way(four_threads, force, form, split, threads):
     (p,) = asked
     wanted = way if way in ways(p) else rule(p)
     ((_, row),) = frame_steps(native)
-    assert (row[tune.Step.JOBS], row[tune.Step.UNIT]) == (wanted.jobs(p), wanted.unit(p))
+    assert (row[tune.StepWords.JOBS], row[tune.StepWords.UNIT]) == (wanted.jobs(p), wanted.unit(p))
     for _ in range(3):
         torch.testing.assert_close(run(x, w), FORMS[form](x, w))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airgraph.compat.cached import CachedMethod, Place, cached_method, readable
+from airgraph.compat.cached import CachedMethod, CacheLocation, cached_method, readable
 
 __all__ = ["cache_compile", "readable_cache"]
 
@@ -27,7 +27,7 @@ def cache_compile(
     if kwargs:
         raise TypeError(f"cache_compile() got an unexpected keyword argument {next(iter(kwargs))!r}")
     config = to_config(CompilerConfig.of(options), decompositions)
-    return cached_method(func, config, dynamic, Place(cache_dir, global_rank, tp_rank, pp_rank))
+    return cached_method(func, config, dynamic, CacheLocation(cache_dir, global_rank, tp_rank, pp_rank))
 
 
 def readable_cache(cache_bin: str, print_output: bool = True, file: str | None = None) -> str:

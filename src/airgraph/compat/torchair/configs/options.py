@@ -5,7 +5,7 @@ knows it in one mode only (`only`). `here` has four cases, so that no option can
 
     To("dump")        sets that field of airgraph's Config
     Off("dead_code")  turns that graph pass off
-    Switches("file")  turns graph passes on and off by name
+    SwitchesPasses("file")  turns graph passes on and off by name
     NoEffect("…")     does nothing, and the journal says so in these words when the option is not at its default
 
 An option that means something else while graphs are captured (mode reduce-overhead) has a second one for that, `captured`.
@@ -38,7 +38,7 @@ class Off:
 
 
 @dataclass(frozen=True)
-class Switches:
+class SwitchesPasses:
     """The option switches graph passes: it is the `text` that says so, or the `file` that does."""
 
     given_as: Literal["text", "file"]
@@ -69,7 +69,7 @@ class Option:
     path: str
     default: Any
     check: Check
-    here: To | Off | Switches | ByBackend | NoEffect
+    here: To | Off | SwitchesPasses | ByBackend | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
     captured: To | None = None
@@ -186,7 +186,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "dump_config.data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage"), only=ACL
     ),
-    Option("fusion_config.fusion_switch_file", None, checks.file, Switches("file"), _global("ge.fusionSwitchFile"), GE),
+    Option(
+        "fusion_config.fusion_switch_file",
+        None,
+        checks.file,
+        SwitchesPasses("file"),
+        _global("ge.fusionSwitchFile"),
+        GE,
+    ),
     Option("experimental_config.cc_parallel_enable", False, boolean, NPU, _global("ge.exec.enableEngineParallel"), GE),
     Option("experimental_config.keep_inference_input_mutations", True, boolean, To("keep_input_mutations")),
     Option("experimental_config.memory_efficiency", False, boolean, LATER, _local("ge.featureBaseRefreshable"), GE),
@@ -255,7 +262,9 @@ OPTIONS: tuple[Option, ...] = (
         GE,
     ),
     Option("ge_config.aicore_num", None, CORES, NPU, _global("ge.aicoreNum"), GE),
-    Option("ge_config.optimization_switch", None, SWITCHES, Switches("text"), _global("ge.optimizationSwitch"), GE),
+    Option(
+        "ge_config.optimization_switch", None, SWITCHES, SwitchesPasses("text"), _global("ge.optimizationSwitch"), GE
+    ),
     Option("aoe_config.aoe_mode", None, choice("2"), NPU, _tuning("ge.jobType"), GE),
     Option("aoe_config.work_path", "./", checks.folder, NPU, _tuning("ge.tuningPath"), GE),
     Option("aoe_config.aoe_config_file", None, checks.file, NPU, _tuning("ge.aoe_config_file"), GE),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from airgraph.compat.torchair.configs import switches
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import NoEffect, Off, Option, Switches, To
+from airgraph.compat.torchair.configs.options import NoEffect, Off, Option, SwitchesPasses, To
 from airgraph.config import Config
 
 
@@ -64,7 +64,7 @@ class Leaf:
         return type(self)(self.option, self.plain)
 
 
-class Group:
+class OptionGroup:
     """Options and groups of options, as attributes."""
 
     def __init__(self, title: str) -> None:
@@ -80,13 +80,13 @@ class Group:
         match vars(self).get(name):
             case Leaf() as leaf:
                 leaf.set(value)
-            case Group() as group:
+            case OptionGroup() as group:
                 raise TypeError(f"{name} is a group of options, set one of {_names(group)}")
             case _:
                 self.__getattr__(name)
 
 
-class OptionTree(Group):
+class OptionTree(OptionGroup):
     """A configuration. Two are equal when all their options are."""
 
     options: ClassVar[tuple[Option, ...]]
@@ -97,9 +97,9 @@ class OptionTree(Group):
         super().__init__("CompilerConfig")
         for option in self.options:
             *groups, name = option.path.split(".")
-            at: Group = self
+            at: OptionGroup = self
             for group in groups:
-                at = vars(at).setdefault(group, Group(_title(group)))
+                at = vars(at).setdefault(group, OptionGroup(_title(group)))
             vars(at)[name] = self.leaf_type(option, option.default)
 
     def leaf(self, path: str) -> Leaf:
@@ -137,7 +137,7 @@ class OptionTree(Group):
                     fields[name] = spell(leaf.plain, spelled)
                 case Off(name, when):
                     passes_off += [name] if leaf == when else []
-                case Switches(given_as):
+                case SwitchesPasses(given_as):
                     switched[given_as] = switches.read(leaf.plain) if given_as == "file" else switches.parse(leaf.plain)
                 case NoEffect(why):
                     remarks.append(f"{leaf!r} {why}")
@@ -160,8 +160,8 @@ def spell(value: Any, spelled: Mapping[Any, Any]) -> Any:
     return spelled.get(value, value) if spelled else value
 
 
-def _names(group: Group) -> list[str]:
-    return [name for name, member in vars(group).items() if isinstance(member, (Leaf, Group))]
+def _names(group: OptionGroup) -> list[str]:
+    return [name for name, member in vars(group).items() if isinstance(member, (Leaf, OptionGroup))]
 
 
 def _title(group: str) -> str:

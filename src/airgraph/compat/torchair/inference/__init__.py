@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from airgraph.compat.cached import CachedMethod, Place, cached_method, readable
+from airgraph.compat.cached import CachedMethod, CacheLocation, cached_method, readable
 from airgraph.compat.torchair.inference.gears import set_dim_gears
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
@@ -26,7 +26,7 @@ def cache_compile(
     from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
 
     backend, decompositions = kwargs.pop("backend", None), kwargs.pop("custom_decompositions", None)
-    place = Place(cache_dir, global_rank, tp_rank, pp_rank, bool(kwargs.pop("ge_cache", False)))
+    place = CacheLocation(cache_dir, global_rank, tp_rank, pp_rank, bool(kwargs.pop("ge_cache", False)))
     if kwargs:
         raise TypeError(f"cache_compile() got an unexpected keyword argument {next(iter(kwargs))!r}")
     chosen = to_config(checked(config), decompositions)

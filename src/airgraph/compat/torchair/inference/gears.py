@@ -68,16 +68,18 @@ def checked(t: torch.Tensor, dim: Any, gears: Any) -> tuple[int, ...]:
 
 # -- when compiling -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Place:
+class GearedDim:
     """A dimension with gears, of an argument of the graph."""
 
     argument: int
     gears: DimGears
 
 
-def gears_of(example_inputs: Sequence[Any]) -> list[Place]:
+def gears_of(example_inputs: Sequence[Any]) -> list[GearedDim]:
     """Every dimension with gears among the arguments, in order."""
-    return [Place(i, gears) for i, tensor in enumerate(example_inputs) for gears in getattr(tensor, MARK, {}).values()]
+    return [
+        GearedDim(i, gears) for i, tensor in enumerate(example_inputs) for gears in getattr(tensor, MARK, {}).values()
+    ]
 
 
 def merged(lists: Sequence[Sequence[int]], policy: str) -> list[tuple[int, ...]]:
@@ -96,12 +98,12 @@ def merged(lists: Sequence[Sequence[int]], policy: str) -> list[tuple[int, ...]]
     return together
 
 
-def buckets_of(places: Sequence[Place]) -> dict[str, list[int]]:
+def buckets_of(places: Sequence[GearedDim]) -> dict[str, list[int]]:
     """What padding to gears is for us."""
     return {p.gears.bucket: list(p.gears.gears) for p in places if p.gears.pad}
 
 
-def guard_of(places: Sequence[Place], policy: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def guard_of(places: Sequence[GearedDim], policy: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What is put around a compiled graph: it is only called with sizes that are gears, or that are padded to one."""
     strict = [place for place in places if not place.gears.pad]
     if not strict:
@@ -120,7 +122,7 @@ def guard_of(places: Sequence[Place], policy: str) -> Callable[[Callable[..., An
     return guard
 
 
-def wrong(places: Sequence[Place], sizes: tuple[int, ...], allowed: Sequence[tuple[int, ...]]) -> AssertionError:
+def wrong(places: Sequence[GearedDim], sizes: tuple[int, ...], allowed: Sequence[tuple[int, ...]]) -> AssertionError:
     for place, size in zip(places, sizes):
         if size not in place.gears.gears:
             return AssertionError(

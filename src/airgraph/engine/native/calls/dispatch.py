@@ -23,7 +23,7 @@ from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.text import Native
 
 
-class Arg:
+class ArgWords:
     """An operand. A KIND and what it needs: a number | an operand | operands | characters | memory | memory | a handle."""
 
     WORD, MAYBE, ITEMS, TEXT, VIEW, LAID, FIXED, REGISTER = range(8)
@@ -31,18 +31,18 @@ class Arg:
     SLOT, OFFSET, DIM, SIZES, STRIDES, DTYPE, WANTED, MADE = range(1, 9)
 
 
-class Call:
+class CallWords:
     NAME, OVERLOAD, ARGS, ARG_TABLE, STACK, RETURNS, RETURN_TABLE, BY_AUTOGRAD, WORDS = range(9)
 
 
-class Return:
+class ReturnWords:
     """KIND: not a tensor (left alone), a tensor, a list of COUNT tensors. REGISTER: the address of the first."""
 
     KIND, REGISTER, COUNT, WORDS = range(4)
     NUMBER, TENSOR, LIST = range(3)
 
 
-class Result:
+class ResultWords:
     """From a register to a tensor of the plan. MADE: the address of two handles, as PyTorch made it and contiguous.
 
     DENSE: it is read contiguous. TYPED: it becomes what DTYPE says. ITEM: bytes of an element.
@@ -98,7 +98,7 @@ def value() -> str:
     """An operand as the word that the ABI takes; 1 in `failed` if there is none."""
     f = Native("value", "ptr %node, ptr %failed", "i64")
     f.do("%out = alloca i64")
-    kind = f.word("%node", Arg.KIND)
+    kind = f.word("%node", ArgWords.KIND)
 
     def give(this: int, make: Callable[[], str]) -> None:
         inside, on = f.name("is"), f.name("on")
@@ -107,13 +107,13 @@ def value() -> str:
         f.do(f"ret i64 {make()}")
         f.label(on)
 
-    give(Arg.WORD, lambda: f.word("%node", Arg.VALUE))
-    give(Arg.VIEW, lambda: over_memory(f))
-    give(Arg.FIXED, lambda: another(f, f.word("%node", Arg.VALUE, "ptr")))
-    give(Arg.REGISTER, lambda: another(f, f.word(f.word("%node", Arg.VALUE, "ptr"), 0, "ptr")))
-    give(Arg.MAYBE, lambda: optional(f))
-    give(Arg.ITEMS, lambda: items(f))
-    give(Arg.TEXT, lambda: characters(f))
+    give(ArgWords.WORD, lambda: f.word("%node", ArgWords.VALUE))
+    give(ArgWords.VIEW, lambda: over_memory(f))
+    give(ArgWords.FIXED, lambda: another(f, f.word("%node", ArgWords.VALUE, "ptr")))
+    give(ArgWords.REGISTER, lambda: another(f, f.word(f.word("%node", ArgWords.VALUE, "ptr"), 0, "ptr")))
+    give(ArgWords.MAYBE, lambda: optional(f))
+    give(ArgWords.ITEMS, lambda: items(f))
+    give(ArgWords.TEXT, lambda: characters(f))
     return f.text(f"i64 {laid(f)}")
 
 
@@ -149,17 +149,17 @@ def another(f: Native, handle: str) -> str:
 
 
 def over_memory(f: Native) -> str:
-    data = f.at(f.word(f.word("%node", Arg.SLOT, "ptr"), 0, "ptr"), f.word("%node", Arg.OFFSET), "i8")
-    sizes, strides = f.word("%node", Arg.SIZES, "ptr"), f.word("%node", Arg.STRIDES, "ptr")
+    data = f.at(f.word(f.word("%node", ArgWords.SLOT, "ptr"), 0, "ptr"), f.word("%node", ArgWords.OFFSET), "i8")
+    sizes, strides = f.word("%node", ArgWords.SIZES, "ptr"), f.word("%node", ArgWords.STRIDES, "ptr")
     return made(
         f,
-        f"@aoti_torch_create_tensor_from_blob(ptr {data}, i64 {f.word('%node', Arg.DIM)}, ptr {sizes}, "
-        f"ptr {strides}, i64 0, i32 {narrow(f, '%node', Arg.DTYPE)}, i32 0, i32 0, ptr %out)",
+        f"@aoti_torch_create_tensor_from_blob(ptr {data}, i64 {f.word('%node', ArgWords.DIM)}, ptr {sizes}, "
+        f"ptr {strides}, i64 0, i32 {narrow(f, '%node', ArgWords.DTYPE)}, i32 0, i32 0, ptr %out)",
     )
 
 
 def optional(f: Native) -> str:
-    node = f.word("%node", Arg.VALUE, "ptr")
+    node = f.word("%node", ArgWords.VALUE, "ptr")
     inner = inner_value(f, node, lambda _: None)
     cell = f.op("call ptr @new_optional()")
     missing, on = f.name("bad"), f.name("fine")
@@ -172,7 +172,7 @@ def optional(f: Native) -> str:
 
 
 def items(f: Native) -> str:
-    table, count = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+    table, count = f.word("%node", ArgWords.VALUE, "ptr"), f.word("%node", ArgWords.COUNT)
     handle = made(f, f"@torch_new_list_reserve_size(i64 {count}, ptr %out)")
     target = f.op(f"inttoptr i64 {handle} to ptr")
 
@@ -195,15 +195,15 @@ def items(f: Native) -> str:
 
 
 def characters(f: Native) -> str:
-    text, length = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+    text, length = f.word("%node", ArgWords.VALUE, "ptr"), f.word("%node", ArgWords.COUNT)
     return made(f, f"@torch_new_string_handle(ptr {text}, i64 {length}, ptr %out)")
 
 
 def laid(f: Native) -> str:
     """What PyTorch made before, if it has these strides; else a copy that has, of that or of memory."""
-    wanted, sizes = f.word("%node", Arg.WANTED, "ptr"), f.word("%node", Arg.SIZES, "ptr")
-    rank = f.word("%node", Arg.DIM)
-    cell = f.word("%node", Arg.MADE, "ptr")
+    wanted, sizes = f.word("%node", ArgWords.WANTED, "ptr"), f.word("%node", ArgWords.SIZES, "ptr")
+    rank = f.word("%node", ArgWords.DIM)
+    cell = f.word("%node", ArgWords.MADE, "ptr")
     there = f.test("ne", cell, "null", "ptr")
     before = f.either(there, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
     is_made = f.test("ne", before, "null", "ptr")
@@ -235,7 +235,7 @@ def laid(f: Native) -> str:
     copy = made(
         f,
         f"@aoti_torch_empty_strided(i64 {rank}, ptr {sizes}, ptr {wanted}, "
-        f"i32 {narrow(f, '%node', Arg.DTYPE)}, i32 0, i32 0, ptr %out)",
+        f"i32 {narrow(f, '%node', ArgWords.DTYPE)}, i32 0, i32 0, ptr %out)",
         release_blob,
     )
     target = f.op(f"inttoptr i64 {copy} to ptr")
@@ -253,7 +253,7 @@ def narrow(f: Native, base: str, index: int) -> str:
     return f.op(f"trunc i64 {f.word(base, index)} to i32")
 
 
-TENSORS = (Arg.VIEW, Arg.LAID, Arg.FIXED, Arg.REGISTER)
+TENSORS = (ArgWords.VIEW, ArgWords.LAID, ArgWords.FIXED, ArgWords.REGISTER)
 
 
 def discard(f: Native, node: str, word: str) -> None:
@@ -263,20 +263,20 @@ def discard(f: Native, node: str, word: str) -> None:
 def discard_value() -> str:
     """Frees an operand that no call took over. (A string is a few bytes, and is left.)"""
     f = Native("discard_value", "ptr %node, i64 %word")
-    kind, target = f.word("%node", Arg.KIND), f.op("inttoptr i64 %word to ptr")
+    kind, target = f.word("%node", ArgWords.KIND), f.op("inttoptr i64 %word to ptr")
     for tensor in TENSORS:
         f.when(f.test("eq", kind, tensor), lambda: delete(f, target))
 
     def optional() -> None:
-        discard(f, f.word("%node", Arg.VALUE, "ptr"), f.word(target, 0))
+        discard(f, f.word("%node", ArgWords.VALUE, "ptr"), f.word(target, 0))
         f.invoke("@free_optional", ("ptr", target))
 
     def items() -> None:
-        table, count = f.word("%node", Arg.VALUE, "ptr"), f.word("%node", Arg.COUNT)
+        table, count = f.word("%node", ArgWords.VALUE, "ptr"), f.word("%node", ArgWords.COUNT)
         f.invoke("@discard_items", ("ptr", table), ("i64", count), ("ptr", target))
 
-    f.when(f.test("eq", kind, Arg.MAYBE), optional)
-    f.when(f.test("eq", kind, Arg.ITEMS), items)
+    f.when(f.test("eq", kind, ArgWords.MAYBE), optional)
+    f.when(f.test("eq", kind, ArgWords.ITEMS), items)
     return f.text()
 
 
@@ -326,9 +326,9 @@ def calls() -> str:
     table = f.word("%tape", TapeWords.CALL_TABLE, "ptr")
 
     def one(i: str) -> None:
-        row = f.row(table, i, Call.WORDS)
-        name, overload, stack = (f.word(row, n, "ptr") for n in (Call.NAME, Call.OVERLOAD, Call.STACK))
-        args = f.word(row, Call.ARG_TABLE, "ptr")
+        row = f.row(table, i, CallWords.WORDS)
+        name, overload, stack = (f.word(row, n, "ptr") for n in (CallWords.NAME, CallWords.OVERLOAD, CallWords.STACK))
+        args = f.word(row, CallWords.ARG_TABLE, "ptr")
 
         def operand(j: str) -> None:
             f.set(stack, j, f.op(f"call i64 @value(ptr {f.word(args, j, 'ptr')}, ptr %failed)"))
@@ -339,8 +339,8 @@ def calls() -> str:
             f.do("ret i64 1")
             f.label(f.name("never"))
 
-        f.loop("0", f.word(row, Call.ARGS), 1, operand)
-        by_autograd = f.test("ne", f.word(row, Call.BY_AUTOGRAD), 0)
+        f.loop("0", f.word(row, CallWords.ARGS), 1, operand)
+        by_autograd = f.test("ne", f.word(row, CallWords.BY_AUTOGRAD), 0)
         layer = key("AutogradFunctionality")
         included = f.either(
             by_autograd, "i1", lambda: f.op(f"call zeroext i1 @is_included(i16 zeroext {layer})"), "false"
@@ -349,9 +349,9 @@ def calls() -> str:
         code = f.op(f"call i32 @torch_call_dispatcher(ptr {name}, ptr {overload}, ptr {stack}, i64 {torch_version()})")
         f.when(by_autograd, lambda: enter(f, layer, "true", included))
         f.give(f.test("ne", code, 0, "i32"), "i64 1")
-        returns = f.word(row, Call.RETURN_TABLE, "ptr")
+        returns = f.word(row, CallWords.RETURN_TABLE, "ptr")
         (bad,) = f.loop(
-            "0", f.word(row, Call.RETURNS), 1, lambda j, seen: [returned(f, returns, stack, j, seen)], ("i64", "0")
+            "0", f.word(row, CallWords.RETURNS), 1, lambda j, seen: [returned(f, returns, stack, j, seen)], ("i64", "0")
         )
         f.give(f.test("ne", bad, 0), "i64 1")
 
@@ -366,13 +366,13 @@ def enter(f: Native, layer: int, excluded: str, included: str) -> None:
 
 
 def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
-    row = f.row(returns, j, Return.WORDS)
-    kind, register = f.word(row, Return.KIND), f.word(row, Return.REGISTER, "ptr")
-    f.when(f.test("eq", kind, Return.TENSOR), lambda: f.set(register, 0, f.word(stack, j)))
+    row = f.row(returns, j, ReturnWords.WORDS)
+    kind, register = f.word(row, ReturnWords.KIND), f.word(row, ReturnWords.REGISTER, "ptr")
+    f.when(f.test("eq", kind, ReturnWords.TENSOR), lambda: f.set(register, 0, f.word(stack, j)))
 
     def unpacked() -> list[str]:
         """A list of another length than planned is left, with what is in it: the step fails then."""
-        handle, count = f.word(stack, j, "ptr"), f.word(row, Return.COUNT)
+        handle, count = f.word(stack, j, "ptr"), f.word(row, ReturnWords.COUNT)
         f.set("%out", 0, "-1")
         code = f.op(f"call i32 @torch_list_size(ptr {handle}, ptr %out)")
         other = f.op(f"or i1 {f.test('ne', code, 0, 'i32')}, {f.test('ne', f.word('%out', 0), count)}")
@@ -388,7 +388,7 @@ def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
         delete_list(f, handle)
         return [f.op(f"or i64 {seen}, {f.op(f'zext i1 {bad} to i64')}")]
 
-    return f.when(f.test("eq", kind, Return.LIST), unpacked, ("i64", seen))[0]
+    return f.when(f.test("eq", kind, ReturnWords.LIST), unpacked, ("i64", seen))[0]
 
 
 def results() -> str:
@@ -404,9 +404,9 @@ def results() -> str:
         f.do("ret i64 1")
 
     def one(i: str) -> None:
-        row = f.row(table, i, Result.WORDS)
-        register, pair = f.word(row, Result.REGISTER, "ptr"), f.word(row, Result.MADE, "ptr")
-        handle, dtype = f.word(register, 0, "ptr"), narrow(f, row, Result.DTYPE)
+        row = f.row(table, i, ResultWords.WORDS)
+        register, pair = f.word(row, ResultWords.REGISTER, "ptr"), f.word(row, ResultWords.MADE, "ptr")
+        handle, dtype = f.word(register, 0, "ptr"), narrow(f, row, ResultWords.DTYPE)
         defined = truth(f, "aoti_torch_is_defined", handle, fail)
         f.when(f.op(f"xor i1 {defined}, true"), lambda: nothing(pair, dtype))
         f.when(defined, lambda: something(row, register, pair, handle, dtype))
@@ -418,7 +418,7 @@ def results() -> str:
         f.set(pair, 0, f.word("%out", 0))
 
     def something(row: str, register: str, pair: str, handle: str, dtype: str) -> None:
-        rank, sizes = f.word(row, Result.DIM), f.word(row, Result.SIZES, "ptr")
+        rank, sizes = f.word(row, ResultWords.DIM), f.word(row, ResultWords.SIZES, "ptr")
         ask(f, "aoti_torch_get_dim", handle, fail)
         f.give(f.test("ne", f.word("%out", 0), rank), "i64 1")
         ask(f, "aoti_torch_get_sizes", handle, fail)
@@ -426,21 +426,21 @@ def results() -> str:
         f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(given, d), f.word(sizes, d)), "i64 1"))
         ask(f, "aoti_torch_get_dtype", handle, fail)
         other = f.test("ne", f.op("load i32, ptr %out"), dtype, "i32")
-        f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, Result.TYPED), 0)}"), "i64 1")
+        f.give(f.op(f"and i1 {other}, {f.test('eq', f.word(row, ResultWords.TYPED), 0)}"), "i64 1")
         borrowed = f.op(f"or i1 {other}, {shares(f, row, handle, fail)}")
         kept = f.either(borrowed, "ptr", lambda: copy(row, handle, rank, sizes, dtype), handle)
         f.set(register, 0, f.choose(borrowed, "ptr", handle, "null"), "ptr")
         f.set(pair, 0, kept, "ptr")
         gaps = f.op(f"xor i1 {truth(f, 'aoti_torch_is_contiguous', kept, fail)}, true")
-        dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, Result.DENSE), 0)}")
+        dense = f.op(f"and i1 {gaps}, {f.test('ne', f.word(row, ResultWords.DENSE), 0)}")
         copied = f.either(dense, "ptr", lambda: copy(row, kept, rank, sizes, dtype), "null")
         f.set(pair, 1, copied, "ptr")
         ask(f, "aoti_torch_get_data_ptr", f.choose(dense, "ptr", copied, kept), fail)
-        f.set(f.word(row, Result.SLOT, "ptr"), 0, f.word("%out", 0))
+        f.set(f.word(row, ResultWords.SLOT, "ptr"), 0, f.word("%out", 0))
 
     def copy(row: str, handle: str, rank: str, sizes: str, dtype: str) -> str:
         """Contiguous, of the planned type."""
-        shape = f"i64 {rank}, ptr {sizes}, ptr {f.word(row, Result.STRIDES, 'ptr')}, i32 {dtype}"
+        shape = f"i64 {rank}, ptr {sizes}, ptr {f.word(row, ResultWords.STRIDES, 'ptr')}, i32 {dtype}"
         checked(f, f"@aoti_torch_empty_strided({shape}, i32 0, i32 0, ptr %out)", fail)
         made = f.word("%out", 0, "ptr")
 
@@ -458,7 +458,7 @@ def results() -> str:
 def shares(f: Native, row: str, handle: str, fail: Callable[[], None]) -> str:
     """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
     ask(f, "aoti_torch_get_storage_offset", handle, fail)
-    offset = f.mul(f.word("%out", 0), f.word(row, Result.ITEM))
+    offset = f.mul(f.word("%out", 0), f.word(row, ResultWords.ITEM))
     ask(f, "aoti_torch_get_data_ptr", handle, fail)
     start, table = f.sub(f.word("%out", 0), offset), f.word("%tape", TapeWords.LENT_TABLE, "ptr")
 
@@ -503,7 +503,9 @@ def undo(f: Native) -> None:
         "0",
         f.word("%tape", TapeWords.RESULTS),
         1,
-        lambda i: f.invoke("@let_go", ("ptr", f.word(f.row(table, i, Result.WORDS), Result.MADE, "ptr")), ("i64", "2")),
+        lambda i: f.invoke(
+            "@let_go", ("ptr", f.word(f.row(table, i, ResultWords.WORDS), ResultWords.MADE, "ptr")), ("i64", "2")
+        ),
     )
 
 

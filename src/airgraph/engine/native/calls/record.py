@@ -38,7 +38,7 @@ from airgraph.engine.native.calls.tape import (
 )
 from airgraph.engine.reference import ReferenceExecutable, attributes, is_collective
 from airgraph.ir.graph import Input, Node, Value
-from airgraph.ir.ops import OPS, Slot
+from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.types import Dim
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.operands import is_contiguous
@@ -55,10 +55,10 @@ class StandIn(torch.Tensor):
 
     operand: Operand
     looks: tuple[tuple[Dim, ...], tuple[Dim, ...], torch.dtype] | None
-    tape: Recorder
+    tape: CallRecorder
 
     @classmethod
-    def make(cls, tape: Recorder, operand: Operand, looks: Any = None) -> StandIn:
+    def make(cls, tape: CallRecorder, operand: Operand, looks: Any = None) -> StandIn:
         made = torch.Tensor._make_subclass(cls, nothing())
         made.tape, made.operand, made.looks = tape, operand, looks
         return made
@@ -138,7 +138,7 @@ class Several:
 
 
 # -- noting -------------------------------------------------------------------------------------------------------------
-class Recorder(TorchFunctionMode):
+class CallRecorder(TorchFunctionMode):
     """While it is entered, functions of PyTorch are noted on a tape. What only constants go into is computed."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ SCALAR_FREE: dict[str, Callable[..., Any]] = {
 # -- a step ---------------------------------------------------------------------------------------------------------------
 def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
     """The tape of a step, or a Refusal."""
-    recorder = Recorder()
+    recorder = CallRecorder()
     check_values(step.node, plan)
     env = {id(v): stand_in(recorder, plan, m, t, reference) for v, m, t in step.reads}
     try:
@@ -296,7 +296,7 @@ def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
         raise Refusal(f"its meaning cannot be noted ({type(error).__name__}: {error})") from error
 
 
-def meaning_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
+def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     if node.op not in MEANINGS:
         raise Refusal("it is done in Python")
     attrs, slots = reference.placed(attributes(node)), OPS[node.op].slots
@@ -319,7 +319,7 @@ def check_values(node: Node, plan: Plan) -> None:
         raise Refusal("it has an effect that must come in order")
 
 
-def stand_in(recorder: Recorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
+def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
     place = plan.places[matrix.tensor.id]
     looks = (t.shape, tuple(matrix.strides), TORCH_TYPES[t.dtype])
     if place.kind == "const" and t is matrix.tensor:
@@ -328,7 +328,7 @@ def stand_in(recorder: Recorder, plan: Plan, matrix: Matrix, t: Tensor, referenc
     return StandIn.make(recorder, View(matrix.tensor, matrix.offset, *looks, whole=whole), looks)
 
 
-def argument(entry: Input, slot: Slot, env: Mapping[int, Any], reference: ReferenceExecutable) -> Any:
+def argument(entry: Input, slot: OpInput, env: Mapping[int, Any], reference: ReferenceExecutable) -> Any:
     """As the reference engine hands it to a meaning."""
     if entry is None:
         return None
@@ -350,7 +350,7 @@ def value_of(value: Value, env: Mapping[int, Any], reference: ReferenceExecutabl
     return found
 
 
-def aten_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
+def aten_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     target = find_target(node.attrs["target"], reference.graph)
     if not isinstance(target, OpOverload):
         raise Refusal("it is a function of Python's")
@@ -370,7 +370,7 @@ def aten_tape(node: Node, recorder: Recorder, env: Mapping[int, Any], reference:
 
 
 def call_input(
-    value: Value, layout: Any, recorder: Recorder, env: Mapping[int, Any], reference: ReferenceExecutable
+    value: Value, layout: Any, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable
 ) -> Any:
     """Numbers as numbers, tensors with the strides FX recorded."""
     if value.type.is_scalar and value.known is not None:

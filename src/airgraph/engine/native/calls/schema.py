@@ -37,14 +37,14 @@ class Mismatch(Exception):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class RegisteredKernel:
     """What the dispatcher has for an op: where it was registered, and the types its function takes."""
 
     where: str
     takes: tuple[str, ...]
 
     @classmethod
-    def of(cls, op: OpOverload, *keys: str) -> Kernel | None:
+    def of(cls, op: OpOverload, *keys: str) -> RegisteredKernel | None:
         lines = torch._C._dispatch_dump(op.name()).splitlines()
         for key in keys:
             for line in lines:
@@ -65,7 +65,7 @@ def enters_by_autograd(op: OpOverload) -> bool:
 
     Refuses what is not for the dispatcher: a kernel of Python's, results that are numbers.
     """
-    kernel = Kernel.of(op, *KERNELS)
+    kernel = RegisteredKernel.of(op, *KERNELS)
     if kernel is None:
         raise Refusal(f"{op} has no kernel for a CPU")
     if ".py:" in kernel.where or kernel.where == "/dev/null":
@@ -76,7 +76,7 @@ def enters_by_autograd(op: OpOverload) -> bool:
         raise Refusal(f"{op} gives back things of several kinds")
     if not kernel.wants_ints(op):
         return False
-    layer = Kernel.of(op, "Autograd")
+    layer = RegisteredKernel.of(op, "Autograd")
     if layer is None or layer.wants_ints(op):
         raise Refusal(f"the kernel of {op} takes lists that PyTorch's C ABI has not")
     return True

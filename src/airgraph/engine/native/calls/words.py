@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.calls import dispatch
-from airgraph.engine.native.calls.dispatch import Arg, Return
+from airgraph.engine.native.calls.dispatch import ArgWords, ReturnWords
 from airgraph.engine.native.calls.record import record
 from airgraph.engine.native.calls.tape import (
     DTYPES,
@@ -92,7 +92,7 @@ def read_dense(plan: Plan, tapes: dict[CallStep, Tape]) -> frozenset[int]:
 
 
 # -- a tape as words --------------------------------------------------------------------------------------------------
-class Writer:
+class TapeWriter:
     """Tapes as words, kept by the frame they are for."""
 
     def __init__(self, frame: BoundFrame, dense: frozenset[int]) -> None:
@@ -148,8 +148,8 @@ class Writer:
 
     def returned(self, place: Returned | None) -> list[int]:
         if place is None:
-            return [Return.NUMBER, 0, 0]
-        return [Return.LIST if place.is_list else Return.TENSOR, self.register(place.register), place.count]
+            return [ReturnWords.NUMBER, 0, 0]
+        return [ReturnWords.LIST if place.is_list else ReturnWords.TENSOR, self.register(place.register), place.count]
 
     def register(self, number: int) -> int:
         return int(self.registers + 8 * number)
@@ -171,25 +171,25 @@ class Writer:
     def operand(self, operand: Operand) -> int:
         match operand:
             case Word(value):
-                return self.words(Arg.WORD, value)
+                return self.words(ArgWords.WORD, value)
             case Real(value):
-                return self.words(Arg.WORD, struct.unpack("<q", struct.pack("<d", value))[0])
+                return self.words(ArgWords.WORD, struct.unpack("<q", struct.pack("<d", value))[0])
             case Text(value):
-                return self.words(Arg.TEXT, self.text(value), len(value.encode()))
+                return self.words(ArgWords.TEXT, self.text(value), len(value.encode()))
             case Maybe(inner):
-                return self.words(Arg.MAYBE, self.operand(inner))
+                return self.words(ArgWords.MAYBE, self.operand(inner))
             case Items(inner):
-                return self.words(Arg.ITEMS, self.words(*map(self.operand, inner)), len(inner))
+                return self.words(ArgWords.ITEMS, self.words(*map(self.operand, inner)), len(inner))
             case View():
-                return self.words(Arg.VIEW, *self.view(operand))
+                return self.words(ArgWords.VIEW, *self.view(operand))
             case Laid(view, strides):
                 made = self.frame.made(view.base) if view.whole else 0
-                return self.words(Arg.LAID, *self.view(view), self.frame.row(strides), made)
+                return self.words(ArgWords.LAID, *self.view(view), self.frame.row(strides), made)
             case Fixed(tensor):
                 self.frame.kept.append(tensor)
-                return self.words(Arg.FIXED, id(tensor) + TENSOR)
+                return self.words(ArgWords.FIXED, id(tensor) + TENSOR)
             case Register(number, _):
-                return self.words(Arg.REGISTER, self.register(number))
+                return self.words(ArgWords.REGISTER, self.register(number))
         raise AssertionError(operand)
 
     def view(self, v: View) -> list[Any]:

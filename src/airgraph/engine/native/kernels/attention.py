@@ -42,7 +42,7 @@ from functools import cache
 from math import e, log2
 
 from airgraph.engine.native.llvm.cpu import vector_lanes
-from airgraph.engine.native.llvm.mathlib import Body, Value, literal, octaves, power_of_two, two_to_the
+from airgraph.engine.native.llvm.mathlib import Body, SsaValue, literal, octaves, power_of_two, two_to_the
 from airgraph.engine.native.llvm.text import Function, Typed
 from airgraph.engine.native.llvm.text import vector as vec
 
@@ -106,7 +106,7 @@ class Loop:
         self.i, self.carried, self.next = i, carried, list[str]()
 
 
-class Writer(Function):
+class AttentionWriter(Function):
     """Blocks of Python for blocks of code, and vectors by their number of lanes; `f("...")` is one instruction."""
 
     def __call__(self, instruction: str) -> str:
@@ -199,7 +199,7 @@ def exp(n: int) -> str:
     log2(e) is one float here: a relative error of |x|·2^-26, for which e^x does not matter where |x| is large.
     """
     b, of = Body(), vec(n)
-    f, exponent = octaves(b, b.intrinsic("maximum", Value(b, "%x", of), -88.0), [log2(e)], bias=127)
+    f, exponent = octaves(b, b.intrinsic("maximum", SsaValue(b, "%x", of), -88.0), [log2(e)], bias=127)
     y = two_to_the(b, f) * power_of_two(b, exponent)
     head = f"define internal {of} @exp_{n}({of} %x) alwaysinline {{"
     return "\n".join([head, *b.lines, f"  ret {of} {y.name}", "}"])
@@ -208,7 +208,7 @@ def exp(n: int) -> str:
 # -- the steps of one group of rows -----------------------------------------------------------------------------------
 def pack(rows: int, width: int) -> str:
     """qᵀ · scale, as [d][row]."""
-    f = Writer(f"pack_{rows}", "ptr %q, i64 %stride, i64 %last, i64 %d, float %scale, ptr %to")
+    f = AttentionWriter(f"pack_{rows}", "ptr %q, i64 %stride, i64 %last, i64 %d, float %scale, ptr %to")
     whole, starts = f.down("%d", width), f.row_starts("%q", "%stride", "%last", rows)
     for n, start, stop in ((width, "0", whole), (1, whole, "%d")):
         factor = f.splat(vec(n * rows), "%scale")
@@ -220,7 +220,7 @@ def pack(rows: int, width: int) -> str:
 
 def scores(rows: int, width: int) -> str:
     """s[key][row] = Σ_d k[key][d] · qᵀ[d][row] for n keys, rounded up to whole tiles."""
-    f = Writer(f"scores_{rows}", "ptr %q, ptr %k, i64 %stride, i64 %n, i64 %d, ptr %s")
+    f = AttentionWriter(f"scores_{rows}", "ptr %q, ptr %k, i64 %stride, i64 %n, i64 %d, ptr %s")
     lanes = rows if rows > 1 else width
     whole, last = f.down("%d", width), f.sub("%n", 1)
     with f.each("0", "%n", KEY_TILE) as tile:
@@ -239,7 +239,7 @@ def scores(rows: int, width: int) -> str:
     return f.text()
 
 
-def add_outer(f: Writer, sums: list[str], q: str, keys: list[str], n: int, rows: int, width: int) -> list[str]:
+def add_outer(f: AttentionWriter, sums: list[str], q: str, keys: list[str], n: int, rows: int, width: int) -> list[str]:
     ks = [f.neighbours(n, key, rows, width) for key in keys]
     for i in range(n):
         a = f.load_vector(rows, f.at(q, i * rows))
@@ -247,7 +247,9 @@ def add_outer(f: Writer, sums: list[str], q: str, keys: list[str], n: int, rows:
     return sums
 
 
-def add_products(f: Writer, sums: list[str], q: str, keys: list[str], n: int, lanes: int, width: int) -> list[str]:
+def add_products(
+    f: AttentionWriter, sums: list[str], q: str, keys: list[str], n: int, lanes: int, width: int
+) -> list[str]:
     """Whole vectors, or one number with zeros behind it."""
     a, *ks = [f.load_vector(n, x) if n == width else f.first(vec(lanes), f.load("float", x)) for x in (q, *keys)]
     return [f.fma(vec(lanes), a, k, x) for k, x in zip(ks, sums)]
@@ -255,7 +257,7 @@ def add_products(f: Writer, sums: list[str], q: str, keys: list[str], n: int, la
 
 def add_mask(rows: int, width: int, kind: int) -> str:
     """s += mask; where the mask's keys are neighbours, whole vectors of them at a time."""
-    f = Writer(f"mask_{kind}_{rows}", "ptr %mask, i64 %stride, i64 %step, i64 %last, i64 %n, ptr %s")
+    f = AttentionWriter(f"mask_{kind}_{rows}", "ptr %mask, i64 %stride, i64 %step, i64 %last, i64 %n, ptr %s")
     of = "float" if kind == 1 else "i8"
     starts = f.row_starts("%mask", "%stride", "%last", rows, of)
     whole = f.choose(f.test("eq", "%step", 1), "i64", f.down("%n", width), "0")
@@ -273,7 +275,7 @@ def add_mask(rows: int, width: int, kind: int) -> str:
 
 def hide_later_keys(rows: int) -> str:
     """s[key][row] = -inf where the key comes after the row; both are counted from the block's first key."""
-    f = Writer(f"causal_{rows}", "i64 %row, i64 %last, i64 %n, ptr %s")
+    f = AttentionWriter(f"causal_{rows}", "i64 %row, i64 %last, i64 %n, ptr %s")
     with f.each(f.max(f.add("%row", 1), 0), "%n", 1) as loop:
         for r in range(rows):
             later = f.test("sgt", loop.i, f.add("%row", f.min("%last", r)))
@@ -284,7 +286,7 @@ def hide_later_keys(rows: int) -> str:
 
 def softmax(rows: int) -> str:
     """s = exp(s - maximum) and the state brought up to date; gives what the output so far must be scaled by."""
-    f = Writer(f"softmax_{rows}", "ptr %s, i64 %n, ptr %state", vec(rows))
+    f = AttentionWriter(f"softmax_{rows}", "ptr %s, i64 %n, ptr %state", vec(rows))
     f.store(vec(LANES), NEG_INF, f.at("%s", f.mul("%n", rows)))  # the last step goes beyond the last key
     with f.each("0", "%n", LANES // rows, [(vec(LANES), NEG_INF)]) as loop:
         loop.next = [f.larger(LANES, loop.carried[0], f.load_vector(LANES, f.at("%s", f.mul(loop.i, rows))))]
@@ -305,12 +307,12 @@ def softmax(rows: int) -> str:
     return f.text(f"{vec(rows)} {scale}")
 
 
-def finite(f: Writer, n: int, top: str) -> str:
+def finite(f: AttentionWriter, n: int, top: str) -> str:
     """The maximum, or 0 where no key is seen: -inf - 0 is -inf, but -inf - -inf would be NaN."""
     return f.lanes_where(n, f.binary("fcmp oeq", n, top, NEG_INF), "zeroinitializer", top)
 
 
-def by_halves(f: Writer, combine: Callable[[int, str, str], str], rows: int, value: str) -> str:
+def by_halves(f: AttentionWriter, combine: Callable[[int, str, str], str], rows: int, value: str) -> str:
     """LANES lanes, several for each row → one for each row."""
     n = LANES
     while n > rows:
@@ -322,7 +324,7 @@ def by_halves(f: Writer, combine: Callable[[int, str, str], str], rows: int, val
 
 def output(rows: int, width: int) -> str:
     """o[row] = (o[row] · scale[row] + Σ_key p[key][row] · v[key]) · factor[row]; o is not read where `first`."""
-    f = Writer(
+    f = AttentionWriter(
         f"output_{rows}",
         "ptr %p, i64 %n, ptr %v, i64 %stride, i64 %dv, ptr %o, i64 %o_stride, i64 %last, i1 %first, "
         f"{vec(rows)} %scale, {vec(rows)} %factor",
@@ -343,7 +345,7 @@ def output(rows: int, width: int) -> str:
 
 
 def output_tile(
-    f: Writer, rows: int, width: int, part: range, starts: list[str], column: str, vectors: int, n: int
+    f: AttentionWriter, rows: int, width: int, part: range, starts: list[str], column: str, vectors: int, n: int
 ) -> None:
     places = [f.at(starts[r], c * n) for r in part for c in range(vectors)]
     scale, factor = ([f.lane(rows, x, r, n) for r in part] for x in ("%scale", "%factor"))
@@ -367,7 +369,7 @@ def output_tile(
 
 def group(rows: int) -> str:
     """One group of rows (%row to %row + %last) and one block of keys (from %key on)."""
-    f = Writer(
+    f = AttentionWriter(
         f"group_{rows}",
         "ptr %q, ptr %k, ptr %v, ptr %mask, ptr %o, ptr %dims, float %scale, i64 %row, i64 %last, i64 %key, "
         "ptr %s, ptr %state, ptr %packed, ptr %lse",
@@ -409,7 +411,7 @@ def group(rows: int) -> str:
 # -- all rows ---------------------------------------------------------------------------------------------------------
 def fold() -> str:
     """dims → dims in which one query's heads that share a key/value head are rows, and the PLAN."""
-    f = Writer("fold", "ptr %dims, ptr %to")
+    f = AttentionWriter("fold", "ptr %dims, ptr %to")
     get = f.fields("%dims", FIELDS)
     one, share = f.test("eq", get["LQ"], 1), f.div(get["H"], f.max(get["HK"], 1))
     visible = f.choose(f.test("eq", get["causal"], 0), "i64", get["LK"], f.min(get["LK"], 1))
@@ -433,19 +435,19 @@ def fold() -> str:
     return f.text()
 
 
-def folded_fields(f: Writer) -> tuple[str, dict[str, str]]:
+def folded_fields(f: AttentionWriter) -> tuple[str, dict[str, str]]:
     dims = f(f"alloca [{len(FIELDS + PLAN)} x i64]")
     f.do(f"call void @fold(ptr %dims, ptr {dims})")
     return dims, f.fields(dims)
 
 
 def jobs() -> str:
-    f = Writer("ag_attention_jobs", "ptr %dims", "i64", exported=True)
+    f = AttentionWriter("ag_attention_jobs", "ptr %dims", "i64", exported=True)
     _, get = folded_fields(f)
     return f.text(f"i64 {f.mul(f.mul(get['B'], get['H']), f.ceil(get['LQ'], get['job_rows']))}")
 
 
-def near_at(f: Writer, get: dict[str, str]) -> tuple[str, str, str]:
+def near_at(f: AttentionWriter, get: dict[str, str]) -> tuple[str, str, str]:
     """Where in scratch, in bytes, copied keys and values begin, and where they end; they are behind the packed queries."""
     keys = f.add(f.mul(f.mul(get["job_rows"], get["D"]), 4), PACKED_AT)
     values = f.add(keys, f.mul(get["D"], 4 * NEAR_KEYS))
@@ -453,14 +455,14 @@ def near_at(f: Writer, get: dict[str, str]) -> tuple[str, str, str]:
 
 
 def scratch_bytes() -> str:
-    f = Writer("ag_attention_scratch", "ptr %dims", "i64", exported=True)
+    f = AttentionWriter("ag_attention_scratch", "ptr %dims", "i64", exported=True)
     _, get = folded_fields(f)
     start, _, end = near_at(f, get)
     return f.text(f"i64 {f.choose(f.test('ne', get['copies'], 0), 'i64', end, start)}")
 
 
 def copy_rows() -> str:
-    f = Writer("copy_rows", "ptr %from, i64 %stride, i64 %n, i64 %d, ptr %to")
+    f = AttentionWriter("copy_rows", "ptr %from, i64 %stride, i64 %n, i64 %d, ptr %to")
     size = f.mul("%d", 4)
     with f.each("0", "%n", 1) as loop:
         to, row = f.at("%to", f.mul(loop.i, "%d")), f.at("%from", f.mul(loop.i, "%stride"))
@@ -469,7 +471,7 @@ def copy_rows() -> str:
 
 
 def attention() -> str:
-    f = Writer(
+    f = AttentionWriter(
         "ag_attention",
         "ptr %q, ptr %k, ptr %v, ptr %mask, ptr %out, ptr %dims, float %scale, i64 %job0, i64 %job1, "
         "ptr %scratch, ptr %lse",
@@ -511,7 +513,7 @@ def attention() -> str:
 
 
 def groups_of_job(
-    f: Writer,
+    f: AttentionWriter,
     get: dict[str, str],
     span: tuple[str, str],
     key: str,

@@ -21,7 +21,7 @@ TURNED = {0: 1, 1: 0}  # nt with a turned weight is nn, and the other way round
 MARGIN = 0.95  # what is not faster than this is no reason to leave the rule
 
 
-class Product(NamedTuple):
+class ProductShape(NamedTuple):
     """A matrix product for so many threads. What is equal takes the same time."""
 
     form: int  # of gemm.FORMS
@@ -38,7 +38,7 @@ class Product(NamedTuple):
     threads: int
 
     @classmethod
-    def of(cls, sizes: Sequence[int], bias: bool, still: bool, threads: int) -> Product:
+    def of(cls, sizes: Sequence[int], bias: bool, still: bool, threads: int) -> ProductShape:
         """From the words of a step (shared_kernels.Gemm)."""
         names = (Gemm.FORM, Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K, Gemm.LDA, Gemm.LDB, Gemm.A_BATCH, Gemm.B_BATCH)
         form, batch, *rest = (sizes[i] for i in names)
@@ -58,10 +58,10 @@ class Way(NamedTuple):
     threads: int
     turned: bool = False  # the weight is a turned copy
 
-    def jobs(self, p: Product) -> int:
+    def jobs(self, p: ProductShape) -> int:
         return (p.n, p.m, p.batch)[self.split]
 
-    def unit(self, p: Product) -> int:
+    def unit(self, p: ProductShape) -> int:
         """Threads get multiples of this; where fewer of them are to work, it is so large that the others get none."""
         return as_int(unit_of(self.split, self.threads, self.jobs(p), p.threads))
 
@@ -70,7 +70,7 @@ class Way(NamedTuple):
         return f"{how}, weight turned" if self.turned else how
 
 
-def rule(p: Product) -> Way:
+def rule(p: ProductShape) -> Way:
     split, threads = strategy((p.batch, p.m, p.n, p.k), p.threads)
     return Way(as_int(split), as_int(threads))
 
@@ -104,7 +104,7 @@ def by_split(split: Amount, values: Sequence[Amount]) -> Amount:
     return choose(equal(split, COLUMNS), values[0], choose(equal(split, ROWS), values[1], values[2]))
 
 
-def ways(p: Product) -> list[Way]:
+def ways(p: ProductShape) -> list[Way]:
     """All that are worth a trial; the one by rule is the first."""
     counts = [c for c in (2**i for i in range(1, p.threads.bit_length())) if c < p.threads]
     counts += [p.threads] if p.threads > 1 else []
@@ -115,7 +115,7 @@ def ways(p: Product) -> list[Way]:
     return as_stored + ([w._replace(turned=True) for w in as_stored] if p.still else [])
 
 
-def best(p: Product, seconds: dict[Way, float], still: bool = True) -> Way:
+def best(p: ProductShape, seconds: dict[Way, float], still: bool = True) -> Way:
     """The fastest. Another way than by rule, and a copy of the weight, must be worth it."""
     found = rule(p)
     for turned in (False, True) if still else (False,):

@@ -23,11 +23,11 @@ import torch
 
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
-from airgraph.engine.native.kernels.products import TURNED, Product, Way, best, rule, ways
+from airgraph.engine.native.kernels.products import TURNED, ProductShape, Way, best, rule, ways
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.llvm.jit import target
 from airgraph.engine.native.runtime import entry
-from airgraph.engine.native.tables import Frame, Step
+from airgraph.engine.native.tables import FrameWords, StepWords
 from airgraph.journal import Journal
 from airgraph.locks import Depth, held_at_fork
 from airgraph.plan.sizes import as_int
@@ -37,7 +37,7 @@ REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
 WEIGHTS = 16 << 20  # bytes of all copies of a weight
 SPEED = 1e10  # multiplications in a second: a guess, for the number of repeats
 
-_seconds: dict[Product, dict[Way, float]] = {}  # what was timed in this process
+_seconds: dict[ProductShape, dict[Way, float]] = {}  # what was timed in this process
 _lock = held_at_fork(threading.Lock(), Depth.TUNING)
 
 
@@ -47,7 +47,7 @@ class Tuner:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
-    def learn(self, products: Iterable[Product]) -> None:
+    def learn(self, products: Iterable[ProductShape]) -> None:
         """Time those that nobody has timed before. One at a time: two would disturb each other."""
         wanted = list(dict.fromkeys(products))
         if not wanted:
@@ -59,28 +59,28 @@ class Tuner:
                     _seconds[p] = remembered(p, ways(p))
                 stage.notes.append(note(p, _seconds[p]) + (" (timed before)" if known else ""))
 
-    def way(self, p: Product, still: bool) -> Way:
+    def way(self, p: ProductShape, still: bool) -> Way:
         """The fastest way, or the one by rule where nothing was timed. `still`: the weight may really be copied."""
         seconds = _seconds.get(p)
         return rule(p) if seconds is None else best(p, seconds, still)
 
 
-def note(p: Product, seconds: dict[Way, float]) -> str:
+def note(p: ProductShape, seconds: dict[Way, float]) -> str:
     found = best(p, seconds)
     others = ", ".join(f"{w} {s * 1e6:.1f}" for w, s in sorted(seconds.items(), key=lambda x: x[1]) if w != found)
     return f"{p}: {found} {seconds[found] * 1e6:.1f} µs" + (f" ({others})" if others else "")
 
 
-def remembered(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
+def remembered(p: ProductShape, candidates: Sequence[Way]) -> dict[Way, float]:
     """Seconds of each way, as this or an earlier process measured them on such a CPU."""
     key = Key(product=repr(p), ways=repr(candidates), cores=str(os.cpu_count()), **target())
     measured = open_cache().made("tuning", key, lambda: json.dumps([*measure(p, candidates).values()]).encode())
     return dict(zip(candidates, json.loads(measured)))
 
 
-def measure(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
+def measure(p: ProductShape, candidates: Sequence[Way]) -> dict[Way, float]:
     """Seconds of each way: the best of several rounds, in turns, so that a slow moment of the machine hits all of them."""
-    memory = Memory(p)
+    memory = TrialMemory(p)
     trials = {way: Trial(p, way, memory) for way in candidates}
     first = sum(trial.seconds() for trial in trials.values())
     result = dict.fromkeys(candidates, float("inf"))
@@ -90,10 +90,10 @@ def measure(p: Product, candidates: Sequence[Way]) -> dict[Way, float]:
     return result
 
 
-class Memory:
+class TrialMemory:
     """What a product reads and writes, with several copies of the weight, and a block of scratch memory."""
 
-    def __init__(self, p: Product) -> None:
+    def __init__(self, p: ProductShape) -> None:
         form = gemm.FORMS[p.form]
         a = span(p.batch, p.a_batch, (p.k, p.m) if form == "tn" else (p.m, p.k), p.lda)
         b = span(p.batch, p.b_batch, (p.n, p.k) if form == "nt" else (p.k, p.n), p.ldb)
@@ -115,7 +115,7 @@ def span(batch: int, apart: int, shape: tuple[int, int], stride: int) -> int:
 class Trial:
     """A frame with nothing but one product in it, `repeats` times."""
 
-    def __init__(self, p: Product, way: Way, memory: Memory) -> None:
+    def __init__(self, p: ProductShape, way: Way, memory: TrialMemory) -> None:
         self.kept: list[Any] = [memory]
         form, ldb = (TURNED[p.form], p.n if p.form == 0 else p.k) if way.turned else (p.form, p.ldb)
         sizes = [0] * Gemm.WORDS
@@ -134,23 +134,27 @@ class Trial:
             Gemm.SPLIT: way.split,
         }.items():
             sizes[index] = number
-        held, steps = self.keep(sizes), [0] * (Step.WORDS * memory.repeats)
+        held, steps = self.keep(sizes), [0] * (StepWords.WORDS * memory.repeats)
         for i in range(memory.repeats):
             addresses = self.keep([memory.a, memory.weights[i % len(memory.weights)], memory.out, memory.bias])
             for index, number in {
-                Step.FUNCTION: kernels()["step_gemm"],
-                Step.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
-                Step.SIZES: held,
-                Step.JOBS: way.jobs(p),
-                Step.UNIT: way.unit(p),
-                Step.ALONE: int(way.threads == 1),
-                Step.END: memory.repeats,
-                Step.SYNC: 1,
+                StepWords.FUNCTION: kernels()["step_gemm"],
+                StepWords.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
+                StepWords.SIZES: held,
+                StepWords.JOBS: way.jobs(p),
+                StepWords.UNIT: way.unit(p),
+                StepWords.ALONE: int(way.threads == 1),
+                StepWords.END: memory.repeats,
+                StepWords.SYNC: 1,
             }.items():
-                steps[i * Step.WORDS + index] = number
-        words = [0] * Frame.WORDS
-        words[Frame.BASE], words[Frame.SCRATCH], words[Frame.THREADS] = memory.block, memory.scratch, p.threads
-        words[Frame.STEPS], words[Frame.STEP_TABLE] = memory.repeats, self.keep(steps)
+                steps[i * StepWords.WORDS + index] = number
+        words = [0] * FrameWords.WORDS
+        words[FrameWords.BASE], words[FrameWords.SCRATCH], words[FrameWords.THREADS] = (
+            memory.block,
+            memory.scratch,
+            p.threads,
+        )
+        words[FrameWords.STEPS], words[FrameWords.STEP_TABLE] = memory.repeats, self.keep(steps)
         self.frame = self.keep(words)
         self.run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(entry()["run"])
 

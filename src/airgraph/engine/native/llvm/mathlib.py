@@ -7,7 +7,7 @@ A float function is polynomial code without branches where this pays, otherwise 
 functions of doubles. LLVM has intrinsics for most of these names, but at a width libm does not know it turns them into
 calls lane by lane too: exp takes three times as long (8 lanes, Neoverse-N1).
 
-A function here is its formula: `Value` has Python's operators, and every operation writes one line into its `Body`.
+A function here is its formula: `SsaValue` has Python's operators, and every operation writes one line into its `Body`.
 Polynomials are weighted minimax fits, made in float64 against mpmath; "fit 2^-28" is the greatest relative error of the
 fit. Coefficients begin with the constant one. The greatest errors seen, in ulp of the float32 result, against float64:
 
@@ -29,16 +29,16 @@ from airgraph.plan import functions
 
 
 # -- writing LLVM text ----------------------------------------------------------------------------------------------
-def operator(op: str) -> Callable[[Value, Operand], Value]:
+def operator(op: str) -> Callable[[SsaValue, Operand], SsaValue]:
     return lambda a, b: a.body.binary(op, a, b)
 
 
-def reflected(op: str) -> Callable[[Value, Operand], Value]:
+def reflected(op: str) -> Callable[[SsaValue, Operand], SsaValue]:
     return lambda a, b: a.body.binary(op, a.body.like(a, b), a)
 
 
 @dataclass(frozen=True)
-class Value:
+class SsaValue:
     """An SSA value: `x * 2.0 + y` writes a fmul and a fadd. A Python number stands for a constant of the other's type."""
 
     body: Body
@@ -50,11 +50,11 @@ class Value:
     __lshift__, __rshift__ = operator("shl"), operator("ashr")
     __rsub__, __rtruediv__ = reflected("sub"), reflected("div")
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> SsaValue:
         return self.body.emit(self.type, f"fneg {self.type} {self.name}")
 
 
-Operand = Union["Value", float]
+Operand = Union["SsaValue", float]
 Use = tuple[str, int, str]  # a function of this module: its name, lanes and element type
 
 
@@ -67,56 +67,56 @@ class Body:
         self.uses: set[Use] = set()  # functions of this module that are called
         self._names = itertools.count()
 
-    def emit(self, type: str, text: str) -> Value:
+    def emit(self, type: str, text: str) -> SsaValue:
         name = f"%v{next(self._names)}"
         self.lines.append(f"  {name} = {text}")
-        return Value(self, name, type)
+        return SsaValue(self, name, type)
 
-    def constant(self, value: float, type: str) -> Value:
+    def constant(self, value: float, type: str) -> SsaValue:
         lanes, element = split(type)
         one = f"{element} {literal(value, element)}"
-        return Value(self, f"<{', '.join([one] * lanes)}>" if lanes else one.split()[1], type)
+        return SsaValue(self, f"<{', '.join([one] * lanes)}>" if lanes else one.split()[1], type)
 
-    def binary(self, op: str, a: Value, b: Operand) -> Value:
+    def binary(self, op: str, a: SsaValue, b: Operand) -> SsaValue:
         if op in ("add", "sub", "mul", "div") and is_float(a.type):
             op = "f" + op
         return self.emit(a.type, f"{op} {a.type} {a.name}, {self.like(a, b).name}")
 
-    def like(self, a: Value, b: Operand) -> Value:
-        return b if isinstance(b, Value) else self.constant(b, a.type)
+    def like(self, a: SsaValue, b: Operand) -> SsaValue:
+        return b if isinstance(b, SsaValue) else self.constant(b, a.type)
 
-    def compare(self, predicate: str, a: Value, b: Operand) -> Value:
+    def compare(self, predicate: str, a: SsaValue, b: Operand) -> SsaValue:
         op = "fcmp" if is_float(a.type) else "icmp"
         return self.emit(like_type(a.type, "i1"), f"{op} {predicate} {a.type} {a.name}, {self.like(a, b).name}")
 
-    def select(self, condition: Value, a: Operand, b: Operand) -> Value:
-        a = a if isinstance(a, Value) else self.like(b, a)  # type: ignore[arg-type]
+    def select(self, condition: SsaValue, a: Operand, b: Operand) -> SsaValue:
+        a = a if isinstance(a, SsaValue) else self.like(b, a)  # type: ignore[arg-type]
         b = self.like(a, b)
         return self.emit(a.type, f"select {condition.type} {condition.name}, {a.type} {a.name}, {b.type} {b.name}")
 
-    def cast(self, op: str, a: Value, element: str) -> Value:
+    def cast(self, op: str, a: SsaValue, element: str) -> SsaValue:
         type = like_type(a.type, element)
         return self.emit(type, f"{op} {a.type} {a.name} to {type}")
 
-    def call(self, function: str, type: str, *args: Value, declare: bool = True) -> Value:
+    def call(self, function: str, type: str, *args: SsaValue, declare: bool = True) -> SsaValue:
         if declare:
             self.declares.add(f"declare {type} @{function}({', '.join(a.type for a in args)})")
         return self.emit(type, f"call {type} @{function}({', '.join(f'{a.type} {a.name}' for a in args)})")
 
-    def intrinsic(self, name: str, a: Value, *rest: Operand) -> Value:
+    def intrinsic(self, name: str, a: SsaValue, *rest: Operand) -> SsaValue:
         """llvm.NAME of operands of one type, which is the result's type too."""
         return self.call(f"llvm.{name}.{mangled(a.type)}", a.type, a, *(self.like(a, b) for b in rest))
 
-    def own(self, name: str, *args: Value) -> Value:
+    def own(self, name: str, *args: SsaValue) -> SsaValue:
         """A call of another function of this module."""
         lanes, element = split(args[0].type)
         self.uses.add((name, lanes, element))
         return self.call(symbol(name, lanes, element), args[0].type, *args, declare=False)
 
-    def lanewise(self, function: str, *args: Value) -> Value:
+    def lanewise(self, function: str, *args: SsaValue) -> SsaValue:
         """A scalar function of libm for every lane."""
         lanes, element = split(args[0].type)
-        result = Value(self, "poison", args[0].type)
+        result = SsaValue(self, "poison", args[0].type)
         for i in range(lanes):
             scalars = [self.emit(element, f"extractelement {a.type} {a.name}, i32 {i}") for a in args]
             one = self.call(function, element, *scalars)
@@ -124,17 +124,17 @@ class Body:
             result = self.emit(result.type, text)
         return result
 
-    def fma(self, a: Value, b: Operand, c: Operand) -> Value:
+    def fma(self, a: SsaValue, b: Operand, c: Operand) -> SsaValue:
         return self.intrinsic("fma", a, b, c)
 
-    def abs(self, a: Value) -> Value:
+    def abs(self, a: SsaValue) -> SsaValue:
         return self.intrinsic("fabs", a)
 
-    def clamp(self, a: Value, low: float | None, high: float) -> Value:
+    def clamp(self, a: SsaValue, low: float | None, high: float) -> SsaValue:
         """Kept within bounds; NaN stays NaN."""
         return self.intrinsic("minimum", a if low is None else self.intrinsic("maximum", a, low), high)
 
-    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+    def polynomial(self, x: SsaValue, coefficients: Sequence[float]) -> SsaValue:
         """c0 + c1·x + c2·x² + …: (c0 + c1·x) + x²·((c2 + c3·x) + …) has half the depth of Horner's scheme."""
         low, square = coefficients, x * x
         pairs = [self.fma(x, low[i + 1], low[i]) for i in range(0, len(low) - 1, 2)]
@@ -198,7 +198,7 @@ LOG2E = (1.4426950216293335, 1.925963033500011e-08)  # log2(e) in two floats
 EXP2 = (0.693147182, 0.240226477, 0.0555033199, 0.00961843971, 0.00133991323, 0.000153531539)  # fit 2^-28.9
 
 
-def octaves(b: Body, x: Value, scale: Sequence[float], bias: int) -> tuple[Value, Value]:
+def octaves(b: Body, x: SsaValue, scale: Sequence[float], bias: int) -> tuple[SsaValue, SsaValue]:
     """x·scale = n + f with n integer and |f| ≤ ½: f, and n + bias in the low bits of an integer."""
     shifted = b.fma(x, scale[0], ROUND + bias)
     f = b.fma(x, scale[0], (ROUND + bias) - shifted)  # which is -n
@@ -207,48 +207,48 @@ def octaves(b: Body, x: Value, scale: Sequence[float], bias: int) -> tuple[Value
     return f, b.cast("bitcast", shifted, "i32")
 
 
-def two_to_the(b: Body, f: Value) -> Value:
+def two_to_the(b: Body, f: SsaValue) -> SsaValue:
     """2^f = 1 + f·Q(f)."""
     return b.fma(b.polynomial(f, EXP2), f, 1.0)
 
 
-def power_of_two(b: Body, biased: Value) -> Value:
+def power_of_two(b: Body, biased: SsaValue) -> SsaValue:
     """2^n from n + 127, for -127 < n ≤ 128 (which gives infinity)."""
     return b.cast("bitcast", biased << 23, "float")
 
 
-def scaled(b: Body, p: Value, twice_biased: Value) -> Value:
+def scaled(b: Body, p: SsaValue, twice_biased: SsaValue) -> SsaValue:
     """p·2^n from n + 254, in two steps so that denormal results are rounded once and large ones overflow."""
     half = twice_biased >> 1
     return p * power_of_two(b, half) * power_of_two(b, twice_biased - half)
 
 
-def exp(b: Body, x: Value, factor: float = 1.0) -> Value:
+def exp(b: Body, x: SsaValue, factor: float = 1.0) -> SsaValue:
     """e^x = 2^n·2^f where n + f = x·log2(e), which is held in two floats; times a power of two."""
     f, n = octaves(b, b.clamp(x, -105.0, 89.5), LOG2E, bias=254)
     return scaled(b, two_to_the(b, f) * factor, n)
 
 
-def exp2(b: Body, x: Value) -> Value:
+def exp2(b: Body, x: SsaValue) -> SsaValue:
     """2^x = 2^n·2^f where n + f = x."""
     f, n = octaves(b, b.clamp(x, -152.0, 129.0), [1.0], bias=254)
     return scaled(b, two_to_the(b, f), n)
 
 
-def expm1(b: Body, x: Value) -> Value:
+def expm1(b: Body, x: SsaValue) -> SsaValue:
     """x + x²Q(x) below ½ (fit 2^-28), e^x - 1 above."""
     q = b.polynomial(x, (0.50000006, 0.166666642, 0.0416653603, 0.00833357871, 0.00139961764, 0.000198498106))
     y = b.select(b.compare("olt", b.abs(x), 0.5), b.fma(x * x, q, x), exp(b, x) - 1.0)
     return b.intrinsic("copysign", y, x)
 
 
-def sigmoid(b: Body, x: Value) -> Value:
+def sigmoid(b: Body, x: SsaValue) -> SsaValue:
     """1 / (1 + e^-x), e^-x = 2·(2^f·2^(n-1)): the factor 2 keeps 2^128 in reach and is free within the fma."""
     f, n = octaves(b, b.clamp(x, -89.5, 80.0), [-s for s in LOG2E], bias=126)
     return 1.0 / b.fma(two_to_the(b, f) * power_of_two(b, n), 2.0, 1.0)
 
 
-def tanh(b: Body, x: Value) -> Value:
+def tanh(b: Body, x: SsaValue) -> SsaValue:
     """x + x³P(x²) below 0.5625 (fit 2^-29), 1 - 2 / (e^2|x| + 1) above; beyond 9.02 that is 1."""
     a = b.abs(x)
     z = x * x
@@ -258,7 +258,7 @@ def tanh(b: Body, x: Value) -> Value:
     return b.intrinsic("copysign", b.select(b.compare("olt", a, 0.5625), b.fma(z * a, p, a), large), x)
 
 
-def erf(b: Body, x: Value) -> Value:
+def erf(b: Body, x: SsaValue) -> SsaValue:
     """1 - e^-q with q = -log(erfc|x|) = |x| + |x|·P(|x|) (fit 2^-28) and e^-q = s·e^-g where s = 2^-m, |g| ≤ ½·ln 2;
     that is s·h + (1 - s) with h = 1 - e^-g = g + g²H(g) (fit 2^-26). For small x, s is 1. Beyond 3.92 it is 1."""
     a = b.clamp(b.abs(x), None, 4.0)
@@ -276,7 +276,7 @@ ERF = [  # -log(erfc(x)) / x - 1
 ]
 
 
-def sinh(b: Body, x: Value) -> Value:
+def sinh(b: Body, x: SsaValue) -> SsaValue:
     """x + x³P(x²) below 1 (fit 2^-25), h - 1/4h with h = e^|x|/2 above."""
     a = b.abs(x)
     z = a * a
@@ -285,7 +285,7 @@ def sinh(b: Body, x: Value) -> Value:
     return b.intrinsic("copysign", b.select(b.compare("olt", a, 1.0), small, h - 0.25 / h), x)
 
 
-def cosh(b: Body, x: Value) -> Value:
+def cosh(b: Body, x: SsaValue) -> SsaValue:
     """h + 1/4h with h = e^|x|/2."""
     h = exp(b, b.abs(x), 0.5)
     return h + 0.25 / h
@@ -298,7 +298,7 @@ LOG = [  # log(1 + f) = f + f²P(f), fit 2^-28
 ]
 
 
-def mantissa(b: Body, x: Value) -> tuple[Value, Value]:
+def mantissa(b: Body, x: SsaValue) -> tuple[SsaValue, SsaValue]:
     """x = 2^e·(1 + f) with √½ ≤ 1 + f < √2: e and f. Denormals are scaled first."""
     tiny = b.compare("olt", x, 2.0**-126)
     i = b.cast("bitcast", b.select(tiny, x * 2.0**23, x), "i32")
@@ -307,23 +307,23 @@ def mantissa(b: Body, x: Value) -> tuple[Value, Value]:
     return e, b.cast("bitcast", i - (exponent << 23), "float") - 1.0
 
 
-def log_limits(b: Body, x: Value, y: Value) -> Value:
+def log_limits(b: Body, x: SsaValue, y: SsaValue) -> SsaValue:
     """y, with what logarithms are for infinity, NaN, zero and negative numbers."""
     y = b.select(b.compare("olt", x, inf), y, x)
     return b.select(b.compare("ugt", x, 0.0), y, b.select(b.compare("oeq", x, 0.0), b.constant(-inf, x.type), nan))
 
 
-def ln(b: Body, e: Value, f: Value) -> Value:
+def ln(b: Body, e: SsaValue, f: SsaValue) -> SsaValue:
     """e·ln 2 + log(1 + f): e·ln 2 + f comes first, it is exact where the terms cancel (e = -1)."""
     return b.fma(e, LN2[0], f) + b.fma(f * f, b.polynomial(f, LOG), e * LN2[1])
 
 
-def natural_log(b: Body, x: Value) -> Value:
+def natural_log(b: Body, x: SsaValue) -> SsaValue:
     return log_limits(b, x, ln(b, *mantissa(b, x)))
 
 
-def log_to_base(factor: float, of_two: float) -> Callable[[Body, Value], Value]:
-    def logarithm(b: Body, x: Value) -> Value:
+def log_to_base(factor: float, of_two: float) -> Callable[[Body, SsaValue], SsaValue]:
+    def logarithm(b: Body, x: SsaValue) -> SsaValue:
         """e·log(2) + factor·log(1 + f)."""
         e, f = mantissa(b, x)
         y = b.fma(f * f, b.polynomial(f, LOG), f) * factor
@@ -332,7 +332,7 @@ def log_to_base(factor: float, of_two: float) -> Callable[[Body, Value], Value]:
     return logarithm
 
 
-def log1p(b: Body, x: Value) -> Value:
+def log1p(b: Body, x: SsaValue) -> SsaValue:
     """log(u) with u = 1 + x rounded; what the rounding lost, scaled as u's mantissa is, is added to f."""
     u = x + 1.0
     e, f = mantissa(b, u)
@@ -341,13 +341,13 @@ def log1p(b: Body, x: Value) -> Value:
     return b.intrinsic("copysign", log_limits(b, u, ln(b, e, b.fma(lost, scale, f))), x)
 
 
-def atanh(b: Body, x: Value) -> Value:
+def atanh(b: Body, x: SsaValue) -> SsaValue:
     """½·log1p(2|x| / (1 - |x|))."""
     a = b.abs(x)
     return b.intrinsic("copysign", b.own("log1p", (a + a) / (1.0 - a)) * 0.5, x)
 
 
-def pow(b: Body, x: Value, y: Value) -> Value:
+def pow(b: Body, x: SsaValue, y: SsaValue) -> SsaValue:
     """2^(y·log2|x|) in doubles, which rounding to float brings into range; then C's exceptions."""
     a = b.abs(x)
     i = b.cast("bitcast", b.cast("fpext", a, "double"), "i64")
@@ -389,7 +389,7 @@ HALF_PI = (pi / 2, 6.123233995736766e-17)
 LARGEST_ANGLE = 500000.0  # n is exact up to here; libm takes over beyond
 
 
-def sine(b: Body, a: Value, quarters: int) -> Value:
+def sine(b: Body, a: SsaValue, quarters: int) -> SsaValue:
     """sin(a + quarters·π/2) for a ≥ 0: with a = n·π/2 + r, r found in doubles, ±sin(r) = r + r³P(r²) or ±cos(r)."""
     turned = b.fma(a, 2 / pi, ROUND)
     n = b.cast("fpext", ROUND - turned, "double")  # which is -n
@@ -402,20 +402,20 @@ def sine(b: Body, a: Value, quarters: int) -> Value:
     return flip(b, b.select(b.compare("eq", quadrant & 1, 0), sin_r, cos_r), (quadrant & 2) << 30)
 
 
-def flip(b: Body, x: Value, sign: Value) -> Value:
+def flip(b: Body, x: SsaValue, sign: SsaValue) -> SsaValue:
     return b.cast("bitcast", b.cast("bitcast", x, "i32") ^ sign, "float")
 
 
-def sin(b: Body, x: Value) -> Value:
+def sin(b: Body, x: SsaValue) -> SsaValue:
     y = sine(b, b.abs(x), 0)
     return large_angles(b, x, flip(b, y, b.cast("bitcast", x, "i32") & -(2**31)), "sin")
 
 
-def cos(b: Body, x: Value) -> Value:
+def cos(b: Body, x: SsaValue) -> SsaValue:
     return large_angles(b, x, sine(b, b.abs(x), 1), "cos")
 
 
-def large_angles(b: Body, x: Value, y: Value, name: str) -> Value:
+def large_angles(b: Body, x: SsaValue, y: SsaValue, name: str) -> SsaValue:
     """y, or libm's answer for the whole vector if any lane is too large."""
     large = b.compare("ogt", b.abs(x), LARGEST_ANGLE)
     any_large = b.call(f"llvm.vector.reduce.or.{mangled(large.type)}", "i1", large)
@@ -425,7 +425,7 @@ def large_angles(b: Body, x: Value, y: Value, name: str) -> Value:
     return b.emit(y.type, f"phi {y.type} [ {y.name}, %entry ], [ {slow.name}, %large ]")
 
 
-def tan(b: Body, x: Value) -> Value:
+def tan(b: Body, x: SsaValue) -> SsaValue:
     return b.own("sin", x) / b.own("cos", x)
 
 
@@ -433,13 +433,13 @@ ATAN = (-0.333331525, 0.199937731, -0.142110556, 0.106660046, -0.0755221397, 0.0
 ASIN = (0.166667521, 0.0749529749, 0.0454703756, 0.0241795164, 0.0421663038)
 
 
-def arc(b: Body, x: Value, coefficients: Sequence[float]) -> Value:
+def arc(b: Body, x: SsaValue, coefficients: Sequence[float]) -> SsaValue:
     """x + x³P(x²): atan for |x| ≤ 1 (fit 2^-26), asin for |x| ≤ ½ (fit 2^-27)."""
     z = x * x
     return b.fma(z * x, b.polynomial(z, coefficients), x)
 
 
-def atan(b: Body, x: Value) -> Value:
+def atan(b: Body, x: SsaValue) -> SsaValue:
     """Above 1, atan(x) = π/2 - atan(1/x)."""
     a = b.abs(x)
     beyond = b.compare("ogt", a, 1.0)
@@ -447,7 +447,7 @@ def atan(b: Body, x: Value) -> Value:
     return b.intrinsic("copysign", b.select(beyond, pi / 2 - y, y), x)
 
 
-def atan2(b: Body, y: Value, x: Value) -> Value:
+def atan2(b: Body, y: SsaValue, x: SsaValue) -> SsaValue:
     """atan(y/x) by octants. Equal sides, infinite ones as well, give π/4; no sides at all 0."""
     ax, ay = b.abs(x), b.abs(y)
     ratio = b.intrinsic("minimum", ax, ay) / b.intrinsic("maximum", ax, ay)
@@ -458,19 +458,19 @@ def atan2(b: Body, y: Value, x: Value) -> Value:
     return b.intrinsic("copysign", b.select(behind, pi - angle, angle), y)
 
 
-def asin_parts(b: Body, x: Value) -> tuple[Value, Value]:
+def asin_parts(b: Body, x: SsaValue) -> tuple[SsaValue, SsaValue]:
     """Whether |x| is above ½, and asin(|x|), or there asin(√((1-|x|)/2)), which is half of acos(|x|)."""
     a = b.abs(x)
     beyond = b.compare("ogt", a, 0.5)
     return beyond, arc(b, b.select(beyond, b.intrinsic("sqrt", b.fma(a, -0.5, 0.5)), a), ASIN)
 
 
-def asin(b: Body, x: Value) -> Value:
+def asin(b: Body, x: SsaValue) -> SsaValue:
     beyond, y = asin_parts(b, x)
     return b.intrinsic("copysign", b.select(beyond, b.fma(y, -2.0, pi / 2), y), x)
 
 
-def acos(b: Body, x: Value) -> Value:
+def acos(b: Body, x: SsaValue) -> SsaValue:
     beyond, y = asin_parts(b, x)
     negative = b.compare("olt", x, 0.0)
     near = pi / 2 - b.intrinsic("copysign", y, x)
@@ -478,14 +478,14 @@ def acos(b: Body, x: Value) -> Value:
 
 
 # -- the functions there are ----------------------------------------------------------------------------------------
-FORMULAS: dict[str, Callable[..., Value]] = {
+FORMULAS: dict[str, Callable[..., SsaValue]] = {
     **{f.__name__: f for f in (exp, exp2, expm1, sigmoid, tanh, erf, sinh, cosh, log1p, atanh, pow)},
     **{f.__name__: f for f in (sin, cos, tan, atan, atan2, asin, acos)},
     "log": natural_log,
     "log2": log_to_base(1 / log(2), 1.0),
     "log10": log_to_base(1 / log(10), log10(2)),
 }
-DOUBLE_FORMULAS: dict[str, Callable[..., Value]] = {"sigmoid": lambda b, x: 1.0 / (b.own("exp", -x) + 1.0)}
+DOUBLE_FORMULAS: dict[str, Callable[..., SsaValue]] = {"sigmoid": lambda b, x: 1.0 / (b.own("exp", -x) + 1.0)}
 LIBM = ("erfc", "asinh", "acosh")  # not worth a polynomial
 FUNCTIONS = {name: functions.FUNCTIONS[name].arity for name in (*FORMULAS, *LIBM)}
 
@@ -503,7 +503,7 @@ class MathFunction:
 def function(name: str, lanes: int, type: str) -> MathFunction:
     name, _, libm = name.partition(".")
     b = Body()
-    args = [Value(b, f"%a{i}", vector(lanes, type)) for i in range(FUNCTIONS[name])]
+    args = [SsaValue(b, f"%a{i}", vector(lanes, type)) for i in range(FUNCTIONS[name])]
     formula = None if libm else (FORMULAS if type == "float" else DOUBLE_FORMULAS).get(name)
     result = formula(b, *args) if formula else b.lanewise(name + ("f" if type == "float" else ""), *args)
     head = f"{symbol(f'{name}.libm' if libm else name, lanes, type)}({', '.join(f'{a.type} {a.name}' for a in args)})"
