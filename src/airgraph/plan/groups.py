@@ -26,7 +26,8 @@ from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, iota, next_id, point
+from airgraph.plan.widening import Widening
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -62,6 +63,7 @@ class Planner:
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
+        self.wide = Widening(self.of)
         self.places: dict[int, Place] = {}
         self.opaque: dict[Node, Opaque] = {}
         self.roots: dict[int, Tensor] = {}
@@ -172,13 +174,15 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.target)
+        found = opaque(node, self.of, self.wide, self.target)
         if found is None:
             return False
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = t
+            self.tensors[id(value)] = rounded = cast(t, value.dtype)
+            if rounded is not t:
+                self.order.append(rounded)
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)

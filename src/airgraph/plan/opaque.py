@@ -27,6 +27,7 @@ from airgraph.plan.steps import (
 )
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+from airgraph.plan.widening import pays
 
 Of = Callable[[Value], Tensor]
 DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
@@ -168,13 +169,13 @@ def there(*tensors: Tensor | None) -> list[Tensor]:
     return [t for t in tensors if t is not None]
 
 
-def made(value: Value) -> Tensor:
-    return buffer(value.type.shape or (), value.dtype, value)
+def made(value: Value, dtype: DataType | None = None) -> Tensor:
+    return buffer(value.type.shape or (), value.dtype if dtype is None else dtype, value)
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
-    """What this node is, if it is not to be a formula."""
+def opaque(node: Node, of: Of, wide: Of, target: Target) -> Opaque | None:
+    """What this node is, if it is not to be a formula. `wide`: as `of`, but halves as float32."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
     if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
@@ -184,6 +185,8 @@ def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
     if recognise is None or kernel not in target.kernels or node.control:
         return None
+    if pays(node):
+        return recognise(node, wide)
     return recognise(node, of) if all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()) else None
 
 
@@ -201,7 +204,7 @@ def matmul(node: Node, of: Of) -> Product | None:
     c = of(bias) if isinstance(bias, Value) else None
     if c is not None and len(c.shape) != 1:
         return None
-    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output))
+    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output, a.dtype))
 
 
 def batch_matmul(node: Node, of: Of) -> Product | None:
@@ -214,7 +217,7 @@ def batch_matmul(node: Node, of: Of) -> Product | None:
         a = permute(a, (0, 2, 1))
     if node.attrs.get("adj_x2"):
         b = permute(b, (0, 2, 1))
-    return Product(a, b, None, made(node.output))
+    return Product(a, b, None, made(node.output, a.dtype))
 
 
 def grouped(node: Node, of: Of) -> Product | None:
