@@ -21,12 +21,12 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Opaque, Scatter, TorchCall, made, opaque, written_back
+from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
 from airgraph.plan.widening import Widening
 
 JOINED = ("concat", "pad")
@@ -180,8 +180,9 @@ class Planner:
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = rounded = cast(t, value.dtype)
-            if rounded is not t:
+            result = from_last(t) if isinstance(found, Convolution) and found.last else t
+            self.tensors[id(value)] = rounded = cast(result, value.dtype)
+            if rounded is not result:
                 self.order.append(rounded)
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
