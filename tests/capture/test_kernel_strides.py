@@ -12,23 +12,61 @@ INPUTS = {
 }
 
 
-def check(function, *args):
-    wanted, given = function(*args), torch.compile(function, backend="airgraph")(*args)
+def check(function, *args, dynamic=False):
+    wanted, given = function(*args), torch.compile(function, backend="airgraph", dynamic=dynamic)(*args)
     torch.testing.assert_close(given, wanted, check_stride=True)
 
 
 @pytest.mark.parametrize("x", INPUTS.values(), ids=INPUTS)
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(x, training):
-    check(lambda x: F.relu(F.batch_norm(x, torch.zeros(5), torch.ones(5), training=training)), x())
+@pytest.mark.parametrize(("training", "dynamic"), [(True, False), (False, False), (False, True)])
+def test_batch_norm(x, training, dynamic):
+    norm = lambda x: F.relu(F.batch_norm(x, torch.zeros(5), torch.ones(5), training=training))  # noqa: E731
+    check(norm, x(), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("x", INPUTS.values(), ids=INPUTS)
-def test_logsigmoid(x):
-    check(lambda x: F.logsigmoid(x) * 2, x())
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_logsigmoid(x, dynamic):
+    check(lambda x: F.logsigmoid(x) * 2, x(), dynamic=dynamic)
 
 
-def test_gradients_of_a_batch_norm():
+def test_one_program_at_several_sizes():
+    run = torch.compile(function := lambda x: F.logsigmoid(x.permute(2, 0, 1)) + 1, backend="airgraph", dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shape in ((3, 4, 5), (6, 5, 4), (7, 7, 2)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(run(x), function(x), check_stride=True)
+
+
+def test_a_size_that_only_the_data_know():
+    def function(x):
+        rows = x[x[:, 0] > 0]
+        return F.logsigmoid(rows.t()) * 2
+
+    x = torch.randn(9, 4)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(torch.compile(function, backend="airgraph", fullgraph=True)(x), function(x))
+
+
+@pytest.mark.parametrize("name", ["fft", "rfft", "ihfft"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_a_transform(name, dynamic):
+    """The kernels differ between x86-64 (MKL) and Arm (pocketfft), and so do their strides."""
+    transform, x = getattr(torch.fft, name), torch.randn(3, 4, 6)
+    weights = torch.randn_like(transform(x, dim=0))
+
+    def both(function):
+        y = x.clone().requires_grad_()
+        result = function(y, dim=0)
+        return result.detach(), torch.autograd.grad(result, y, weights)[0]
+
+    torch.testing.assert_close(
+        both(torch.compile(transform, backend="airgraph", dynamic=dynamic)), both(transform), check_stride=True
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_a_batch_norm(dynamic):
     norm, x = torch.nn.BatchNorm1d(5), torch.randn(5, 4)
 
     def gradients(function):
@@ -36,7 +74,8 @@ def test_gradients_of_a_batch_norm():
         function(y).square().sum().backward()
         return y.grad
 
-    torch.testing.assert_close(gradients(torch.compile(norm, backend="airgraph")), gradients(norm), check_stride=True)
+    compiled = torch.compile(norm, backend="airgraph", dynamic=dynamic)
+    torch.testing.assert_close(gradients(compiled), gradients(norm), check_stride=True)
 
 
 def test_a_reshape_that_only_the_fake_strides_allow_as_a_view():

@@ -157,7 +157,7 @@ for function, *shapes in (
     (pictures, (0, 3, 8, 8), (4, 3, 3, 3)),
 ):
     args = [torch.randn(shape) for shape in shapes]
-    wanted = function(*args)
+    wanted = args[0] if function is heads else function(*args)  # empty, too: PyTorch's own attention of 0 heads is a SIGFPE
     for dynamic in (False, True):
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(function, backend="airgraph", dynamic=dynamic)(*args), wanted)

@@ -3,6 +3,7 @@
     y = batch_norm(x.t()); z = relu(y)        the fake y lies as x.t() does, the real one is contiguous, and so is z
 
 A result must have the strides it has in eager, so the metadata of such an op is corrected, and of what follows from it.
+Symbolic sizes that decide about strides get a guard, as in tracing.
 Seen with torch 2.13; where PyTorch corrects its fake tensors, nothing is left to do here.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
@@ -64,8 +66,7 @@ def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
 def corrected(node: torch.fx.Node) -> Any:
     argument, kernel = KERNELS[node.target]
     x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    on_cpu = x.device.type == "cpu" and all(isinstance(s, int) for s in (*x.shape, *x.stride()))
-    return kernel(values, x) if on_cpu else values
+    return kernel(values, x) if x.device.type == "cpu" and not free_unbacked_symbols(x) else values
 
 
 def again(node: torch.fx.Node) -> Any:
@@ -75,7 +76,7 @@ def again(node: torch.fx.Node) -> Any:
     """
     value = node.meta.get("val")
     mode = next((v.fake_mode for v in tree_leaves(value) if isinstance(v, FakeTensor)), None)
-    if mode is None or node.meta.get("unbacked_bindings"):
+    if mode is None or any(free_unbacked_symbols(v) for v in tree_leaves(value) if isinstance(v, torch.Tensor)):
         return value
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     target = aten.reshape.default if node.target is aten.view.default else node.target

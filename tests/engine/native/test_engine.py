@@ -74,7 +74,7 @@ def test_scratch_memory_is_what_the_steps_need():
         (small,) = programs(torch.compile(model, backend="airgraph"), x)
         (plain,) = programs(torch.compile(lambda x: x * 2 + 1, backend="airgraph"), x)
         (row,) = programs(torch.compile(lambda x: x.softmax(-1), backend="airgraph"), torch.randn(4, 1000))
-    assert small.native.frames[0].scratch == gemm.scratch_bytes("nt", 5, 3, 40) < 40_000
+    assert small.native.frames[0].scratch == gemm.scratch_bytes("nt", 5, 3, 40) < 64_000  # by the width of vectors
     assert plain.native.frames[0].scratch == 0
     assert row.native.frames[0].scratch == 1000 * 8
 
