@@ -66,7 +66,8 @@ class Registry:
         self.converters[target] = Converter(target, function, user)
 
     def find(self, target: Target) -> Converter | None:
-        return self.converters.get(target)
+        """By the target itself, or by its name: ops of other libraries exist only once those are imported."""
+        return self.converters.get(target) or self.converters.get(str(target))
 
 
 REGISTRY = Registry()

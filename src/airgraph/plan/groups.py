@@ -26,7 +26,8 @@ from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, from_last, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
+from airgraph.plan.widening import Widening
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -69,6 +70,7 @@ class Planner:
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
+        self.wide = Widening(self.of)
         self.places: dict[int, Place] = {}
         self.opaque: dict[Node, Opaque] = {}
         self.roots: dict[int, Tensor] = {}
@@ -179,18 +181,21 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of)
+        found = opaque(node, self.of, self.wide if self.target.widens else self.of)
         if found is None:
             return False
         refused = None if isinstance(found, Scatter) else self.target.refuses(found)
         if refused is not None:
-            raise NoFormula(refused)
+            raise UnsupportedLowering(refused)
         if isinstance(found, Convolution) and self.target.channels_last:
             found = channels_last(found)
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = from_last(t) if isinstance(found, Convolution) and found.last else t
+            result = from_last(t) if isinstance(found, Convolution) and found.last else t
+            self.tensors[id(value)] = rounded = cast(result, value.dtype)
+            if rounded is not result:
+                self.order.append(rounded)
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)

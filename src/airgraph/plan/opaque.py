@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
+from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
 from airgraph.plan.lowerings.core import UnsupportedLowering
@@ -26,22 +27,24 @@ from airgraph.plan.steps import (
     Matrix,
 )
 from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
+from airgraph.plan.widening import pays
 
 Of = Callable[[Value], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """out = a · b (+ bias), with the batch in front."""
+    """out = a · b (+ bias), with the batch in front; `ends`: see GemmStep."""
 
     a: Tensor
     b: Tensor
     bias: Tensor | None
     out: Tensor
+    ends: Tensor | None = None
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.a, self.b, self.bias)
+        return there(self.a, self.b, self.bias, self.ends)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -54,8 +57,11 @@ class Product:
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
-        sizes = GemmSizes(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
-        return GemmStep(self.out, left, right, bias, sizes)
+        sizes = GemmSizes(b.shape[0], a.shape[1], b.shape[2], a.shape[2])
+        if self.ends is None:
+            return GemmStep(self.out, left, right, bias, sizes)
+        left = Matrix(left.tensor, left.offset, (0, *left.strides[1:]))  # one for all members of the batch
+        return GemmStep(self.out, left, right, bias, sizes, operands.contiguous(self.ends))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +184,20 @@ def there(*tensors: Tensor | None) -> list[Tensor]:
     return [t for t in tensors if t is not None]
 
 
-def made(value: Value) -> Tensor:
-    return buffer(value.type.shape or (), value.dtype, value)
+def made(value: Value, dtype: DataType | None = None) -> Tensor:
+    return buffer(value.type.shape or (), value.dtype if dtype is None else dtype, value)
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of) -> Scatter | KernelStep | None:
-    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it."""
+def opaque(node: Node, of: Of, wide: Of) -> Scatter | KernelStep | None:
+    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it.
+    `wide`: as `of`, but halves as float32 where the target widens them."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
     recognise = RECOGNISED.get(node.op)
-    return recognise(node, of) if recognise is not None and not node.control else None
+    if recognise is None or node.control:
+        return None
+    return recognise(node, wide if pays(node) else of)
 
 
 def matmul(node: Node, of: Of) -> Product:
@@ -205,7 +214,7 @@ def matmul(node: Node, of: Of) -> Product:
     c = of(bias) if isinstance(bias, Value) else None
     if c is not None and len(c.shape) != 1:
         raise UnsupportedLowering("a bias that is no vector")
-    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output))
+    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output, a.dtype))
 
 
 def batch_matmul(node: Node, of: Of) -> Product:
@@ -218,7 +227,17 @@ def batch_matmul(node: Node, of: Of) -> Product:
         a = permute(a, (0, 2, 1))
     if node.attrs.get("adj_x2"):
         b = permute(b, (0, 2, 1))
-    return Product(a, b, None, made(node.output))
+    return Product(a, b, None, made(node.output, a.dtype))
+
+
+def grouped(node: Node, of: Of) -> Product:
+    """Experts: each has a matrix and the rows up to where it ends."""
+    x, weight, ends = (of(v) for v in node.values())
+    if ends.dtype != DataType.DT_INT32:
+        raise UnsupportedLowering("a grouped product whose ends are not int32")
+    if not same(x.shape[1], weight.shape[1]) or not same(ends.shape[0], weight.shape[0]):
+        raise UnsupportedLowering("a grouped product of other groups than there are weights")
+    return Product(reshape(x, (1, *x.shape)), weight, None, made(node.output), ends)
 
 
 def attention(node: Node, of: Of) -> Attention:
@@ -325,6 +344,7 @@ RECOGNISED: dict[str, Callable[[Node, Of], KernelStep]] = {
     "MatMul": matmul,
     "MatMulV2": matmul,
     "BatchMatMul": batch_matmul,
+    "GroupedMatmul": grouped,
     "FlashAttentionScore": attention,
     "FusedAttentionScore": attention,
     "Conv2D": conv,

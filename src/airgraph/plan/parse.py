@@ -218,7 +218,8 @@ class PlanReader:
                 line.expect("@")
                 b = self.matrix(line)
                 bias = self.matrix(line) if line.take("+") else None
-                return GemmStep(out, a, b, bias, self.sizes(line, GemmSizes))
+                ends = self.matrix(line) if line.take("rows") else None
+                return GemmStep(out, a, b, bias, self.sizes(line, GemmSizes), ends)
             case "attention":
                 return self.attention(line)
             case "conv":

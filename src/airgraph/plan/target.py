@@ -27,6 +27,7 @@ class Target:
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
     channels_last: bool = False  # convolutions make their results with channels last
+    widens: bool = False  # matrix products in half precision are done in float32
 
     def refuses(self, step: KernelStep) -> str | None:
         """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.

@@ -36,7 +36,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | gemm | attention | conv | call
+    kind: str  # loop | gemm | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -153,6 +153,11 @@ def gemm_step(step: GemmStep) -> NativeStep:
         *[0] * 3,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
+    if step.ends:
+        args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
+        return NativeStep(
+            "grouped", kernels()["step_grouped"], args, sizes, 0, 1, 0, step, KernelName("", "step_grouped")
+        )
     return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
 
 

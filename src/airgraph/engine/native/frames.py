@@ -93,8 +93,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     if step.kind == "call":
         return SizedStep([], 0, 1, 1, 0)
     words = [0, *(number_word(s, sizes) for s in step.sizes)]
-    if step.kind == "gemm":
-        return sized_product(words, threads, tuned)
+    if step.kind in ("gemm", "grouped"):
+        return sized_product(words, threads, tuned, of_batch=step.kind == "gemm")
     jobs, scratch = term(step.jobs), term(step.scratch)
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
@@ -119,8 +119,9 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
 
 
-def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> SizedStep:
-    dims = [words[i] for i in (Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K)]
+def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_batch: bool) -> SizedStep:
+    """`of_batch`: each member has all rows; else they are shared among the members."""
+    dims = [words[Gemm.BATCH] if of_batch else 1, *(words[i] for i in (Gemm.M, Gemm.N, Gemm.K))]
     split, team = strategy(dims, threads)
     form = words[Gemm.FORM]
     assert isinstance(form, int)

@@ -21,7 +21,7 @@ class CpuTarget(Target):
 
         match step:
             case Product():
-                return not_among(SINGLE, step.operands)
+                return not_among(SINGLE, [t for t in step.operands if t is not step.ends])
             case Attention():
                 if step.more:
                     return "attention of which more is read than the output and the sums"
@@ -47,4 +47,4 @@ def this_cpu() -> CpuTarget:
     from airgraph.engine.native.llvm.cpu import vector_lanes  # needs LLVM
 
     lanes = vector_lanes()
-    return CpuTarget("cpu", lanes=max(8, lanes), channels_last=lanes >= 8)
+    return CpuTarget("cpu", lanes=max(8, lanes), channels_last=lanes >= 8, widens=True)

@@ -5,6 +5,7 @@ from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table
     convolutions,
     core,
     elementwise,
+    experts,
     foreach,
     losses,
     math,

@@ -17,8 +17,10 @@ from airgraph.plan.lowerings.core import (
     known,
     lowers,
 )
-from airgraph.plan.lowerings.formulas import choose, floats_only, mean, total, truth, wide, widened
-from airgraph.plan.tensors import Tensor, cast, const, point, reduce
+from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, mean, total, truth, wide, widened
+from airgraph.plan.tensors import Tensor, cast, const, iota, point, reduce, reshape
+
+BINS = 64  # of a histogram
 
 
 def axes_of(view: LoweringView, name: str = "axes") -> list[int]:
@@ -110,6 +112,21 @@ def special_sum(view: LoweringView) -> Tensor:
     if p == 2:
         return point("sqrt", (reduce("sum", point("mul", (x, x), x.dtype), axes, keep),), x.dtype)
     raise UnsupportedLowering("of another power")
+
+
+@lowers("Histogram")
+def histogram(view: LoweringView) -> Tensor:
+    """For each bin a sum over all elements, which pays as long as there are few: experts, not grey levels."""
+    f, bins, low, high = floats_only(view), view.attr("bins"), view.attr("min"), view.attr("max")
+    x = first(view)
+    if bins > BINS or not x.shape or any(same(s, 0) for s in x.shape):
+        raise UnsupportedLowering("of many bins, or of nothing")
+    x = reshape(x, (1, count(x.shape)))
+    at = f("floor", f("div", f("mul", f("sub", x, low), float(bins)), f("sub", high, low)))
+    bin = cast(iota((bins, 1), 0, 0, 1), x.dtype)
+    inside = both(below(x, low, "ge"), below(x, high, "le"))
+    here = both(inside, point("eq", (f("min", at, float(bins - 1)), bin), BOOL))
+    return reduce("sum", choose(here, const(1.0, x.dtype), const(0.0, x.dtype)), [1], False)
 
 
 @lowers("SoftmaxV2", "LogSoftmaxV2")

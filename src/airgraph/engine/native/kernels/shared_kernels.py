@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from airgraph.engine.native.kernels import attention, conv, conv_last, gemm
+from airgraph.engine.native.kernels import attention, conv, conv_last, experts, gemm
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 
 CHANNELS_LAST = conv_last.this_tile() is not None
 CONVOLUTION = conv_last if CHANNELS_LAST else conv
 MODULES = (gemm, attention, CONVOLUTION)
+STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
 
 
 class Gemm:
@@ -106,7 +107,7 @@ def source() -> str:
         else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
     convolution = step_conv_last() if CHANNELS_LAST else step_conv()
-    return "\n".join([*parts, step_gemm(), step_attention(), convolution])
+    return "\n".join([experts.DECLARES, *parts, step_gemm(), experts.step_grouped(), step_attention(), convolution])
 
 
 @cache
@@ -114,5 +115,5 @@ def kernels() -> Code:
     """All of them, compiled once in a process."""
     code = build([Unit(m.source, m.EXPORTS, name=m.__name__) for m in MODULES])
     imports = {name: code[name] for m in MODULES for name in m.EXPORTS}
-    steps = build([Unit(source, ("step_gemm", "step_attention", "step_conv"), imports, name=__name__)])
+    steps = build([Unit(source, STEPS, imports, name=__name__)])
     return Code([*code.trackers, *steps.trackers])
