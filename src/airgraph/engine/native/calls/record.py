@@ -315,6 +315,8 @@ def check_values(node: Node, plan: Plan) -> None:
                 raise Refusal("sizes that only running can tell")
         if v.type.shape is None:
             raise Refusal("a rank that only running can tell")
+        if isinstance(v.known, sympy.Basic) and not v.known.free_symbols <= plan.symbols:
+            raise Refusal("a number that only running can tell")
     if node.control:
         raise Refusal("it has an effect that must come in order")
 
