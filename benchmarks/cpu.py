@@ -1,11 +1,11 @@
 """Call time, cold time and memory on a CPU, side by side with PyTorch, Inductor, ONNX Runtime and OpenVINO.
 
-    python benchmarks/cpu.py [--models bert,vit] [--contenders inductor,airgraph] [--quick]
+    python benchmarks/cpu.py [--models bert,vit,real] [--contenders inductor,airgraph] [--threads 1,2] [--quick]
 
 Each contender runs in a process of its own, because their thread pools disturb each other; all but the one that is
 measured are stopped (SIGSTOP), so none of them spins. A batch of calls goes to one process after the other, in changing
 order, round after round: a slow moment of the machine hits all of them. Shown are medians over the batches. `README.md`
-says how to read it.
+says how to read it. Results are kept by processor and number of threads: a run replaces the rows it measures, no others.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from typing import Any
 
 import cpu_report
 from cpu_contender import CONTENDERS, TRAINING, UNTIMED
-from cpu_models import MODELS
+from cpu_models import GROUPS, MODELS
 
 HERE = Path(__file__).parent
 COMPILE_LIMIT_S, BATCH_LIMIT_S = 900, 120
+LONG_MS, LONG_ROUNDS = 100, 5  # a model with calls that long gets fewer batches
+COPYING = ("inductor_best",)  # keeps weights twice
 Record = dict[str, Any]
 
 
@@ -117,8 +119,8 @@ def environment(folder: Path, threads: int) -> dict[str, str]:
 class Bench:
     """The run: which models and contenders, how often, and what is known so far."""
 
-    def __init__(self, options: argparse.Namespace, results: dict[str, Record]) -> None:
-        self.options, self.results = options, results
+    def __init__(self, options: argparse.Namespace, threads: int, results: dict[str, Record]) -> None:
+        self.options, self.threads, self.results = options, threads, results
         self.wanted = [name for name in options.models if not options.only_missing or not self.known(name)]
         self.steps = sum(len(self.contenders(name)) for name in self.wanted)
         self.done, self.start = 0, time.monotonic()
@@ -126,7 +128,9 @@ class Bench:
     def contenders(self, name: str) -> list[str]:
         """Eager always runs, for its outputs are what the others are compared with."""
         chosen = ["eager", *(c for c in self.options.contenders if c != "eager")]
-        return [c for c in chosen if c in TRAINING] if MODELS[name].train else chosen
+        model = MODELS[name]
+        chosen = [c for c in chosen if c not in COPYING] if model.heavy else chosen
+        return [c for c in chosen if c in TRAINING] if model.train else chosen
 
     def known(self, name: str) -> bool:
         record = self.results.get(name, {"complete": False, "contenders": {}})
@@ -137,10 +141,10 @@ class Bench:
         for name in self.wanted:
             size, train = MODELS[name].size, MODELS[name].train
             record: Record = {"size": size, "train": train, "complete": False, "contenders": {}}
-            self.results[name] = record
+            record["group"] = MODELS[name].group
             with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
                 self.measure(name, record, Path(folder))
-            record["complete"] = True
+            self.results[name] = {**record, "complete": True}
             self.save()
             self.say_done(name, record)
 
@@ -151,7 +155,7 @@ class Bench:
         try:
             for contender in self.contenders(name):
                 self.progress(f"{name}: {contender} compiles")
-                worker = workers[contender] = Worker(name, contender, self.options.threads, folder)
+                worker = workers[contender] = Worker(name, contender, self.threads, folder)
                 row = record["contenders"][contender] = worker.figures()
                 self.done += 1
                 if row["status"] in ("ok", "wrong") and contender not in UNTIMED:
@@ -170,8 +174,10 @@ class Bench:
     def rounds(self, name: str, record: Record, workers: dict[str, Worker], times: dict[str, list[float]]) -> None:
         order, shuffle = list(times), random.Random(0)
         calls = {c: calls_for(record["contenders"][c]["call_ms"], self.options.batch_ms) for c in order}
-        for number in range(self.options.rounds):
-            self.progress(f"{name}: round {number + 1} of {self.options.rounds}")
+        longest = max((record["contenders"][c]["call_ms"] for c in order), default=0)
+        rounds = self.options.rounds if longest < LONG_MS else min(self.options.rounds, LONG_ROUNDS)
+        for number in range(rounds):
+            self.progress(f"{name}: round {number + 1} of {rounds}")
             shuffle.shuffle(order)
             for contender in list(order):
                 try:
@@ -182,11 +188,12 @@ class Bench:
 
     # -- what is shown and kept
     def save(self) -> None:
-        """The file is whole at every moment."""
+        """The file is whole at every moment; runs on other processors, or with other threads, stay in it."""
         ordered = {name: self.results[name] for name in MODELS if name in self.results}
-        setting = {key: getattr(self.options, key) for key in ("threads", "rounds", "batch_ms")}
+        setting = {"threads": self.threads, "rounds": self.options.rounds, "batch_ms": self.options.batch_ms}
         found = {"hardware": hardware(), "versions": versions(), "settings": setting}
-        text = json.dumps({**found, "summary": cpu_report.summary(ordered), "models": ordered}, indent=1)
+        run = {**found, "summary": cpu_report.summary(ordered), "models": ordered}
+        text = json.dumps({**stored(self.options.out), run_name(self.threads): run}, indent=1)
         part = self.options.out.with_suffix(".part")
         part.write_text(text + "\n")
         os.replace(part, self.options.out)
@@ -266,17 +273,24 @@ def versions() -> Record:
     return found
 
 
-def title(threads: int) -> str:
+def run_name(threads: int) -> str:
+    """By which a run is kept."""
     found = hardware()
-    return f"{found.get('Model name', found['machine'])}, {threads} threads, torch {versions().get('torch', '?')}"
+    return f"{found.get('Model name', found['machine'])}, {threads} {'threads' if threads > 1 else 'thread'}"
+
+
+def stored(path: Path) -> dict[str, Record]:
+    """All runs that are kept, by name."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 # -- command line -----------------------------------------------------------------------------------------------------
-def names(allowed: Any) -> Any:
-    """An argument that is a list of known names, separated by commas."""
+def names(allowed: Any, groups: Any = None) -> Any:
+    """An argument that is a list of known names, or of groups of them, separated by commas."""
 
     def parse(text: str) -> list[str]:
-        chosen = [name for name in text.split(",") if name]
+        given = [name for name in text.split(",") if name]
+        chosen = list(dict.fromkeys(name for word in given for name in (groups or {}).get(word, [word])))
         unknown = [name for name in chosen if name not in allowed]
         if unknown:
             raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)} (known: {', '.join(allowed)})")
@@ -285,10 +299,16 @@ def names(allowed: Any) -> Any:
     return parse
 
 
+def counts(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = made.add_argument
-    add("--models", type=names(MODELS), default=list(MODELS), metavar="A,B", help=f"of {', '.join(MODELS)}")
+    groups = {group: [name for name, model in MODELS.items() if model.group == group] for group in GROUPS}
+    known = f"of {', '.join(MODELS)}; or groups: {', '.join(groups)}"
+    add("--models", type=names(MODELS, groups), default=list(MODELS), metavar="A,B", help=known)
     add(
         "--contenders",
         type=names(CONTENDERS),
@@ -298,10 +318,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=int, metavar="N", help="batches for each model and contender (15; 3 with --quick)")
     add("--quick", action="store_true", help="few and short batches: to see that it works, not to publish")
-    add("--threads", type=int, default=os.cpu_count(), metavar="N", help="for every contender (all cores)")
-    add(
-        "--out", type=Path, default=HERE / "cpu.json", metavar="FILE", help="the JSON; the plot goes beside it, as .png"
-    )
+    add("--threads", type=counts, default=[os.cpu_count()], metavar="N,M", help="for every contender (all cores)")
+    add("--out", type=Path, default=HERE / "cpu.json", metavar="FILE", help="the JSON; a plot goes beside it")
     add(
         "--only-missing", action="store_true", help="keep what FILE has and measure the models that are not whole in it"
     )
@@ -313,30 +331,34 @@ def main() -> int:
     options = parser().parse_args()
     options.batch_ms = 30 if options.quick else 80
     options.rounds = options.rounds or (3 if options.quick else 15)
-    keep = options.only_missing or options.report
-    results = json.loads(options.out.read_text())["models"] if keep and options.out.exists() else {}
-    bench = Bench(options, results)
+    if options.report:
+        show(options.out)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is written
     interrupted = False
-    if not options.report:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is written
-        try:
-            bench.run()
-        except KeyboardInterrupt:
-            interrupted = True
-        bench.save()
-    show(options.out, options.threads)
+    try:
+        for threads in options.threads:
+            kept = stored(options.out).get(run_name(threads), {"models": {}})
+            Bench(options, threads, kept["models"]).run()
+    except KeyboardInterrupt:
+        interrupted = True
+    show(options.out, [run_name(threads) for threads in options.threads])
     if interrupted:
         print("\ninterrupted: --only-missing continues", file=sys.stderr)
     return 130 if interrupted else 0
 
 
-def show(path: Path, threads: int) -> None:
-    results = json.loads(path.read_text())["models"]
-    print(f"{title(threads)}\n\n{cpu_report.table(results)}")
-    try:
-        cpu_report.plot(results, str(path.with_suffix(".png")), title(threads))
-    except ImportError:
-        print("\nno plot: matplotlib is not installed", file=sys.stderr)
+def show(path: Path, wanted: list[str] | None = None) -> None:
+    """Tables of the runs (all that are kept, if none are named), and a plot for each processor's with the most threads."""
+    for name, run in sorted(stored(path).items(), key=lambda item: item[1]["settings"]["threads"]):
+        if wanted is not None and name not in wanted:
+            continue
+        title = f"{name}, torch {run['versions'].get('torch', '?')}"
+        print(f"{title}\n\n{cpu_report.table(run['models'])}\n")
+        try:
+            cpu_report.plot(run["models"], str(path.with_name(f"{path.stem}-{run['hardware']['machine']}.png")), title)
+        except ImportError:
+            print("no plot: matplotlib is not installed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The models of `cpu.py`: one row each, float32, random weights from a fixed seed, nothing is downloaded.
+"""The models of `cpu.py`: one row each, random weights from a fixed seed, nothing is downloaded.
+
+Rows belong to groups: `small` (0.05 to 100 ms a call), `real` (sizes in use), `odd` (sizes that are no multiples of a
+vector's) and `bf16`.
 
 A row makes a module and its example inputs. Every forward takes tensors by position and returns a tensor, so that one
 and the same module goes to torch.compile and to the ONNX exporter. Most are made from `transformers` configurations, with
@@ -10,12 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+import vision_models
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,7 +31,8 @@ VOCAB = 2000
 class Model:
     """One row. `make` returns the module and its inputs; `train` rows time forward, loss and backward.
 
-    `state` is how the names of those buffers begin that a call writes to.
+    `state` is how the names of those buffers begin that a call writes to. `heavy`: weights of gigabytes, so contenders that
+    copy them twice are left out.
     """
 
     name: str
@@ -35,12 +40,16 @@ class Model:
     make: Callable[[], Made]
     train: bool = False
     state: tuple[str, ...] = ()
+    group: str = "small"
+    dtype: torch.dtype = torch.float32
+    heavy: bool = False
 
     def build(self) -> Made:
         """The same weights and inputs in every process."""
         torch.manual_seed(0)
         module, args = self.make()
-        return (module.train() if self.train else module.eval()), args
+        args = tuple(a.to(self.dtype) if a.is_floating_point() else a for a in args)
+        return (module.train() if self.train else module.eval()).to(self.dtype), args
 
     def exportable(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> Made:
         """For ONNX, which has no buffers that change: what a call writes to goes in and comes out."""
@@ -104,6 +113,33 @@ def bert(train: bool = False) -> Made:
     mask = torch.ones(1, 48, dtype=torch.long)
     mask[:, 40:] = 0
     return Field(model, "logits", "input_ids", "attention_mask"), (ids, mask)
+
+
+def bert_base(length: int, batch: int = 1) -> Made:
+    model = pretrained("BertForSequenceClassification", "BertConfig", vocab_size=30522)
+    return Field(model, "logits", "input_ids", "attention_mask"), (
+        tokens(batch, length),
+        torch.ones(batch, length, dtype=torch.long),
+    )
+
+
+def electra() -> Made:
+    model = pretrained("ElectraModel", "ElectraConfig", vocab_size=VOCAB, embedding_size=128, **layers(4, 256, 4, 1024))
+    return Field(model, "last_hidden_state", "input_ids"), (tokens(1, 48),)
+
+
+def qwen3_odd() -> Made:
+    """Heads of 40."""
+    args = {"vocab_size": VOCAB, "num_key_value_heads": 2, "head_dim": 40, **layers(4, 240, 6, 640)}
+    model = pretrained("Qwen3ForCausalLM", "Qwen3Config", **args)
+    return Field(model, "logits", "input_ids", use_cache=False), (tokens(1, 40),)
+
+
+def deit_odd() -> Made:
+    """Heads of 60."""
+    args = {"image_size": 96, "patch_size": 16, **layers(4, 180, 3, 720)}
+    model = pretrained("DeiTForImageClassification", "DeiTConfig", **args)
+    return Field(model, "logits", "pixel_values"), (torch.randn(1, 3, 96, 96),)
 
 
 def gpt2() -> Made:
@@ -244,41 +280,36 @@ def llama_decode() -> Made:
     return Decode(8, 320, 5, 5, 864, 128), (tokens(1, 1), torch.tensor([100]))
 
 
+HALF_BILLION = {"count": 24, "width": 896, "heads": 14, "shared": 2, "inner": 4864}
+
+
+def llama_half_decode() -> Made:
+    return Decode(**HALF_BILLION, slots=512, words=32000), (tokens(1, 1), torch.tensor([400]))
+
+
+def llama_half_prefill() -> Made:
+    args = {"vocab_size": 32000, "num_key_value_heads": 2, **layers(24, 896, 14, 4864)}
+    model = pretrained("LlamaForCausalLM", "LlamaConfig", **args)
+    return Field(model, "logits", "input_ids", use_cache=False), (tokens(1, 128),)
+
+
+# -- images at 224² -----------------------------------------------------------------------------------------------------
+def images(make: Callable[[], nn.Module], batch: int = 1, side: int = 224) -> Callable[[], Made]:
+    return lambda: (make(), (torch.randn(batch, 3, side, side),))
+
+
+def unet_block() -> Made:
+    return vision_models.UNetBlock(320, 8), (torch.randn(1, 320, 32, 32), torch.randn(1, 512))
+
+
 # -- plain torch ------------------------------------------------------------------------------------------------------
 def mlp() -> Made:
     return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)), (torch.randn(32, 128),)
 
 
-class Block(nn.Module):
-    """Two convolutions and what goes around them."""
-
-    def __init__(self, given: int, made: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(given, made, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(made),
-            nn.ReLU(),
-            nn.Conv2d(made, made, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(made),
-        )
-        same = stride == 1 and given == made
-        around = (nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
-        self.around = nn.Identity() if same else nn.Sequential(*around)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.first(x) + self.around(x))
-
-
 def resnet() -> Made:
-    stem = nn.Sequential(nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     widths = ((32, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2))
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100))
-    model = nn.Sequential(stem, *(Block(*width) for width in widths), *head)
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.normal_(part.running_mean, std=0.1)
-            nn.init.uniform_(part.running_var, 0.5, 1.5)
-    return model, (torch.randn(1, 3, 56, 56),)
+    return vision_models.resnet(widths, 100), (torch.randn(1, 3, 56, 56),)
 
 
 class CellLoop(nn.Module):
@@ -297,6 +328,21 @@ class CellLoop(nn.Module):
 
 def lstm() -> Made:
     return CellLoop(128, 256), (torch.randn(16, 8, 128),)
+
+
+class Recurrent(nn.Module):
+    """nn.GRU or nn.LSTM over a sequence, and a head on its last output."""
+
+    def __init__(self, kind: type[nn.RNNBase], given: int, width: int, count: int) -> None:
+        super().__init__()
+        self.inside, self.head = kind(given, width, count), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inside(x)[0][-1])
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Callable[[], Made]:
+    return lambda: (Recurrent(kind, 128, 256, 2), (torch.randn(32, 4, 128),))
 
 
 class Ranking(nn.Module):
@@ -357,29 +403,64 @@ def pointwise() -> Made:
     return Pointwise(), (torch.randn(128, 1024), torch.randn(128, 1024))
 
 
-# A table stays a table.
-MODELS = {
-    model.name: model
-    for model in (
-        Model("mlp", "128→256→10 with ReLU, 32 rows", mlp),
-        Model("bert", "4 layers of 256, 48 tokens, a mask", bert),
-        Model("gpt2", "4 layers of 256, 64 tokens", gpt2),
-        Model("llama_prefill", "4 layers of 256, 2 of 4 heads shared, 64 tokens", llama_prefill),
-        Model(
-            "llama_decode",
-            "8 layers of 320, 1 token, static cache of 128; plain torch",
-            llama_decode,
-            state=("keys_", "values_"),
-        ),
-        Model("t5", "encoder and decoder, 2 layers of 256 each, 48 and 16 tokens", t5),
-        Model("vit", "4 layers of 192, 96×96", vit),
-        Model("whisper_encoder", "4 layers of 192, 80 mels, 400 frames", whisper),
-        Model("mixtral", "2 layers of 256, 4 experts, 2 used, 32 tokens; dense experts", mixtral),
-        Model("resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
-        Model("lstm", "LSTMCell 128→256, 16 steps, 8 rows", lstm),
-        Model("dlrm", "8 tables of 1000×32, bags of 4, 64 rows", dlrm),
-        Model("norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
-        Model("pointwise", "60 elementwise operations, 128×1024", pointwise),
-        Model("bert_train", "4 layers of 256, 48 tokens: loss and gradients", lambda: bert(train=True), train=True),
-    )
-}
+def of_group(group: str, dtype: torch.dtype, *rows: Model) -> tuple[Model, ...]:
+    return tuple(replace(row, group=group, dtype=dtype) for row in rows)
+
+
+SMALL = (
+    Model("mlp", "128→256→10 with ReLU, 32 rows", mlp),
+    Model("bert", "4 layers of 256, 48 tokens, a mask", bert),
+    Model("gpt2", "4 layers of 256, 64 tokens", gpt2),
+    Model("llama_prefill", "4 layers of 256, 2 of 4 heads shared, 64 tokens", llama_prefill),
+    Model(
+        "llama_decode",
+        "8 layers of 320, 1 token, static cache of 128; plain torch",
+        llama_decode,
+        state=("keys_", "values_"),
+    ),
+    Model("t5", "encoder and decoder, 2 layers of 256 each, 48 and 16 tokens", t5),
+    Model("vit", "4 layers of 192, 96×96", vit),
+    Model("whisper_encoder", "4 layers of 192, 80 mels, 400 frames", whisper),
+    Model("mixtral", "2 layers of 256, 4 experts, 2 used, 32 tokens; dense experts", mixtral),
+    Model("resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
+    Model("lstm", "LSTMCell 128→256, 16 steps, 8 rows", lstm),
+    Model("dlrm", "8 tables of 1000×32, bags of 4, 64 rows", dlrm),
+    Model("norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
+    Model("pointwise", "60 elementwise operations, 128×1024", pointwise),
+    Model("bert_train", "4 layers of 256, 48 tokens: loss and gradients", lambda: bert(train=True), train=True),
+)
+REAL = (
+    Model("bert_base_64", "BERT-base, 64 tokens", lambda: bert_base(64)),
+    Model("bert_base_384", "BERT-base, 384 tokens", lambda: bert_base(384)),
+    Model("bert_base_64x16", "BERT-base, 16 × 64 tokens", lambda: bert_base(64, 16)),
+    Model("resnet50", "ResNet-50, 224²", images(vision_models.resnet50)),
+    Model("resnet50x16", "ResNet-50, 16 × 224²", images(vision_models.resnet50, 16)),
+    Model("mobilenet_v3", "MobileNetV3-large, 224²", images(vision_models.mobilenet_v3)),
+    Model("mobilenet_v3x16", "MobileNetV3-large, 16 × 224²", images(vision_models.mobilenet_v3, 16)),
+    Model("convnext_tiny", "ConvNeXt-tiny, 224²", images(vision_models.convnext_tiny)),
+    Model("unet_block", "320 channels, 32², attention over the pixels", unet_block),
+    Model("gru", "nn.GRU, 2 layers of 256, 32 steps, 4 rows", recurrent(nn.GRU)),
+    Model("lstm_module", "nn.LSTM, 2 layers of 256, 32 steps, 4 rows", recurrent(nn.LSTM)),
+    Model("llama_0.5b_decode", "24 layers of 896, 1 token", llama_half_decode, state=("keys_", "values_"), heavy=True),
+    Model("llama_0.5b_prefill", "24 layers of 896, 128 tokens", llama_half_prefill, heavy=True),
+)
+ODD = (
+    Model("electra", "4 layers of 256, 48 tokens", electra),
+    Model("qwen3_heads_40", "4 layers of 240, heads of 40, 40 tokens", qwen3_odd),
+    Model("deit_heads_60", "4 layers of 180, heads of 60, 96×96", deit_odd),
+)
+BF16 = (
+    Model("bf16_bert", "4 layers of 256, 48 tokens, a mask", bert),
+    Model("bf16_llama_prefill", "4 layers of 256, 64 tokens", llama_prefill),
+    Model("bf16_llama_decode", "8 layers of 320, 1 token", llama_decode, state=("keys_", "values_")),
+    Model("bf16_norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
+    Model("bf16_resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
+)
+ROWS = (
+    *of_group("small", torch.float32, *SMALL),
+    *of_group("real", torch.float32, *REAL),
+    *of_group("odd", torch.float32, *ODD),
+    *of_group("bf16", torch.bfloat16, *BF16),
+)
+MODELS = {row.name: row for row in ROWS}
+GROUPS = tuple(dict.fromkeys(row.group for row in ROWS))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+import vision_models
 from torch import nn
 from torch.nn import functional as F
 
@@ -145,53 +146,13 @@ def vit() -> Made:
 
 
 # -- convolutions -------------------------------------------------------------------------------------------------------
-class Block(nn.Module):
-    def __init__(self, given: int, made: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(given, made, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(made),
-            nn.ReLU(),
-            nn.Conv2d(made, made, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(made),
-        )
-        same = stride == 1 and given == made
-        around = (nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made))
-        self.around = nn.Identity() if same else nn.Sequential(*around)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.first(x) + self.around(x))
-
-
 def resnet(batch: int = 16) -> Made:
-    stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     widths = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2))
-    head = (Block(512, 512, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
-    return nn.Sequential(stem, *(Block(*width) for width in widths), *head), (torch.randn(batch, 3, 224, 224),)
-
-
-class UNetBlock(nn.Module):
-    """A residual block with a time embedding, as in diffusion models, and attention over its pixels."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.GroupNorm(32, width) for _ in range(3))
-        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
-        self.time, self.qkv, self.out = nn.Linear(512, width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        h = self.convs[0](F.silu(self.norms[0](x))) + self.time(F.silu(time))[:, :, None, None]
-        x = x + self.convs[1](F.silu(self.norms[1](h)))
-        n, c, height, width = x.shape
-        y = self.norms[2](x).flatten(2).transpose(1, 2)
-        q, k, v = self.qkv(y).view(n, -1, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, -1, c)
-        return x + self.out(seen).transpose(1, 2).view(n, c, height, width)
+    return vision_models.resnet((*widths, (512, 512, 1)), 1000), (torch.randn(batch, 3, 224, 224),)
 
 
 def unet() -> Made:
-    return UNetBlock(320, 8), (torch.randn(4, 320, 32, 32), torch.randn(4, 512))
+    return vision_models.UNetBlock(320, 8), (torch.randn(4, 320, 32, 32), torch.randn(4, 512))
 
 
 # -- norms and elementwise ----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
-    "benchmarks/cpu.png": "cpu.png",
+    "benchmarks/cpu-aarch64.png": "cpu-aarch64.png",
     "examples/README.md": "examples.md",
     "examples/ascend/README.md": "examples_ascend.md",
     "examples/serve/README.md": "examples_serve.md",

@@ -46,7 +46,10 @@ def made_up():
 PLAIN = ("mlp", "llama_decode", "resnet", "lstm", "dlrm", "norms", "pointwise")  # the others are made by transformers
 
 
-@pytest.mark.parametrize("name", [n if n in PLAIN else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+LITTLE = [n for n, model in MODELS.items() if model.group in ("small", "odd")]
+
+
+@pytest.mark.parametrize("name", [n if n in PLAIN else pytest.param(n, marks=pytest.mark.slow) for n in LITTLE])
 def test_model_runs(name):
     if name not in PLAIN:
         pytest.importorskip("transformers")
@@ -61,6 +64,32 @@ def test_model_runs(name):
         first, again = module(*args), module(*args)
     assert first.isfinite().all() and first.std() > 0
     assert torch.equal(first, again), "a second call on the same inputs must give the same result"
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3x16", "convnext_tiny", "unet_block", "gru", "lstm_module"])
+def test_plain_modules_of_real_size(name):
+    """Sizes only: running them takes seconds."""
+    with torch.device("meta"), torch.no_grad():
+        module, args = MODELS[name].make()
+        assert module.eval()(*args).ndim >= 2
+
+
+def test_groups_are_names_of_models():
+    options = cpu.parser().parse_args(["--models", "odd,mlp", "--threads", "1,2"])
+    assert options.models == ["electra", "qwen3_heads_40", "deit_heads_60", "mlp"]
+    assert options.threads == [1, 2]
+
+
+def test_runs_on_other_processors_stay(tmp_path):
+    options = cpu.parser().parse_args(["--models", "mlp", "--out", str(tmp_path / "cpu.json")])
+    options.batch_ms = options.rounds = 1
+    (tmp_path / "cpu.json").write_text('{"another processor, 2 threads": {"models": {}}}')
+    record = {"size": "", "train": False, "complete": True, "contenders": {"eager": row(1.0)}}
+    for threads in (1, 2):
+        cpu.Bench(options, threads, {"mlp": record}).save()
+    kept = cpu.stored(tmp_path / "cpu.json")
+    assert list(kept) == ["another processor, 2 threads", cpu.run_name(1), cpu.run_name(2)]
+    assert kept[cpu.run_name(2)]["models"]["mlp"]["contenders"]["eager"]["call_ms"] == 1.0
 
 
 def test_state_goes_in_and_comes_out():
@@ -124,7 +153,7 @@ def test_only_missing_keeps_whole_models(tmp_path):
     options = cpu.parser().parse_args(["--models", "mlp,vit,dlrm", "--contenders", "inductor", "--only-missing"])
     whole = {"complete": True, "contenders": {"eager": row(1.0), "inductor": {"status": "failed", "error": "no"}}}
     absent = {"complete": True, "contenders": {"eager": row(1.0), "inductor": {"status": "unavailable", "error": "no"}}}
-    assert cpu.Bench(options, {"mlp": whole, "vit": absent}).wanted == ["vit", "dlrm"]
+    assert cpu.Bench(options, 2, {"mlp": whole, "vit": absent}).wanted == ["vit", "dlrm"]
 
 
 def test_spread_of_batches():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch_npu  # noqa: F401
+import torch_npu
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,6 +55,32 @@ def all_reduce(rank: int) -> None:
     part[1] = mine(rank)
     dist.all_reduce(part[1])  # a view, in place
     is_(part, torch.stack([torch.zeros(4), ZERO + ONE]))
+
+
+@check
+def uneven_parts(rank: int) -> None:
+    uneven, rows = torch_npu.distributed, rank + 1
+    whole = torch.zeros(3, 2, device="npu")
+    part = torch.full((rows, 2), float(rows), device="npu")
+    assert uneven.all_gather_into_tensor_uneven(whole, part, [1, 2]) is None
+    is_(whole, torch.tensor([1.0, 2.0, 2.0]).unsqueeze(-1).expand(3, 2))
+    whole.zero_()
+    uneven.all_gather_into_tensor_uneven(whole, part, [1, 2], async_op=True).wait()
+    is_(whole, torch.tensor([1.0, 2.0, 2.0]).unsqueeze(-1).expand(3, 2))
+    whole, part = (torch.arange(3.0) * rows).npu(), torch.zeros(rows, device="npu")
+    uneven.reduce_scatter_tensor_uneven(part, whole, [1, 2])
+    is_(part, (torch.arange(3.0) * 3)[rank:][:rows])
+    is_(whole, torch.arange(3.0) * rows)
+    for sizes, said in (
+        ([1, 1], "Split sizes doesn't match"),
+        ([3], "Number of tensor splits not equal to group size"),
+    ):
+        try:
+            uneven.all_gather_into_tensor_uneven(whole, part, sizes)
+        except RuntimeError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(said)
 
 
 @check

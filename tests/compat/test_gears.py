@@ -21,22 +21,30 @@ def f(x, y):
 
 # -- setting --------------------------------------------------------------------------------------------------------
 WRONG = {
-    r"dim index in dim_gears must be int, but got <class 'str'>": {"0": [2, 4]},
-    r"dim index 2 is not within the range \[0, 1\] of the tensor's dimensions": {2: [2, 4]},
-    r"gears of dim 0 must be a list or tuple, but got <class 'int'>": {0: 4},
-    r"each gear of dim 0 must be int, but got <class 'float'>": {0: [2, 4.0]},
-    r"0 is not supported as a gear of dim 1": {1: [0, 2]},
-    r"1 is not supported as a gear of dim 0: PyTorch specialises sizes 0 and 1": {0: [1, 2]},
-    r"each gear of dim 0 must be positive, but got -2": {0: [-2, 2]},
-    r"dim 0 must have from 2 to 100 gears, but has 1": {0: [2]},
-    r"dim 0 must have from 2 to 100 gears, but has 101": {0: list(range(2, 103))},
+    "Dim index in dim_gears must be an integer, but got <class 'float'>.": {0.3: [1, 2]},
+    "Dim index in dim_gears must be in range [0, 1], but got 2.": {0: [1, 2], 2: 4},
+    "Dim index in dim_gears must be in range [0, 1], but got -1.": {-1: [1, 2]},
+    "Gears for dim index 0 in dim_gears must be a list or tuple, but got <class 'int'>.": {0: 1},
+    "Length of gears for dim index 0 in dim_gears must be in range [2, 100], but got 101.": {0: list(range(101))},
+    "Length of gears for dim index 0 in dim_gears must be in range [2, 100], but got 1.": {0: [1.5]},
+    "Element at index 1 of value for dim index 0 in dim_gears must be an integer, but got <class 'float'>.": {
+        0: [1, 1.5]
+    },
+    "Element at index 0 of value for dim index 0 in dim_gears must be an integer, but got <class 'bool'>.": {
+        0: [True, 2]
+    },
+    "Gear value at index 0 for dim index 0 must not be 0, but got 0.": {0: [0, 1.5]},
+    "Gear value at index 1 for dim index 0 must be positive, but got -2.": {0: [2, -2]},
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
 def test_wrong_gears(said):
-    with pytest.raises(AssertionError, match=said):
-        set_dim_gears(torch.ones(2, 3), WRONG[said])
+    x = torch.ones(2, 3)
+    with pytest.raises(AssertionError) as error:
+        set_dim_gears(x, WRONG[said])
+    assert str(error.value) == said
+    set_dim_gears(x, {0: [2, 4]})  # nothing was set before
 
 
 def test_wrong_kinds():
@@ -46,21 +54,49 @@ def test_wrong_kinds():
         set_dim_gears(torch.ones(2), [2, 4])
 
 
-def test_gears_are_set_once():
+@pytest.mark.parametrize("second", [{0: [2, 8]}, {0: [2, 4], 1: [3, 6]}, {0: 4}])
+def test_gears_are_set_once(second):
     x = torch.ones(2, 3)
     set_dim_gears(x, {0: [2, 4]})
     set_dim_gears(x, {0: (2, 4)})
-    with pytest.raises(AssertionError, match=r"has already set dim gears \{0: \[2, 4\]\}, they cannot be changed"):
-        set_dim_gears(x, {0: [2, 8]})
+    with pytest.raises(AssertionError) as error:
+        set_dim_gears(x, second)
+    assert str(error.value) == f"Tensor {x} already has set dim gears, and it is not supported to set it again."
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_one_is_a_gear(first):
+    fast = compiled(lambda x: x * 2 + 1)
+    x = torch.ones(first, 3)
+    set_dim_gears(x, {0: [1, 2]})
+    for rows in (first, 3 - first, first):
+        given = x if rows == first else torch.randn(rows, 3)
+        torch.testing.assert_close(fast(given), given * 2 + 1)
+
+
+def test_marks_of_other_tensors_stay_theirs():
+    """A tensor marked dynamic beside one with gears has any size; one without a mark gets its own program."""
+    fast, before = compiled(lambda x, y, z: (x + 1, y * 2, z - 1)), TOTALS["graphs"]
+    x, y, z = torch.randn(4, 3), torch.randn(5, 3), torch.randn(4, 3)
+    set_dim_gears(x, {0: [2, 4]})
+    torch._dynamo.mark_dynamic(y, 0)
+    for rows, others in ((4, 5), (2, 7), (4, 3)):
+        x = x if rows == 4 else torch.randn(rows, 3)
+        y = y if others == 5 else torch.randn(others, 3)
+        torch.testing.assert_close(fast(x, y, z), (x + 1, y * 2, z - 1))
+    assert TOTALS["graphs"] == before + 1
+    with pytest.raises(AssertionError, match=r"not within the range \[2, 4\], it is 3"):
+        fast(torch.randn(3, 3), y, z)
 
 
 # -- merging --------------------------------------------------------------------------------------------------------
 def test_merging():
     assert merged([(2, 4), (8, 16)], "zip") == [(2, 8), (4, 16)]
     assert merged([(2, 4), (8, 16)], "product") == [(2, 8), (2, 16), (4, 8), (4, 16)]
-    with pytest.raises(AssertionError, match=r"zip needs as many gears for each dim, but got \[2, 3\]"):
+    assert merged([(1, 2), (10, 11, 10, 11)], "product") == [(1, 10), (1, 11), (2, 10), (2, 11)]
+    with pytest.raises(AssertionError, match="dynamic_gears_merge_policy is zip, input gears len must same"):
         merged([(2, 4), (2, 4, 8)], "zip")
-    with pytest.raises(AssertionError, match="there are 121 combinations of gears, the most is 100"):
+    with pytest.raises(AssertionError, match="cannot exceed 100, and the current number of gears is: 121"):
         merged([range(2, 13)] * 2, "product")
 
 
@@ -112,7 +148,7 @@ def test_gears_that_do_not_go_together():
     x, y = torch.randn(2, 3), torch.randn(3, 8)
     set_dim_gears(x, {0: [2, 4]})
     set_dim_gears(y, {1: [8, 16, 32]})
-    with pytest.raises(Exception, match=r"zip needs as many gears for each dim, but got \[2, 3\]"):
+    with pytest.raises(Exception, match="dynamic_gears_merge_policy is zip, input gears len must same"):
         fast(x, y)
 
 

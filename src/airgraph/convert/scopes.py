@@ -16,7 +16,7 @@ The ops are TorchAir's. Who defines them says here what they are (`ROLES`); the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,9 +25,25 @@ from airgraph.convert.fx_text import node_code, source_line
 from airgraph.errors import ConvertError
 from airgraph.ir.graph import UNMARKED, Graph, Node, Value
 
-Role = Literal["enter", "exit", "record", "wait", "wait_tensor", "record_event", "wait_event", "keep"]
+Role = Literal[
+    "enter",
+    "exit",
+    "record",
+    "wait",
+    "wait_tensor",
+    "record_event",
+    "wait_event",
+    "keep",
+    # PyTorch's own, of streams and events by number
+    "record_on",
+    "wait_on",
+    "wait_stream",
+    "keep_memory",
+    "pass",
+]
 ROLES: dict[Any, Role] = {}
 STREAM = "_user_stream_label"
+NATIVE = "torch.npu.Stream "  # labels of streams that are no tags of the user's
 KERNEL = ("_super_kernel_scope", "_super_kernel_options")
 TIMEOUT = "_op_exec_never_timeout"
 DUMP = "torchair_enable_data_dump"
@@ -46,9 +62,21 @@ def marks_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, Marks]:
             stack.append(entered(node, stack[-1] if stack else {}))
         elif role == "exit":
             stack = stack[:-1]
-        elif stack and stack[-1]:
-            found[node] = stack[-1]
+        else:
+            marks = {**(stack[-1] if stack else {}), **stream_mark(node)}
+            if marks:
+                found[node] = marks
     return found
+
+
+def stream_mark(node: torch.fx.Node) -> Marks:
+    """What Dynamo writes down for `with torch.npu.stream(s):`, the number of the stream; 0 is the current one."""
+    label = stream_label(node.meta.get("custom", {}).get("stream", 0))
+    return {} if label is None else {STREAM: label}
+
+
+def stream_label(number: Any) -> str | None:
+    return f"{NATIVE}{number}" if number else None
 
 
 def entered(node: torch.fx.Node, outer: Marks) -> Marks:
@@ -123,27 +151,34 @@ class Order:
         role = ROLES.get(node.target)
         match role:
             case "record":
-                self.moments[node] = self.last()
+                self.moments[node] = self.last(self.stream)
                 return all(ROLES.get(user.target) == "wait" for user in node.users)
             case "record_event":
-                self.moments[str(node.args[0])] = self.last()
+                self.moments[str(node.args[0])] = self.last(self.stream)
             case "wait":
                 given: Any = node.args[0]
-                self.wait(self.moments[n] if n in self.moments else node_of(value_of(n)) for n in given)
+                self.wait((self.moments[n] if n in self.moments else node_of(value_of(n)) for n in given), self.stream)
             case "wait_event":
-                self.wait([self.moments.get(str(node.args[0]))])  # one of another graph: that has run
+                self.wait([self.moments.get(str(node.args[0]))], self.stream)  # one of another graph: that has run
+            case "record_on":
+                self.moments[f"event {node.args[0]}"] = self.last(stream_label(node.args[1]))
+            case "wait_on":
+                self.wait([self.moments.get(f"event {node.args[0]}")], stream_label(node.args[1]))
+            case "wait_stream":
+                waiting, other = map(stream_label, node.args[:2])
+                self.wait([self.last(other)], waiting)
             case "wait_tensor":
-                self.wait([node_of(value_of(node.args[1]))])
+                self.wait([node_of(value_of(node.args[1]))], self.stream)
                 return not node.users
         return role is not None
 
-    def last(self) -> Node | None:
-        """The newest node of the stream we are on."""
-        mine = (n for n in reversed(self.graph.nodes) if n.op not in UNMARKED and stream_of(n) == self.stream)
+    def last(self, stream: Any) -> Node | None:
+        """The newest node of a stream."""
+        mine = (n for n in reversed(self.graph.nodes) if n.op not in UNMARKED and stream_of(n) == stream)
         return next(mine, None)
 
-    def wait(self, nodes: Iterator[Node | None] | list[Node | None]) -> None:
-        self.waits.setdefault(self.stream, []).extend(n for n in nodes if n is not None)
+    def wait(self, nodes: Iterable[Node | None], stream: Any) -> None:
+        self.waits.setdefault(stream, []).extend(n for n in nodes if n is not None)
 
     @property
     def stream(self) -> Any:
@@ -198,7 +233,8 @@ SAID: Mapping[str, Mapping[str, str]] = {
 def said_of(marks: Marks, streams: bool) -> Iterator[str]:
     rest = dict(marks)
     if (label := rest.pop(STREAM, None)) is not None:
-        yield f"scope.npu_stream_switch({label!r}): " + (
+        named = "torch.npu.stream" if label.startswith(NATIVE) else f"scope.npu_stream_switch({label!r})"
+        yield f"{named}: " + (
             "its ops are captured on a stream of their own"
             if streams
             else "its ops run in the order of the program, as there are no streams here"

@@ -21,12 +21,12 @@ from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatte
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.core import TYPES, NoFormula
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Opaque, Scatter, TorchCall, made, opaque, written_back
+from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, from_last, iota, next_id, point
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -180,7 +180,7 @@ class Planner:
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = t
+            self.tensors[id(value)] = from_last(t) if isinstance(found, Convolution) and found.last else t
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)

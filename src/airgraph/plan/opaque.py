@@ -6,7 +6,7 @@ Each knows what it reads and makes, and which step it becomes once what it reads
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airgraph.ir.graph import Node, Value
@@ -26,9 +26,10 @@ from airgraph.plan.steps import (
     Matrix,
 )
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import Tensor, broadcast, buffer, expand_to, permute, reshape
+from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
 
 Of = Callable[[Value], Tensor]
+DEEPEST = 1 << 16  # values of a patch in a convolution with channels last
 DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
 GROUPED = 64  # query heads that may share a key head there
 
@@ -93,6 +94,7 @@ class Convolution:
     bias: Tensor | None
     sizes: ConvSizes
     out: Tensor
+    last: bool  # `out` is [n, oh, ow, o]
 
     @property
     def operands(self) -> list[Tensor]:
@@ -103,9 +105,19 @@ class Convolution:
         return [self.out]
 
     def step(self, operands: Operands) -> ConvStep:
-        x, w = operands.contiguous(self.x), operands.contiguous(self.w)
+        x, w = self.image(operands), operands.contiguous(self.w)
         bias = operands.contiguous(self.bias) if self.bias is not None else None
-        return ConvStep(self.out, x, w, bias, self.sizes)
+        return ConvStep(self.out, x, w, bias, self.sizes, self.last)
+
+    def image(self, operands: Operands) -> Matrix:
+        if not self.last:
+            return operands.contiguous(self.x)
+        found = operands.view(self.x)
+        known = found is not None and all(isinstance(s, int) for s in found.strides)
+        if found is not None and known and (self.sizes.few or lies_plain(found, self.x, 1)):
+            return found
+        copied = operands.copied(to_last(self.x))
+        return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +190,10 @@ def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
     kernel, recognise = RECOGNISED.get(node.op, ("", None))
     if recognise is None or kernel not in target.kernels or node.control:
         return None
-    return recognise(node, of) if all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()) else None
+    if not all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()):
+        return None
+    found = recognise(node, of)
+    return channels_last(found) if isinstance(found, Convolution) and target.channels_last else found
 
 
 def matmul(node: Node, of: Of) -> Product | None:
@@ -275,7 +290,14 @@ def conv(node: Node, of: Of) -> Convolution | None:
     o, _, kh, kw = w.shape
     oh, ow = out.shape[2:]
     sizes = ConvSizes(n, c, h, wd, o, kh, kw, sh, sw, top, left, dh, dw, groups, oh, ow)
-    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out)
+    return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
+
+
+def channels_last(found: Convolution) -> Convolution | None:
+    s, out = found.sizes, found.out
+    if s.depth > DEEPEST or (s.few and s.groups * s.depth > DEEPEST):
+        return None
+    return replace(found, out=buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs), last=True)
 
 
 def written_back(node: Node) -> Node | None:

@@ -392,7 +392,7 @@ class PlanReader:
                 line.expect(",")
                 w = self.matrix(line)
                 bias = self.matrix(line) if line.take("+") else None
-                return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes))
+                return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes), line.take("channels_last"))
             case "call":
                 return self.call(line)
         raise VerifyError(f"{kind} is no kind of step")

@@ -128,16 +128,31 @@ class ConvSizes(NamedTuple):
     oh: int
     ow: int
 
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.c == self.o
+
+    @property
+    def depth(self) -> int:
+        """Values that are multiplied for one element of the result."""
+        return self.c // self.groups * self.kh * self.kw
+
+    @property
+    def few(self) -> bool:
+        """So few channels that patches are gathered, from any layout: the first layer of a network."""
+        return self.c // self.groups < 8 and not self.depthwise
+
 
 @dataclass(eq=False)
 class ConvStep:
-    """out = the 2-d convolution of x with w (+ bias)"""
+    """out = the 2-d convolution of x with w (+ bias). `last`: out lies as [n, oh, ow, o], and x by its strides."""
 
     out: Tensor
-    x: Matrix
+    x: Matrix  # strides by n, c, h, w
     w: Matrix
     bias: Matrix | None
     sizes: ConvSizes
+    last: bool = False
 
 
 @dataclass(eq=False)

@@ -20,4 +20,5 @@ class Target:
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
+    channels_last: bool = False  # convolutions make their results with channels last
     kernels: frozenset[str] = frozenset()  # which of gemm, attention, conv and decode its engine brings

@@ -21,6 +21,7 @@ from airgraph.plan.index import Affine, Refuse, expand, same
 
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
+TO_LAST, FROM_LAST = (0, 2, 3, 1), (0, 3, 1, 2)  # axes of NCHW as NHWC, and back
 _ids = itertools.count()
 
 
@@ -70,7 +71,10 @@ def iota(shape: Sequence[Dim], axis: int, start: Dim, step: Dim, dtype: DataType
 
 
 def point(op: str, inputs: Sequence[Tensor], dtype: DataType, shape: Sequence[Dim] | None = None) -> Tensor:
-    return tensor("point", inputs, broadcast(inputs) if shape is None else shape, dtype, op)
+    full = broadcast(inputs) if shape is None else tuple(shape)
+    if len(full) == 4 and any(map(is_last, inputs)):
+        return from_last(tensor("point", [to_last(t) for t in inputs], [full[i] for i in TO_LAST], dtype, op))
+    return tensor("point", inputs, full, dtype, op)
 
 
 def broadcast(inputs: Sequence[Tensor]) -> Shape:
@@ -107,11 +111,42 @@ def converted(value: Any, dtype: DataType) -> Any:
 
 
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    if is_last(x) and x.shape == tuple(shape):
+        return x
     return tensor("reshape", (x,), shape, x.dtype)
 
 
 def permute(x: Tensor, order: Sequence[int]) -> Tensor:
     return tensor("permute", (x,), [x.shape[i] for i in order], x.dtype, tuple(order))
+
+
+# -- channels last --------------------------------------------------------------------------------------------------
+# A convolution makes its result with channels last and shows it by a permutation. Formulas move that permutation outwards,
+# so what follows is computed channels last, too, and the next convolution reads it as it lies.
+class Shown(tuple[int, ...]):
+    """The order of axes by which channels-last memory is shown as [n, c, h, w]."""
+
+
+def from_last(x: Tensor) -> Tensor:
+    return tensor("permute", (x,), [x.shape[i] for i in FROM_LAST], x.dtype, Shown(FROM_LAST))
+
+
+def is_last(t: Tensor) -> bool:
+    return t.op == "permute" and isinstance(t.attrs, Shown)
+
+
+def to_last(t: Tensor) -> Tensor:
+    """A tensor of up to four axes as [n, h, w, c]; single numbers as they are."""
+    if is_last(t):
+        return t.inputs[0]
+    if all(same(s, 1) for s in t.shape):
+        return t if len(t.shape) <= 1 else reshape(t, (1,))
+    return permute(reshape(t, (1,) * (4 - len(t.shape)) + t.shape) if len(t.shape) < 4 else t, TO_LAST)
+
+
+def by_last(values: Sequence[Any]) -> list[Any]:
+    """One value for each axis of [n, c, h, w], in the order of [n, h, w, c]."""
+    return [values[i] for i in TO_LAST]
 
 
 def expand_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
@@ -120,6 +155,8 @@ def expand_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def cut(x: Tensor, shape: Sequence[Dim], starts: Sequence[Dim], steps: Sequence[Dim]) -> Tensor:
+    if is_last(x):
+        return from_last(cut(to_last(x), by_last(shape), by_last(starts), by_last(steps)))
     return tensor("slice", (x,), shape, x.dtype, (tuple(starts), tuple(steps)))
 
 
@@ -130,6 +167,8 @@ def part(x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
 
 
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
+    if len(parts[0].shape) == 4 and any(map(is_last, parts)):
+        return from_last(concat([to_last(p) for p in parts], TO_LAST.index(axis % 4)))
     total: Dim = 0
     for p in parts:
         total = expand(total + p.shape[axis])

@@ -195,7 +195,8 @@ class PlanText:
             case ConvStep():
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
                 operands = f"{self.matrix(step.x)}, {self.matrix(step.w)}{bias}"
-                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}"]
+                last = " channels_last" if step.last else ""
+                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"]
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)

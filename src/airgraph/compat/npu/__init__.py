@@ -17,6 +17,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load;  `pending` errors on their way while C++ asks the device
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
+    traced_streams  streams and events inside compiled functions
     custom_ops  kernels that a script registers for the device, in compiled programs
     collectives torch.distributed with the backend hccl
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
@@ -55,6 +56,7 @@ from airgraph.compat.npu import (
     state,
     steps,
     storage,
+    traced_streams,
     transfer,
     work,
 )
@@ -123,6 +125,7 @@ def uninstall() -> None:
     accelerator.uninstall()
     collectives.uninstall()
     pending.uninstall()
+    traced_streams.unregister()
     for library in emulation.libraries:
         library._destroy()
     random.forget()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from airgraph.compat.npu import module, random, streams
+from airgraph.compat.npu import module, random, streams, traced_streams
 from airgraph.compat.npu.memory import DEVICE_TYPE
 
 
@@ -28,6 +28,7 @@ def register() -> None:
     from torch._dynamo import device_interface
 
     _leave_alone()
+    traced_streams.register()
     for name in (DEVICE_TYPE, *(f"{DEVICE_TYPE}:{index}" for index in range(max(module.device_count(), 1)))):
         device_interface.register_interface_for_device(name, _interface())
 

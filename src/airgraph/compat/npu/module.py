@@ -17,6 +17,13 @@ from airgraph.compat.npu.amp import get_autocast_dtype, is_autocast_enabled, set
 from airgraph.compat.npu.graphed import make_graphed_callables
 from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
+from airgraph.compat.npu.limits import (
+    get_device_limit,
+    get_stream_limit,
+    reset_stream_limit,
+    set_device_limit,
+    set_stream_limit,
+)
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.compat.npu.random import (
     get_rng_state,
@@ -83,10 +90,12 @@ __all__ = [
     "get_amp_supported_dtype",
     "get_autocast_dtype",
     "get_device_capability",
+    "get_device_limit",
     "get_device_name",
     "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
+    "get_stream_limit",
     "graph",
     "graph_pool_handle",
     "graph_task_group_begin",
@@ -120,16 +129,19 @@ __all__ = [
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
     "reset_peak_memory_stats",
+    "reset_stream_limit",
     "seed",
     "seed_all",
     "set_autocast_dtype",
     "set_autocast_enabled",
     "set_compile_mode",
     "set_device",
+    "set_device_limit",
     "set_option",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_stream_limit",
     "stream",
     "synchronize",
 ]

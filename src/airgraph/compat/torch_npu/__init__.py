@@ -16,14 +16,19 @@ from airgraph.compat.torch_npu import (
     activations,
     caching,
     converters,
+    distributed,
     fused_norms,
     fusion_attention,
     inference_attention,
     layout,
     moe,
     norms,
+    optim,
+    paged,
+    profiler,
     quantisation,
     rotary,
+    testing,
 )
 from airgraph.compat.torch_npu.attention import (
     _npu_fused_infer_attention_score_get_max_workspace,
@@ -40,6 +45,7 @@ __all__ = [
     "activations",
     "caching",
     "converters",
+    "distributed",
     "fused_norms",
     "fusion_attention",
     "inference_attention",
@@ -49,11 +55,15 @@ __all__ = [
     "npu",
     "npu_fused_infer_attention_score",
     "npu_fused_infer_attention_score_v2",
+    "optim",
+    "paged",
     "print_npugraph_tensor",
+    "profiler",
     "quantisation",
     "reference",
     "rotary",
     "save_npugraph_tensor",
+    "testing",
 ]
 
 __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"

@@ -168,8 +168,10 @@ def attention_step(step: AttentionStep) -> NativeStep:
 
 
 def conv_step(step: ConvStep) -> NativeStep:
+    """(What the threads of one with channels last divide depends on their number: frames.py.)"""
     s = step.sizes
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *s, 0], 0, 1, cost, step)
+    sizes = [*step.x.strides] if step.last else [*s, 0]
+    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *sizes], 0, 1, cost, step)

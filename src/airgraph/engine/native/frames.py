@@ -23,9 +23,9 @@ from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.kernels import conv, gemm
+from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
 from airgraph.engine.native.tables import (
     BindingWords,
     DefinitionWords,
@@ -41,8 +41,8 @@ from airgraph.ir.boundary import SymbolSource
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
-from airgraph.plan.sizes import Amount, Sizes, Term, both, choose, either, equal, less, maximum
-from airgraph.plan.steps import CallStep, Plan, step_writes
+from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
+from airgraph.plan.steps import CallStep, ConvStep, Plan, step_writes
 from airgraph.plan.tensors import Tensor
 
 DTYPE_NUMBER = {
@@ -98,10 +98,25 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     jobs, scratch = term(step.jobs), term(step.scratch)
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
+    elif isinstance(step.origin, ConvStep) and step.origin.last:
+        return sized_conv(step, words, threads)
     elif step.kind == "conv":
         jobs, scratch = ask(sizes, "ag_conv2d_jobs", words[4:]), conv.scratch_bytes(words[4:])
     small = either(less(term(step.cost), ALONE), less(jobs, 2))
     return SizedStep(words, jobs, step.unit, 1 if getattr(step.origin, "alone", False) else small, aligned(scratch))
+
+
+def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedStep:
+    """With channels last."""
+    assert isinstance(step.origin, ConvStep)
+    tile, s = conv_last.this_tile(), step.origin.sizes
+    assert tile is not None
+    by_panels = conv_last.split(s, threads, tile)
+    jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
+    dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
+    small = either(less(as_int(step.cost), ALONE), less(jobs, 2))
+    sizes = [*words[: ConvLast.DIMS], *dims]
+    return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
 
 
 def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> SizedStep:

@@ -8,7 +8,20 @@ from typing import Any
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand
 from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, NoFormula, Use
-from airgraph.plan.tensors import Tensor, cast, const, converted, iota, point, reduce, tensor
+from airgraph.plan.tensors import (
+    TO_LAST,
+    Tensor,
+    cast,
+    const,
+    converted,
+    from_last,
+    iota,
+    is_last,
+    point,
+    reduce,
+    tensor,
+    to_last,
+)
 
 
 def wide(dtype: DataType) -> DataType:
@@ -84,5 +97,7 @@ def padded(x: Tensor, axis: int, low: Dim, high: Dim, fill: Any) -> Tensor:
     """One axis at a time: a kernel cuts one of its loops."""
     if not low and not high:
         return x
+    if is_last(x):
+        return from_last(padded(to_last(x), TO_LAST.index(axis), low, high, fill))
     shape = (*x.shape[:axis], expand(x.shape[axis] + low + high), *x.shape[axis + 1 :])
     return tensor("pad", (x,), shape, x.dtype, (tuple(low if i == axis else 0 for i in range(len(shape))), fill))

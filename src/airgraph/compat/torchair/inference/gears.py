@@ -38,31 +38,53 @@ class DimGears:
 
 
 def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]], *, pad: bool = False) -> None:
-    """The sizes each dimension of `t` may have: `set_dim_gears(x, {0: [2, 4, 8]})`. Once for a tensor."""
-    assert isinstance(t, torch.Tensor), f"set_dim_gears needs a tensor, but got {type(t)}"
-    assert isinstance(dim_gears, Mapping), f"dim_gears must be a dict, but got {type(dim_gears)}"
-    wanted = {dim: DimGears(dim, checked(t, dim, gears), pad) for dim, gears in dim_gears.items()}
+    """The sizes each dimension of `t` may have: `set_dim_gears(x, {0: [2, 4, 8]})`. Once for a tensor.
+
+    A size of 1 may be a gear. PyTorch compiles for it apart: a program for the others takes no part in it.
+    """
+    require(isinstance(t, torch.Tensor), f"set_dim_gears needs a tensor, but got {type(t)}")
+    require(isinstance(dim_gears, Mapping), f"dim_gears must be a dict, but got {type(dim_gears)}")
     before = getattr(t, MARK, None)
     if before is not None:
-        shown = {dim: list(g.gears) for dim, g in before.items()}
-        assert before == wanted, f"Tensor {t.shape} has already set dim gears {shown}, they cannot be changed"
+        same = as_given(before) == as_lists(dim_gears) and all(g.pad == pad for g in before.values())
+        require(same, f"Tensor {t} already has set dim gears, and it is not supported to set it again.")
+    wanted = {dim: DimGears(dim, checked(t, dim, gears), pad) for dim, gears in dim_gears.items()}
     setattr(t, MARK, wanted)
     for dim, gears in wanted.items():
         if pad:
             mark_bucket(t, dim, gears.bucket)
-        else:
+        elif t.shape[dim] > 1:
             torch._dynamo.mark_dynamic(t, dim)
 
 
+def require(condition: bool, text: str) -> None:
+    """TorchAir's error for wrong gears, also under `python -O`."""
+    if not condition:
+        raise AssertionError(text)
+
+
+def as_given(gears: Mapping[int, DimGears]) -> dict[Any, Any]:
+    return {dim: list(g.gears) for dim, g in gears.items()}
+
+
+def as_lists(dim_gears: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {dim: list(gears) if isinstance(gears, tuple) else gears for dim, gears in dim_gears.items()}
+
+
 def checked(t: torch.Tensor, dim: Any, gears: Any) -> tuple[int, ...]:
-    assert type(dim) is int, f"dim index in dim_gears must be int, but got {type(dim)}"
-    assert 0 <= dim < t.dim(), f"dim index {dim} is not within the range [0, {t.dim() - 1}] of the tensor's dimensions"
-    assert isinstance(gears, list | tuple), f"gears of dim {dim} must be a list or tuple, but got {type(gears)}"
-    for gear in gears:
-        assert type(gear) is int, f"each gear of dim {dim} must be int, but got {type(gear)}"
-        assert gear not in (0, 1), f"{gear} is not supported as a gear of dim {dim}: PyTorch specialises sizes 0 and 1"
-        assert gear > 0, f"each gear of dim {dim} must be positive, but got {gear}"
-    assert FEWEST <= len(gears) <= MOST, f"dim {dim} must have from {FEWEST} to {MOST} gears, but has {len(gears)}"
+    """In TorchAir's order, with its texts."""
+    require(type(dim) is int, f"Dim index in dim_gears must be an integer, but got {type(dim)}.")
+    require(0 <= dim < t.dim(), f"Dim index in dim_gears must be in range [0, {t.dim() - 1}], but got {dim}.")
+    of_dim = f"for dim index {dim}"
+    kind = f"Gears {of_dim} in dim_gears must be a list or tuple, but got {type(gears)}."
+    require(isinstance(gears, list | tuple), kind)
+    length = f"Length of gears {of_dim} in dim_gears must be in range [{FEWEST}, {MOST}], but got {len(gears)}."
+    require(FEWEST <= len(gears) <= MOST, length)
+    for i, gear in enumerate(gears):
+        element = f"Element at index {i} of value {of_dim} in dim_gears must be an integer, but got {type(gear)}."
+        require(type(gear) is int, element)
+        require(gear != 0, f"Gear value at index {i} {of_dim} must not be 0, but got 0.")
+        require(gear > 0, f"Gear value at index {i} {of_dim} must be positive, but got {gear}.")
     return tuple(gears)
 
 
@@ -83,18 +105,15 @@ def gears_of(example_inputs: Sequence[Any]) -> list[GearedDim]:
 
 
 def merged(lists: Sequence[Sequence[int]], policy: str) -> list[tuple[int, ...]]:
-    """The sizes that go together, one for each list.
+    """The sizes that go together, one for each list; those given twice count once.
 
     merged([(2, 4), (8, 16)], "zip")  →  [(2, 8), (4, 16)]
     """
-    if policy == "product":
-        together = list(itertools.product(*lists))
-    else:
-        assert len({len(gears) for gears in lists}) <= 1, (
-            f"dynamic_gears_merge_policy zip needs as many gears for each dim, but got {[len(g) for g in lists]}"
-        )
-        together = list(zip(*lists))
-    assert len(together) <= MOST, f"there are {len(together)} combinations of gears, the most is {MOST}"
+    same = len({len(gears) for gears in lists}) <= 1
+    require(policy == "product" or same, "when dynamic_gears_merge_policy is zip, input gears len must same.")
+    together = list(dict.fromkeys(itertools.product(*lists) if policy == "product" else zip(*lists)))
+    most = f"The total number of gears set cannot exceed {MOST}, and the current number of gears is: {len(together)}"
+    require(len(together) <= MOST, most)
     return together
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from airgraph.engine.native.kernels import attention, conv, gemm
+from airgraph.engine.native.kernels import attention, conv, conv_last, gemm
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.text import Native
 
-MODULES = (gemm, attention, conv)
+CHANNELS_LAST = conv_last.this_tile() is not None
+CONVOLUTION = conv_last if CHANNELS_LAST else conv
+MODULES = (gemm, attention, CONVOLUTION)
 
 
 class Gemm:
@@ -70,14 +72,36 @@ def step_conv() -> str:
     return f.text()
 
 
+class ConvLast:
+    """The sizes of a convolution with channels last, behind the error word: where x, w and bias begin (in bytes), then
+    conv_last.DIMS."""
+
+    X_AT, W_AT, BIAS_AT, DIMS = range(1, 5)
+
+
+def step_conv_last() -> str:
+    """args: x, w, bias, out."""
+    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    places = ((x, ConvLast.X_AT), (w, ConvLast.W_AT), (bias, ConvLast.BIAS_AT))
+    operands = ", ".join(f"ptr {f.at(p, f.word('%sizes', i), 'i8')}" for p, i in places)
+    dims = f.at("%sizes", ConvLast.DIMS, "i64")
+    rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch, ptr null, ptr null, ptr null, ptr null"
+    f.do(f"call void @ag_conv_last({operands}, {rest})")
+    return f.text()
+
+
 def source() -> str:
     gemm_params = "ptr, i64, ptr, i64, ptr, i64, i64, i64, i64, i64, i64, ptr, i64, ptr"
     parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
     parts += [
         "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
-        "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
+        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr, ptr, ptr, ptr, ptr)"
+        if CHANNELS_LAST
+        else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
-    return "\n".join([*parts, step_gemm(), step_attention(), step_conv()])
+    convolution = step_conv_last() if CHANNELS_LAST else step_conv()
+    return "\n".join([*parts, step_gemm(), step_attention(), convolution])
 
 
 @cache

@@ -1,0 +1,198 @@
+"""torch_npu's packages beside its ops: profiler, testing, optim, limits of cores, attention over blocks."""
+
+import csv
+import json
+import unittest
+
+import numpy as np
+import pytest
+import torch
+import torch_npu
+from torch_npu.testing.common_utils import check_operators_in_prof, create_common_tensor
+from torch_npu.testing.testcase import TestCase
+
+
+# -- profiler -------------------------------------------------------------------------------------------------------
+def profiled(folder, **settings):
+    profiler = torch_npu.profiler
+    model, x = torch.nn.Linear(4, 4).npu(), torch.ones(2, 4).npu()
+    with profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU],
+        schedule=profiler.schedule(wait=1, warmup=1, active=2, repeat=1),
+        on_trace_ready=profiler.tensorboard_trace_handler(str(folder), **settings),
+        record_shapes=True,
+    ) as prof:
+        for _ in range(5):
+            model(x).relu()
+            prof.step()
+    return prof
+
+
+def test_profile_writes_a_trace_and_a_table(tmp_path):
+    profiled(tmp_path, worker_name="rank0")
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("rank0_") and folder.name.endswith("_ascend_pt")
+    trace = json.loads((folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
+    events = [e for e in trace["traceEvents"] if e.get("name") == "aten::relu"]
+    assert len(events) == 2 and all(e["ph"] == "X" and e["dur"] >= 0 for e in events)
+    rows = list(csv.DictReader((folder / "ASCEND_PROFILER_OUTPUT" / "operator_details.csv").open()))
+    (relu,) = [row for row in rows if row["Name"] == "aten::relu"]
+    assert relu["Count"] == "2" and relu["Input Shapes"] == "[[2, 4]]" and float(relu["Host Total Duration(us)"]) > 0
+    info = json.loads((folder / "profiler_info.json").read_text())["config"]
+    assert info["activities"] == ["ProfilerActivity.CPU", "ProfilerActivity.NPU"] and info["record_shapes"] is True
+    torch_npu.profiler.profiler.analyse(str(tmp_path))
+
+
+def test_trace_without_a_table(tmp_path):
+    prof = profiled(tmp_path, analyse_flag=False)
+    assert [path.name for path in tmp_path.glob("*/ASCEND_PROFILER_OUTPUT/*")] == ["trace_view.json"]
+    assert check_operators_in_prof(["aten::relu"], prof) and not check_operators_in_prof(["aten::conv2d"], prof)
+    with pytest.raises(RuntimeError, match=r"no trace of torch_npu\.profiler"):
+        torch_npu.profiler.analyse(str(tmp_path / "nowhere"))
+
+
+def test_settings_of_the_chip(tmp_path):
+    profiler = torch_npu.profiler
+    config = profiler._ExperimentalConfig(
+        profiler_level=profiler.ProfilerLevel.Level1, export_type=profiler.ExportType.Text, l2_cache=False
+    )
+    with pytest.warns(UserWarning, match="AI Cores and caches are the chip's"):
+        prof = profiler.profile(experimental_config=config, with_stack=True)
+    prof.start()
+    torch.ones(2).npu() + 1
+    prof.stop()
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert "aten::add" in (tmp_path / "trace.json").read_text()
+    assert prof.npu_info["experimental_config"]["aic_metrics"] == "ACL_AICORE_PIPE_UTILIZATION"
+    with pytest.raises(TypeError, match=r"profiler_level must be a torch_npu.profiler.ProfilerLevel, got str"):
+        profiler._ExperimentalConfig(profiler_level="Level1")
+    assert profiler.ProfilerLevel.Level2 in profiler.supported_profiler_level()
+    assert profiler.AiCMetrics.Memory in profiler.supported_ai_core_metrics()
+    assert profiler.supported_activities() == set(profiler.ProfilerActivity)
+
+
+# -- testing --------------------------------------------------------------------------------------------------------
+class Cases(TestCase):
+    def test_near(self):
+        x, y = create_common_tensor([np.float32, 2, (4, 5)], -1, 1)
+        self.assertRtolEqual(x, y.cpu())
+        self.assertRtolEqual([x.numpy() * (1 + 1e-5)], [y])
+        self.assertRtolEqual(x.half(), y, auto_trans_dtype=True, prec=1e-3)
+        self.assertEqual(x, y)
+        self.assertEqual(2, 2)
+
+    def test_far(self):
+        x = torch.arange(4.0)
+        for other, said in (
+            (x + 1, "result error: 4 of 4"),
+            (x.double(), "dtype error"),
+            (x[:2], "shape error"),
+            (torch.full((4,), float("nan")), "result error"),
+        ):
+            with self.assertRaisesRegex(AssertionError, said):
+                self.assertRtolEqual(x, other)
+        with self.assertRaisesRegex(AssertionError, "result error: 1 of 2"):
+            self.assertRtolEqual(torch.tensor([1, 2]), torch.tensor([1, 3]))
+        with self.assertRaises(AssertionError):
+            self.assertEqual(x, x + 1)
+
+
+def test_testcase():
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(Cases).run(result)
+    assert result.testsRun == 2 and result.wasSuccessful(), result.failures + result.errors
+
+
+# -- optimizers -----------------------------------------------------------------------------------------------------
+OPTIMIZERS = {
+    "Adam": {"lr": 0.1},
+    "AdamW": {"lr": 0.1},
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adadelta": {},
+    "RMSprop": {},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fused_optimizers_are_pytorchs(name):
+    results = []
+    for package, prefix in ((torch.optim, ""), (torch_npu.optim, "NpuFused")):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2).npu()
+        optimizer = getattr(package, prefix + name)(model.parameters(), **OPTIMIZERS[name])
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3).npu()).square().sum().backward()
+            optimizer.step()
+        results.append([p.detach().cpu() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_gradients_are_clipped_together():
+    x = torch.ones(4).npu().requires_grad_()
+    optimizer = torch_npu.optim.NpuFusedSGD([x], lr=1.0)
+    (x * 3).sum().backward()
+    norm = optimizer.clip_optimizer_grad_norm_fused_(1.0)
+    assert round(float(norm), 4) == 6 and round(float(x.grad.norm()), 4) == 1
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:limits of cores")
+def test_limits_of_cores():
+    stream = torch.npu.Stream()
+    before = torch.npu.get_device_limit(0)
+    assert set(before) == {"cube_core_num", "vector_core_num"} and torch.npu.get_stream_limit(stream) == before
+    torch.npu.set_device_limit(0, 12, 20)
+    assert torch.npu.get_device_limit("npu:0") == {"cube_core_num": 12, "vector_core_num": 20}
+    torch.npu.set_stream_limit(stream, vector_num=4)
+    assert torch.npu.get_stream_limit(stream) == {"cube_core_num": 12, "vector_core_num": 4}
+    torch.npu.reset_stream_limit(stream)
+    assert torch.npu.get_stream_limit(stream) == {"cube_core_num": 12, "vector_core_num": 20}
+    torch.npu.set_device_limit(0, *before.values())
+    with pytest.raises(ValueError, match="vector_core_num must be at least 1, or -1"):
+        torch.npu.set_stream_limit(stream, 4, 0)
+    with pytest.warns(UserWarning, match="have no effect: cores cannot be limited here"):
+        torch.npu.set_stream_limit(stream, 4)
+
+
+# -- attention over blocks ------------------------------------------------------------------------------------------
+def paged_case():
+    torch.manual_seed(0)
+    keys, values = torch.randn(6, 4, 2, 8), torch.randn(6, 4, 2, 8)
+    query = torch.randn(3, 4, 8)
+    table, lengths = torch.tensor([[5, 1, 0], [2, 0, 0], [3, 4, 1]], dtype=torch.int32), torch.tensor([7, 3, 0])
+    wanted = torch.zeros(3, 4, 8)
+    for i, length in enumerate(lengths.tolist()):
+        k, v = (cache[table[i].long()].flatten(0, 1)[:length] for cache in (keys, values))
+        for head in range(4 if length else 0):
+            shares = (query[i, head] @ k[:, head // 2].T * 0.3).softmax(-1)
+            wanted[i, head] = shares @ v[:, head // 2]
+    return query.npu(), keys.npu(), values.npu(), table.npu(), lengths, wanted
+
+
+@pytest.mark.parametrize("backend", [None, "airgraph", "npugraph_ex"])
+def test_paged_attention(backend):
+    query, keys, values, table, lengths, wanted = paged_case()
+
+    def attend(out):
+        torch_npu._npu_paged_attention(query, keys, values, 2, 4, 0.3, table, lengths, out)
+        return out + 1
+
+    torch._dynamo.reset()
+    run = attend if backend is None else torch.compile(attend, backend=backend, fullgraph=True)
+    out = torch.full((3, 4, 8), float("nan")).npu()
+    after = run(out)
+    torch.testing.assert_close(out.cpu(), wanted)
+    torch.testing.assert_close(after.cpu(), wanted + 1)
+    assert (
+        torch_npu._npu_paged_attention_get_workspace(query, keys, values, 2, 4, 0.3, table, lengths, out).numel() == 0
+    )
+
+
+def test_tokens_go_into_their_slots():
+    keys, values = torch.zeros(2, 3, 1, 2).npu(), torch.zeros(2, 3, 1, 2).npu()
+    rows = torch.arange(4.0).reshape(2, 1, 2).npu()
+    torch_npu._npu_reshape_and_cache(rows, -rows, keys, values, torch.tensor([4, 0], dtype=torch.int32).npu())
+    wanted = torch.zeros(6, 1, 2)
+    wanted[4], wanted[0] = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 3.0]])
+    assert torch.equal(keys.cpu().flatten(0, 1), wanted) and torch.equal(values.cpu().flatten(0, 1), -wanted)

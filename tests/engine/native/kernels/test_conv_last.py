@@ -1,0 +1,92 @@
+"""Convolutions with channels last against float64: every mode, jobs in any order, scratch memory full of garbage."""
+
+import ctypes
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+from airgraph.engine.native.kernels import conv_last
+from airgraph.engine.native.llvm import jit
+from airgraph.plan.sizes import as_int
+from airgraph.plan.steps import ConvSizes
+
+#       N  C  H  W   O  kernel  stride  padding dilation groups
+CASES = [
+    (1, 3, 9, 9, 8, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (2, 3, 23, 21, 10, (7, 7), (2, 2), (3, 3), (1, 1), 1),
+    (1, 1, 12, 30, 4, (3, 3), (1, 1), (0, 0), (1, 1), 1),
+    (1, 4, 10, 12, 6, (3, 2), (1, 3), (2, 0), (2, 3), 1),
+    (1, 2, 40, 40, 3, (32, 32), (1, 1), (0, 0), (1, 1), 1),
+    (1, 6, 20, 37, 12, (3, 3), (2, 2), (1, 1), (1, 1), 6),
+    (2, 12, 9, 9, 8, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+    (1, 16, 7, 7, 40, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (1, 70, 8, 8, 130, (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    (2, 33, 15, 13, 50, (3, 3), (2, 1), (1, 0), (1, 2), 1),
+    (3, 40, 5, 7, 12, (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    (1, 40, 9, 9, 12, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    (1, 8, 1, 50, 8, (1, 5), (1, 1), (0, 2), (1, 1), 1),
+    (1, 9, 5, 5, 3, (5, 5), (1, 1), (4, 4), (1, 1), 1),
+    (1, 32, 9, 9, 64, (3, 3), (1, 1), (1, 1), (1, 1), 2),
+    (2, 6, 20, 37, 6, (3, 3), (1, 1), (1, 1), (1, 1), 6),
+    (2, 50, 9, 11, 50, (5, 5), (2, 2), (2, 2), (1, 1), 50),
+    (1, 48, 14, 14, 48, (7, 7), (1, 1), (3, 3), (1, 1), 48),
+    (1, 40, 7, 7, 40, (7, 7), (2, 2), (3, 3), (1, 1), 40),
+    (1, 4, 9, 9, 4, (5, 3), (1, 1), (2, 1), (1, 2), 4),
+    (1, 4, 19, 40, 4, (3, 3), (3, 3), (1, 1), (1, 1), 4),
+]
+GARBAGE = {"nan": float("nan"), "inf": float("inf"), "subnormal": 1e-42}
+
+
+@pytest.fixture(scope="module", params=conv_last.TILE_OF.values(), ids=lambda tile: f"{tile.lanes} lanes")
+def kernel(request):
+    """LLVM makes any machine's text run on this one, if not as fast."""
+    code = jit.build([jit.Unit(conv_last.source(request.param), conv_last.EXPORTS)])
+    i, p = ctypes.c_int64, ctypes.c_void_p
+    run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p, p, p, p, p)(code["ag_conv_last"])
+    run.code, run.tile = code, request.param
+    return run
+
+
+def sizes(case):
+    n, c, h, w, o, kernel, stride, padding, dilation, groups = case
+    x, weight = torch.empty(n, c, h, w, device="meta"), torch.empty(o, c // groups, *kernel, device="meta")
+    out = conv2d(x, weight, None, stride, padding, dilation, groups)
+    return ConvSizes(n, c, h, w, o, *kernel, *stride, *padding, *dilation, groups, *out.shape[2:])
+
+
+def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage):
+    """The last jobs first, as another thread might."""
+    dims = torch.tensor(conv_last.words(s, by_panels, x.stride(), kernel.tile))
+    need = as_int(conv_last.scratch_bytes(s, by_panels, kernel.tile)) // 4
+    scratch = torch.full((need + 64,), garbage)
+    out = torch.full((s.n, s.oh, s.ow, s.o), float("nan"))
+    jobs = as_int(conv_last.jobs(s, by_panels, kernel.tile))
+    operands = [t.data_ptr() if t is not None else 0 for t in (x, weight, bias, out, dims)]
+    for first, last in [(jobs // 2, jobs), (0, jobs // 2)]:
+        kernel(*operands, first, last, scratch.data_ptr(), 0, 0, 0, 0)
+    assert torch.equal(scratch[need:].nan_to_num(), torch.full((64,), garbage).nan_to_num())
+    return out.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_like_float64(kernel, case, garbage):
+    torch.manual_seed(0)
+    n, c, h, w, o, shape, *options, groups = case
+    s = sizes(case)
+    x, weight, bias = torch.randn(n, c, h, w), torch.randn(o, c // groups, *shape), torch.randn(o)
+    wanted = conv2d(x.double(), weight.double(), bias.double(), *options, groups)
+    limit = 2 * (conv2d(x, weight, bias, *options, groups) - wanted).abs().max() + 2e-6 * weight[0].numel() ** 0.5
+    layouts = [x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), *([x] if s.few else [])]
+    for image in layouts:
+        for by_panels in (0, 1):
+            found = run_by_jobs(kernel, s, image, weight, bias, by_panels, GARBAGE[garbage])
+            assert (found - wanted).abs().max() <= limit
+
+
+def test_threads_divide_panels_where_pixels_are_few():
+    tile = conv_last.TILE_OF[16]
+    large = sizes((1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    small = sizes((1, 512, 7, 7, 512, (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    assert [as_int(conv_last.split(s, 2, tile)) for s in (large, small)] == [0, 1]

@@ -1,0 +1,105 @@
+"""Images inside a graph: what follows a convolution lies channels last, too, and nothing is transposed in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import airgraph
+import airgraph.engine.native
+from airgraph.plan.steps import ConvStep, LoopStep
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Plans for a CPU whose convolutions are channels last, whatever this one's are."""
+    found = []
+    make = airgraph.engine.native.make_plan
+
+    def made(graph, boundary, target):
+        found.append(make(graph, boundary, replace(target, channels_last=True)))
+        return make(graph, boundary, target)
+
+    monkeypatch.setattr(airgraph.engine.native, "make_plan", made)
+    return found
+
+
+def normed(given, made, size, stride=1, groups=1):
+    parts = nn.Conv2d(given, made, size, stride, size // 2, groups=groups, bias=False), nn.BatchNorm2d(made)
+    nn.init.normal_(parts[1].running_mean)
+    return nn.Sequential(*parts)
+
+
+class Network(nn.Module):
+    """A first layer, pooling, a residual, a depthwise convolution, squeeze, a concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = normed(3, 16, 7, 2), normed(16, 16, 3)
+        self.wide, self.squeeze = normed(16, 16, 5, 2, 16), nn.Conv2d(16, 16, 1)
+        self.last = nn.Conv2d(32, 9, 3, dilation=2, padding=2)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
+        x = F.hardswish(self.wide(F.relu(self.second(x) + x)))
+        x = x * torch.sigmoid(self.squeeze(F.adaptive_avg_pool2d(x, 1)))
+        return self.last(torch.cat((x, F.pad(x[..., 1:], (0, 1))), 1))
+
+
+def copies(plan):
+    """Loops that only move data: their formulas are single loads."""
+    stores = [s for step in plan.steps if isinstance(step, LoopStep) for p in step.kernel.parts for s in p.stores]
+    return [s for s in stores if s.value.op == "copy" and s.value.args[0].op == "load"]
+
+
+def test_nothing_is_transposed_between_convolutions(plans):
+    model, x = Network().eval(), torch.randn(2, 3, 43, 50)
+    airgraph.compile(model, x)
+    (plan,) = plans
+    convolutions = [step for step in plan.steps if isinstance(step, ConvStep)]
+    assert len(convolutions) == 5 and all(step.last for step in convolutions)
+    assert convolutions[0].x.tensor.op == "buffer" and convolutions[0].x.strides[3] == 1, "read as the argument lies"
+    assert all(step.x.strides[1] == 1 for step in convolutions[1:])
+    assert len(copies(plan)) <= 1, "only the result"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout, dynamo", [(torch.contiguous_format, False), (torch.channels_last, True)])
+def test_as_eager(layout, dynamo):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Network().eval(), torch.randn(2, 3, 43, 50).to(memory_format=layout)
+    compiled = torch.compile(model, backend="airgraph") if dynamo else airgraph.compile(model, x)
+    with torch.no_grad():
+        found, wanted = compiled(x), model(x)
+    assert found.stride() == wanted.stride()
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_that_change_are_seen():
+    model, x = nn.Conv2d(16, 24, 3, padding=1), torch.randn(1, 16, 9, 9)
+    compiled = airgraph.compile(model, x)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-4)
+            model.weight.data.mul_(3)  # PyTorch does not count this as a new version of the parameter
+
+
+@pytest.mark.slow
+def test_gradients():
+    torch._dynamo.reset()
+    model, x = Network().train(), torch.randn(2, 3, 33, 33, requires_grad=True)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    results = []
+    for run in (model, torch.compile(model, backend="airgraph")):
+        model.load_state_dict(state)
+        model.zero_grad()
+        x.grad = None
+        run(x).square().mean().backward()
+        results.append([x.grad, *(p.grad.clone() for p in model.parameters())])
+    for found, wanted in zip(results[1], results[0]):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
