@@ -30,7 +30,7 @@ ORDER = [
     {"analysis", "passes", "convert"},
     {"ir"},
     {"journal"},
-    {"disk_cache"},
+    {"disk_cache", "source_hash"},
     {"gears"},
     {"config", "locks"},
     {"errors"},
@@ -44,7 +44,7 @@ AGREED = {
     ("tools/doctor.py", "compat"): "`airgraph doctor` says what the emulation has",
 }
 FILES = sorted(ROOT.rglob("*.py"))
-TORCH_FREE = ("ir", "gears", "analysis", "passes", "plan", "config", "errors", "journal", "disk_cache")
+TORCH_FREE = ("ir", "gears", "analysis", "passes", "plan", "config", "errors", "journal", "disk_cache", "source_hash")
 
 
 def layer_of(file: Path) -> str:

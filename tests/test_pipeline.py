@@ -55,7 +55,7 @@ def test_the_padding_analysis_reads_the_graph_there_is(conversions, tmp_path, mo
 def test_stages_in_order():
     torch.compile(lambda x: x.exp() * 2, backend="airgraph")(torch.randn(3))
     stages = [stage.name for stage in JOURNALS[-1].stages]
-    assert stages[:2] == ["fx_passes", "convert"] and stages[-2:] == ["plan", "load"]
+    assert stages[:3] == ["fx_passes", "cache", "convert"] and stages[-2:] == ["plan", "load"]
 
 
 def test_the_files_that_docs_architecture_names_are_there():

@@ -55,6 +55,13 @@ class Key:
         self.fields = {name: short(value) for name, value in fields.items()}
         self.digest = hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()
 
+    @classmethod
+    def known(cls, digest: str) -> Key:
+        """One of which only the digest is known: enough to find an entry."""
+        key = cls.__new__(cls)
+        key.fields, key.digest = {}, digest
+        return key
+
 
 def short(text: str) -> str:
     return text if len(text) <= 400 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -157,9 +164,10 @@ class Cache:
             os.utime(path)
         return found
 
-    def put(self, kind: str, key: Key, data: bytes) -> None:
+    def put(self, kind: str, key: Key, data: bytes) -> bool:
+        """Whether it is there now."""
         if self.mode != "on" or self.secret is None:
-            return
+            return False
         path = self.path(kind, key)
         new = path.with_name(f".{os.getpid()}-{next(_numbers)}.part")
         try:
@@ -173,10 +181,11 @@ class Cache:
                 new.unlink(missing_ok=True)
         except OSError as error:
             self.note(f"{path} cannot be written: {error}")
-            return
+            return False
         self._put += 1
         if self._put % SCAN_EVERY == 1:
             self.prune()
+        return True
 
     @contextlib.contextmanager
     def lock(self, kind: str, key: Key) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
     torch.compile(model, backend="airgraph")
       Dynamo ─ AOTAutograd ─▶ compile_graph ─▶ FX passes ─▶ convert ─▶ graph passes ─▶ plan ─▶ load ─▶ program
+                                                   └─▶ a program from the compilation cache ─────────────▶┘
 
 Each stage writes its result, its time and its reasons into the journal; dumps and logs are made from there. The public
 entry points, which call this, are in `api`.
@@ -43,6 +44,9 @@ from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
+from airgraph.store.program_entry import ProgramEntry, facts_of, not_kept
+from airgraph.store.program_key import NotKept, graph_text, program_key
+from airgraph.store.programs import Remembered
 from airgraph.store.summary import write_summary
 
 _numbers = itertools.count(1)
@@ -85,12 +89,8 @@ def compile_graph(
     if config.run_eagerly or config.data_dump:
         return interpreted(c, gm)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
-        graph, boundary = converted(c, gm)
-        padding = padded(c, gm, graph, boundary, inputs, marks or {})
-        fixed = fixed_inputs() if phase != "backward" else frozenset()
-        program, graph = made_ready(c, graph, boundary, device, fixed)
-    classify(graph, inputs, c.journal, time.perf_counter() - start)
-    runner: Runner = padding.around(program) if padding else program
+        runner, static = from_cache(c, gm, inputs, device) or compiled(c, gm, inputs, device, marks or {})
+    classify(static, inputs, c.journal, time.perf_counter() - start)
     for wrap in _wraps:
         runner = wrap(gm, runner, config)
     return runner
@@ -110,6 +110,70 @@ def after_fx_passes(
     for remark in scopes.remarks(gm, c.config.mode, has_streams):
         c.journal.remark(remark)
     return gm
+
+
+def from_cache(
+    c: Compilation, gm: torch.fx.GraphModule, inputs: Sequence[Any], device: torch.device
+) -> tuple[Runner, bool] | None:
+    """The program as another process compiled it, or as this one does and keeps it; None where it cannot be kept."""
+    journal = c.journal
+    with journal.stage("cache") as stage, open_cache().watched(stage.notes):
+        refusal = "a tool looks on" if _wraps else not_kept(c.config, computing_device(device))
+        entry = refusal or cache_entry(c, gm, device)
+        if isinstance(entry, str):
+            journal.counters["programs not kept"] += 1
+            stage.notes.append(f"program not kept: {entry}")
+            return None
+        found = entry.find()
+    if found is not None:
+        return found
+    with entry.alone() as found:  # whoever waited for another process finds what it kept
+        if found is not None:
+            return found
+        before = Remembered.of(journal)
+        graph, boundary = converted(c, gm)
+        program, graph = made_ready(c, graph, boundary, device, fixed_of(c))
+        with journal.stage("keep") as stage:
+            stage.notes += entry.keep(program, graph.is_static, inputs, before)
+    return program, graph.is_static
+
+
+def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> ProgramEntry | str:
+    """Where the program of this graph is in the cache, or why it cannot be there."""
+    cache = open_cache()
+    if cache.secret is None:
+        return "the cache folder cannot be used"
+    try:
+        text = graph_text(gm, registry_of(c.config))
+    except NotKept as reason:
+        return str(reason)
+    key = program_key(text, {**facts_of(c.config), "phase": c.journal.phase, "device": str(computing_device(device))})
+    maker = ProgramMaker(c.name, Boundary(), c.journal, c.config)
+    return ProgramEntry(cache, key, text, maker, lambda: recompiled(c, gm, device))
+
+
+def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:
+    """The executable of a graph whose program came from the cache, for what only a plan can do."""
+    c.journal.remark("compiled after all: PyTorch's dispatcher does not give what was planned")
+    again = replace(c, journal=Journal(c.name, c.journal.phase, c.config.log))
+    with _disable_current_modes():
+        graph, boundary = converted(again, gm)
+        return made_ready(again, graph, boundary, device, frozenset())[0].executable
+
+
+def compiled(
+    c: Compilation, gm: torch.fx.GraphModule, inputs: Sequence[Any], device: torch.device, marks: Mapping[Any, str]
+) -> tuple[Runner, bool]:
+    """Through all stages; and whether the graph is static."""
+    graph, boundary = converted(c, gm)
+    padding = padded(c, gm, graph, boundary, inputs, marks)
+    program, graph = made_ready(c, graph, boundary, device, fixed_of(c))
+    return padding.around(program) if padding else program, graph.is_static
+
+
+def fixed_of(c: Compilation) -> frozenset[int]:
+    """The arguments that stay where they are."""
+    return fixed_inputs() if c.journal.phase != "backward" else frozenset()
 
 
 def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary]:

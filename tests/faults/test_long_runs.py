@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from airgraph.engine.native import code, engine
+from airgraph.engine.native import code, runner
 from airgraph.engine.native.llvm import jit
 
 JOURNAL = ("Journal", "Stage", "OpUse")
@@ -43,7 +43,7 @@ def test_machine_code_goes_with_the_last_program_that_uses_it():
     x = torch.randn(4, 8)
     program(0)(x)
     settled()
-    before, known, frames = maps(), len(code._known), len(engine._frames)
+    before, known, frames = maps(), len(code._known), len(runner._frames)
     alive = [program(number) for number in range(64, 72)]
     for run in alive:
         run(x)
@@ -52,7 +52,7 @@ def test_machine_code_goes_with_the_last_program_that_uses_it():
     del run
     alive.clear()
     settled()
-    assert len(code._known) == known and len(engine._frames) == frames
+    assert len(code._known) == known and len(runner._frames) == frames
     assert maps() <= before + 2  # an arena of malloc's is not ours
 
 

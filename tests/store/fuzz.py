@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import airgraph
-from airgraph.engine.native import engine as native_engine
+from airgraph.engine.native import runner as native_runner
 from airgraph.engine.strides import contiguous_strides
 from airgraph.errors import AirgraphError
 from airgraph.ir.stored import EXTRA
@@ -439,7 +439,7 @@ def json_args(folder: Path, base: int) -> tuple[Any, ...]:
 
 def child(folder: Path, seed: int, start: int, stop: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    native_engine.torch = GuardedTorch()  # type: ignore[attr-defined]
+    native_runner.torch = GuardedTorch()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as work:
         for index in range(start, stop):
             place = Path(work) / str(index % 10)
@@ -499,7 +499,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         export_all(Path(name))
         if args.only is not None:
-            native_engine.torch = GuardedTorch()  # type: ignore[attr-defined]
+            native_runner.torch = GuardedTorch()  # type: ignore[attr-defined]
             (Path(name) / "work").mkdir()
             print(outcome(args.only, args.seed, Path(name), Path(name) / "work"))
             return 0

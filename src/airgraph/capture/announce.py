@@ -10,7 +10,6 @@ from torch._guards import CompileContext
 
 from airgraph.config import Config
 from airgraph.convert.metadata import SYMBOLIC
-from airgraph.ir.graph import Graph
 from airgraph.journal import Journal
 
 
@@ -31,13 +30,13 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
-def classify(graph: Graph, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
+def classify(static: bool, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
     """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
     fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
-    ge = "static" if graph.is_static else "dynamic"
+    ge = "static" if static else "dynamic"
     journal.classification = f"{fx.lower()} FX graph, {ge} GE graph"
     journal.symbols = symbols_of(inputs)
-    number = graph.name.removeprefix("graph_")
+    number = journal.graph.removeprefix("graph_")
     log = journal.engine_log
     log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
     log.info("Create graph executor for %s graph %s", ge, number)

@@ -10,18 +10,18 @@ its own frames: the tables of one call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
+from airgraph.engine.arguments import THREADS, TakesArguments
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import EngineError, raise_from_op
-from airgraph.ir.boundary import Argument, OfInput, TensorIn, symbol_sources
+from airgraph.ir.boundary import OfInput, TensorIn, symbol_sources
 from airgraph.ir.graph import Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
@@ -29,11 +29,9 @@ from airgraph.plan.index import expand
 from airgraph.plan.lifetimes import Access, Timeline, lifetimes, timeline
 from airgraph.plan.memory import Arrangement, memory, rooms
 from airgraph.plan.overwrite import overwrites
-from airgraph.plan.sizes import Sizes, whole
+from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
-
-THREADS = sympy.Symbol("threads", integer=True, positive=True)  # the first symbol of every plan's sizes
 
 
 class EngineStep(Protocol):
@@ -121,7 +119,7 @@ class CallFrame(Protocol):
     def made_by_dispatcher(self, t: Tensor) -> torch.Tensor: ...
 
 
-class PlannedExecutable:
+class PlannedExecutable(TakesArguments):
     """A plan made ready by an engine, whose steps are `steps`."""
 
     def __init__(self, request: Request, steps: Sequence[EngineStep]) -> None:
@@ -166,26 +164,6 @@ class PlannedExecutable:
         places = [p for p in self.plan.places.values() if p.kind == "input"]
         written = {p.source for p in places if p.alias is not None}
         return frozenset(self.table.slot(p.tensor) for p in places if p.source not in written)
-
-    def fitting(self, args: Sequence[Any], value: Callable[[Any], int]) -> list[Any]:
-        """Arguments with the strides the graph was compiled for, in memory of the type it was compiled for."""
-        result = list(args)
-        for i, (spec, arg) in enumerate(zip(self.boundary.arguments, args)):
-            if isinstance(spec, TensorIn) and isinstance(arg, torch.Tensor) and not fits(spec, arg, value):
-                plain = arg.detach().as_subclass(torch.Tensor).to(TORCH_TYPES[spec.type.dtype])
-                strides = [value(s) for s in spec.strides]
-                result[i] = plain if lies_as(plain, strides) else copy_strided(plain, strides)
-        return result
-
-    def write_through(self, used: Sequence[Any], given: Sequence[Any]) -> None:
-        """What the graph wrote into a copy of an argument belongs to the argument."""
-        for spec, mine, theirs in zip(self.boundary.arguments, used, given):
-            if spec.name in self.written and mine is not theirs and mine.data_ptr() != theirs.data_ptr():
-                theirs.copy_(mine)
-
-    def computes(self, x: Any) -> bool:
-        """Whether an expression is a whole number that follows from the arguments."""
-        return bool(x.free_symbols <= set(self.sizes.symbols)) and whole(x)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
     def timeline(self, steps: Sequence[EngineStep], single: Sequence[bool]) -> Timeline:
@@ -305,10 +283,6 @@ class PlannedExecutable:
         for at in self.handed.get(t.id, ()):
             frame.objects[at] = result
 
-    def learned(self) -> Symbols:
-        """Sizes that only running could tell, of this thread's last call."""
-        return getattr(self.local, "symbols", {})
-
 
 def bytes_of(t: Tensor) -> Any:
     """The size of a contiguous tensor, in bytes."""
@@ -316,14 +290,3 @@ def bytes_of(t: Tensor) -> Any:
     for d in t.shape:
         size = size * d
     return expand(size)
-
-
-def fits(spec: Argument, arg: torch.Tensor, value: Callable[[Any], int]) -> bool:
-    """An engine can read it as it is."""
-    if not isinstance(spec, TensorIn) or type(arg) not in (torch.Tensor, torch.nn.Parameter):
-        return False
-    return arg.dtype == TORCH_TYPES[spec.type.dtype] and lies_as(arg, [value(s) for s in spec.strides])
-
-
-def lies_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    return 0 in tensor.shape or all(a == b or n <= 1 for a, b, n in zip(tensor.stride(), strides, tensor.shape))

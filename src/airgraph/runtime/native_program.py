@@ -14,8 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from airgraph.engine.native.engine import NativeExecutable
-from airgraph.engine.native.profiled import named_steps
+from airgraph.engine.native.runner import FrameRunner
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput
 from airgraph.ir.symbols import evaluate
@@ -26,14 +25,13 @@ from airgraph.runtime.program import Program, quiet, to_host
 class NativeProgram(Program):
     """`direct`: every output is made by native code, as its caller gets it or with views of it; so are all numbers."""
 
-    def __init__(self, name: str, boundary: Boundary, executable: NativeExecutable, journal: Journal) -> None:
+    def __init__(self, name: str, boundary: Boundary, executable: FrameRunner, journal: Journal) -> None:
         super().__init__(name, boundary, executable, journal)
         self.native = executable
-        outputs = executable.plan.outputs
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
-        native = self.host and all(t is not None for t in outputs) and not executable.plan.loose
+        native = self.host and not any(executable.made) and not executable.loose
         fresh = [r.index for r in boundary.results if isinstance(r, Fresh)]
-        self.plain = native and fresh == list(range(len(outputs))) and len(boundary.results) == len(outputs)
+        self.plain = native and fresh == list(range(len(executable.made))) and len(boundary.results) == len(fresh)
         self.given = {a.expr: i for i, a in enumerate(boundary.arguments) if isinstance(a, NumberIn)}
         self.numbers = list(dict.fromkeys(x for r in boundary.results for x in self.expressions(r)))
         self.direct = native and all(map(executable.computes, self.numbers))
@@ -75,7 +73,7 @@ class NativeProgram(Program):
         known = {} if self.host else self.bind(args)  # before the call, which may let go of arguments
         bound = time.perf_counter()
         listening = torch.autograd.profiler._is_profiler_enabled
-        with named_steps(self.native) if listening else nullcontext():
+        with profiled(self.native) if listening else nullcontext():
             outputs, _ = self.native.call(given, lambda _: known or self.bind(args))
         self.log_run(start, bound)
         if self.direct:
@@ -102,3 +100,9 @@ class NativeProgram(Program):
             given = self.given.get(result.expr)  # (also where it is no number for native code: of a jagged tensor)
             return args[given] if given is not None else evaluate(result.expr, symbols)
         return super().result(result, args, owned, symbols)
+
+
+def profiled(executable: FrameRunner) -> Any:
+    from airgraph.engine.native.profiled import named_steps
+
+    return named_steps(executable)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.engine.native import engine
+from airgraph.engine.native import engine, runner
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.loops import module_text, render
-from airgraph.engine.native.llvm import jit
+from airgraph.engine.native.llvm import compiler
 from airgraph.errors import BindError
 from airgraph.plan.steps import LoopStep
 from airgraph.runtime.native_program import NativeProgram
@@ -59,12 +59,12 @@ def test_blocks_are_shared_and_kept():
     run, other = torch.compile(model, backend="airgraph"), torch.compile(lambda x: model(x) * 2, backend="airgraph")
     with torch.no_grad():
         run(x), other(x)
-        before = [id(block) for block, _ in engine.POOL.blocks]
-        frames = len(engine._frames)
+        before = [id(block) for block, _ in runner.POOL.blocks]
+        frames = len(runner._frames)
         for _ in range(3):
             run(x), other(x)
-    assert [id(block) for block, _ in engine.POOL.blocks] == before
-    assert len(engine._frames) == frames
+    assert [id(block) for block, _ in runner.POOL.blocks] == before
+    assert len(runner._frames) == frames
 
 
 def test_scratch_memory_is_what_the_steps_need():
@@ -87,7 +87,7 @@ def test_sizes_that_change_are_one_program():
         for rows in (4, 7, 100, 7, 1000, 4):
             x = torch.randn(rows, 16)
             torch.testing.assert_close(run(x), model(x))
-    assert len(program.native.frames) <= engine.FRAMES
+    assert len(program.native.frames) <= runner.FRAMES
 
 
 def test_many_sizes_do_not_pile_up():
@@ -96,7 +96,7 @@ def test_many_sizes_do_not_pile_up():
     for rows in range(2, 40):
         x = torch.randn(rows, rows + 3)
         torch.testing.assert_close(run(x), x.exp().sum(-1))
-    assert len(program.native.frames) <= engine.FRAMES
+    assert len(program.native.frames) <= runner.FRAMES
 
 
 def test_training_runs_natively():
@@ -222,8 +222,8 @@ def test_kernels_use_vector_instructions():
     x = torch.randn(64, 64)
     (program,) = programs(torch.compile(lambda x: (x * 2).exp() + 1, backend="airgraph"), x)
     (step,) = program.native.plan.steps
-    assembly = jit.assembly(module_text({"k": render(step.nests[0])}))
-    words = (".4s", "v0.") if "aarch64" in jit.new_machine().triple else ("%ymm", "%zmm")
+    assembly = compiler.assembly(module_text({"k": render(step.nests[0])}))
+    words = (".4s", "v0.") if "aarch64" in compiler.new_machine().triple else ("%ymm", "%zmm")
     assert any(word in assembly for word in words)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import airgraph
-from airgraph.engine.native import engine
+from airgraph.engine.native import runner
 from airgraph.engine.native.tables import FrameWords, StepWords
 from airgraph.engine.planned import bytes_of
 
@@ -86,13 +86,13 @@ def frame(request):
 def frame_of(name):
     torch.manual_seed(0)
     module, *args = CASES[name]()
-    known = set(engine._frames)
+    known = set(runner._frames)
     compiled = airgraph.compile(module, tuple(args))  # a frame lives as long as its program
     with torch.no_grad():
         for _ in range(5):
             torch.testing.assert_close(compiled(*args), module(*args), rtol=1e-4, atol=1e-5)
-    (number,) = set(engine._frames) - known
-    return engine._frames[number]
+    (number,) = set(runner._frames) - known
+    return runner._frames[number]
 
 
 def spans(frame, slots):
@@ -101,7 +101,7 @@ def spans(frame, slots):
     for slot in slots:
         if slot in frame.shared.memory.locations:
             home, offset = (frame.sizes.value(x, frame.values) for x in frame.shared.memory.locations[slot])
-            size = frame.value(bytes_of(frame.table.memory[slot]))
+            size = frame.value(bytes_of(frame.shared.table.memory[slot]))
             found += [(home, offset, offset + size)] if size else []
     return found
 
@@ -114,9 +114,11 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
     count = frame.words[FrameWords.STEPS]
     table = (ctypes.c_int64 * (count * StepWords.WORDS)).from_address(frame.words[FrameWords.STEP_TABLE])
     rows = [table[i * StepWords.WORDS : (i + 1) * StepWords.WORDS] for i in range(count)]
-    steps = frame.native
+    steps = frame.shared.steps
     assert not all(row[StepWords.ALONE] for row in rows), "nothing here is for two threads"
-    reads, writes = ([spans(frame, slots) for slots in table] for table in (frame.table.reads, frame.table.writes))
+    reads, writes = (
+        [spans(frame, slots) for slots in table] for table in (frame.shared.table.reads, frame.shared.table.writes)
+    )
     for i, j in itertools.combinations(range(count), 2):
         parted = any(row[StepWords.SYNC] or row[StepWords.CALL] for row in rows[i:j]) or rows[j][StepWords.CALL]
         single = rows[i][StepWords.ALONE] and rows[j][StepWords.ALONE]
@@ -129,15 +131,17 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
 def test_what_is_read_is_still_there(frame):
     """What a step writes is gone where another one writes over it; one step may write over what it reads itself."""
     there: set[int] = set()
-    for origin, group in itertools.groupby(range(len(frame.native)), lambda i: frame.native[i].origin):
+    for origin, group in itertools.groupby(range(len(frame.shared.steps)), lambda i: frame.shared.steps[i].origin):
         numbers = list(group)
-        reads, writes = (set().union(*(table[i] for i in numbers)) for table in (frame.table.reads, frame.table.writes))
+        reads, writes = (
+            set().union(*(table[i] for i in numbers)) for table in (frame.shared.table.reads, frame.shared.table.writes)
+        )
         assert {s for s in reads - writes if s in frame.shared.memory.locations} <= there, origin
         there = {s for s in there if s in writes or not meet(spans(frame, [s]), spans(frame, writes))}
         pairs = itertools.combinations(spans(frame, writes), 2)
         assert not any(meet([a], [b]) for a, b in pairs), "two results of one step"
         there |= writes
-    outputs = {frame.table.slot(t) for t in frame.plan.outputs if t is not None}
+    outputs = {frame.shared.table.slot(t) for t in frame.shared.plan.outputs if t is not None}
     assert outputs <= there
 
 

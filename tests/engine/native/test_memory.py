@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import airgraph
-from airgraph.engine.native import engine
+from airgraph.engine.native import engine, runner
 from airgraph.engine.native.tables import FrameWords
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -130,10 +130,10 @@ def test_a_training_step_allocates_what_is_saved_and_the_gradients():
 
 def test_a_small_model_holds_little(monkeypatch):
     """The block of a call: intermediates, and for each thread what its steps need."""
-    monkeypatch.setattr(engine, "POOL", engine.BlockPool())
+    monkeypatch.setattr(runner, "POOL", runner.BlockPool())
     module, args = MODELS["mlp"].build()
     _, (native,) = compiled(module, args)
-    (block,) = engine.POOL.blocks
+    (block,) = runner.POOL.blocks
     assert block[0][2] == native.frames[-1].need < 256 << 10
 
 

@@ -225,7 +225,8 @@ def _ask(guard: int, table: int, place: int) -> int:
 
 def _build(count: int) -> Any:
     try:
-        from airgraph.engine.native.llvm.jit import Unit, build, jit
+        from airgraph.engine.native.llvm.compiler import jit
+        from airgraph.engine.native.llvm.jit import Unit, build
     except ImportError as error:
         raise _refusal(f"it needs llvmlite ({error})") from error
     process = ctypes.CDLL(None)

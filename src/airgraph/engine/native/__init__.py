@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,8 @@ def problem() -> str | None:
 @cache
 def find_problem() -> str | None:
     try:
+        if find_spec("llvmlite") is None:  # what is in the cache needs none, but the next graph may not be there
+            raise ModuleNotFoundError("No module named 'llvmlite'")
         from airgraph.engine.native.kernels.shared_kernels import kernels
         from airgraph.engine.native.runtime import entry
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
@@ -25,6 +26,7 @@ class CompiledKernel:
 
     address: int
     code: Code
+    function: KernelName
 
 
 _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by their text: equal kernels are one
@@ -42,6 +44,7 @@ class NativeStep:
     unit: int
     cost: Dim
     origin: Step
+    symbol: KernelName | None = None  # where the function is; None for a call
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
     kernel: CompiledKernel | None = None  # keeps the function loaded
@@ -68,8 +71,20 @@ def native_steps(plan: Plan) -> list[NativeStep]:
 
 # -- loops ------------------------------------------------------------------------------------------------------------
 def loop_step(step: LoopStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
-    sizes = (c.jobs, c.unit, c.cost)
-    return NativeStep("loop", kernel.address, [*c.tensors], [*c.sizes], *sizes, step, c.checks, c.scratch, kernel)
+    return NativeStep(
+        "loop",
+        kernel.address,
+        [*c.tensors],
+        [*c.sizes],
+        c.jobs,
+        c.unit,
+        c.cost,
+        step,
+        kernel.function,
+        c.checks,
+        c.scratch,
+        kernel,
+    )
 
 
 def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
@@ -84,9 +99,13 @@ def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
     modules: list[dict[str, Compiled]] = [{} for _ in range(amount)]
     for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
-    code = build([Unit(module_text(m), tuple(m)) for m in modules])
-    for name, c in named.items():
-        found[c.body] = _known[c.body] = CompiledKernel(code[name], code)
+    units = [Unit(module_text(m), tuple(m)) for m in modules]
+    code = build(units)
+    for unit in units:
+        digest = unit.key().digest
+        for name in unit.exports:
+            body = named[name].body
+            found[body] = _known[body] = CompiledKernel(code[name], code, KernelName(digest, name))
     return found
 
 
@@ -133,7 +152,7 @@ def gemm_step(step: GemmStep) -> NativeStep:
         bias_at,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
-    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step)
+    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:
@@ -162,9 +181,8 @@ def attention_step(step: AttentionStep) -> NativeStep:
     ]
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
-    return NativeStep(
-        "attention", kernels()["step_attention"], args, [("float", step.scale), *offsets, *dims], 0, 1, cost, step
-    )
+    words, function = [("float", step.scale), *offsets, *dims], KernelName("", "step_attention")
+    return NativeStep("attention", kernels()["step_attention"], args, words, 0, 1, cost, step, function)
 
 
 def conv_step(step: ConvStep) -> NativeStep:
@@ -173,5 +191,5 @@ def conv_step(step: ConvStep) -> NativeStep:
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    sizes = [*step.x.strides] if step.last else [*s, 0]
-    return NativeStep("conv", kernels()["step_conv"], args, [*offsets, *sizes], 0, 1, cost, step)
+    words = [*offsets, *([*step.x.strides] if step.last else [*s, 0])]
+    return NativeStep("conv", kernels()["step_conv"], args, words, 0, 1, cost, step, KernelName("", "step_conv"))

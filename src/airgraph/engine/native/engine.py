@@ -10,101 +10,31 @@ where that cannot be, by Python and the reference engine's meaning of the node.
 from __future__ import annotations
 
 import ctypes
-import itertools
-import os
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.native import runtime, tables
+from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import NativeStep, native_steps
-from airgraph.engine.native.frames import DTYPE_NUMBER, BoundFrame, Given, Shared, Tuned, number_word, sized
+from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized
+from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
-from airgraph.engine.native.libtorch import last_error
+from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
 from airgraph.engine.protocol import Request, Symbols
-from airgraph.errors import BadIndexError, EngineError
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
-from airgraph.locks import Depth, held_at_fork
-from airgraph.plan.sizes import Sizes
+from airgraph.plan.origins import title
+from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
 
-FRAMES = 64  # that wait: each is for its own frozen weights, or was made for a call at the same time
-_numbers = itertools.count(1)
-_frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
 
-
-class BlockPool:
-    """Blocks for intermediates, for the whole process: a call takes one and gives it back, so all programs share them."""
-
-    def __init__(self) -> None:
-        self.head = (ctypes.c_int64 * tables.PoolWords.WORDS)(0, tables.MOST)
-        self.blocks: list[tuple[Any, torch.Tensor]] = []
-        self.lock = held_at_fork(threading.Lock(), Depth.POOL)
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.head)
-
-    def grow(self, need: int) -> None:
-        """A block of this size; free ones that are smaller go. One that is outgrown gets a successor with some slack:
-        sizes that grow from call to call are not to cost an allocation each time."""
-        with self.lock:
-            if any(need // 2 < block[tables.BlockWords.SIZE] < need for block, _ in self.blocks):
-                need += need // 4
-            memory = torch.empty(need + 64, dtype=torch.uint8)
-            base = -(-memory.data_ptr() // 64) * 64
-            block = (ctypes.c_int64 * tables.BlockWords.WORDS)(0, base, need)
-            self.drop_smaller(need)
-            block[tables.BlockWords.NEXT] = self.head[0]
-            self.head[0] = ctypes.addressof(block)
-            self.blocks.append((block, memory))
-
-    def drop_smaller(self, need: int) -> None:
-        kept, at = [], self.head[0]
-        free: set[int] = set()
-        while at:
-            free.add(at)
-            at = ctypes.c_int64.from_address(at).value
-        self.head[0] = 0
-        for block, memory in self.blocks:
-            address = ctypes.addressof(block)
-            if address in free and block[tables.BlockWords.SIZE] < need:
-                continue
-            kept.append((block, memory))
-            if address in free:
-                block[tables.BlockWords.NEXT] = self.head[0]
-                self.head[0] = address
-        self.blocks = kept
-
-
-POOL = BlockPool()
-_binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames change
-
-
-def one_thread_after_fork() -> None:
-    """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
-    its threads for ever."""
-    if len(_frames) > 0:
-        POOL.head[tables.PoolWords.THREADS] = 1
-
-
-def number_of_threads() -> int:
-    return min(torch.get_num_threads(), POOL.head[tables.PoolWords.THREADS])
-
-
-os.register_at_fork(after_in_child=one_thread_after_fork)
-
-
-class NativeExecutable(PlannedExecutable):
+class NativeExecutable(FrameRunner, PlannedExecutable):
     """A plan as native functions, and the frames in which it runs: one for each call at the same time."""
 
     def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
@@ -113,6 +43,9 @@ class NativeExecutable(PlannedExecutable):
         plan = request.plan
         self.steps: list[NativeStep] = native_steps(plan)
         super().__init__(request, self.steps)
+        self.name, self.functions = self.graph.name, [step.function for step in self.steps]
+        self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
+        self.titles = [title(plan, step.origin) for step in self.steps]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
@@ -120,14 +53,22 @@ class NativeExecutable(PlannedExecutable):
         self.tuner = tuner
         if tuner is not None:
             tuner.learn(self.products({}, symbolic=False).values())
-        self.numbers: list[Any] = []  # expressions whose values `native` hands out behind the outputs
-        self.program = (ctypes.c_int64 * tables.ProgramWords.WORDS)(0, POOL.address)
-        self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
-        self.native = make_function(self.method, ctypes.addressof(self.program))
-        self.frames: list[BoundFrame] = []
         self.shared: Shared | None = None
 
     # -- once -----------------------------------------------------------------------------------------------------------
+    def learn(self, symbols: Symbols) -> None:
+        if self.shared is None and self.tuner is not None:
+            self.tuner.learn(self.products(symbols, symbolic=True).values())
+
+    def get_ready(self, symbols: Symbols) -> None:
+        if self.shared is None:
+            self.shared = self.prepare(symbols)
+            self.image, self.fixed, self.copies = self.shared.image, self.shared.fixed, self.shared.copies
+            self.binding = BindingTable(self.shared.sizes_image())
+
+    def interpreter(self, name: str) -> int:
+        return self.tapes.function(name)
+
     def products(self, symbols: Symbols, *, symbolic: bool) -> dict[NativeStep, ProductShape]:
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
         threads = number_of_threads()
@@ -166,13 +107,39 @@ class NativeExecutable(PlannedExecutable):
             arguments=[self.argument(spec) for spec in self.boundary.arguments],
             numbers=self.numbers,
             constants=self.constants,
-            callback=id(library_step),
             calls=self.tapes,
             released=self.releases(self.steps),
             sized=steps,
             tuned=tuned,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
+        )
+
+    def as_image(self, symbols: Symbols) -> ProgramImage | str:
+        """The program as plain data, or why it cannot be; `symbols`: for which its memory shall be laid out well."""
+        if self.tuner is not None or self.frozen:
+            return "its products are timed, or its parameters frozen"
+        if self.tapes.refused:
+            step, reason = next(iter(self.tapes.refused.items()))
+            return f"Python does {step.node.op}: {reason}"
+        self.get_ready(symbols)
+        assert self.shared is not None
+        if any(operation.op == SizeOp.SYMPY for operation in self.sizes.code):
+            return "only sympy can compute one of its sizes"
+        tensors = [*self.constants.values(), *self.fixed]
+        if any(t.layout != torch.strided or t.is_quantized or not t.is_contiguous() for t in tensors):
+            return "it has a constant that is not plain memory"
+        return ProgramImage(
+            self.image,
+            self.shared.sizes_image(),
+            [step.symbol for step in self.steps],
+            self.titles,
+            self.made,
+            self.loose,
+            sorted(self.written),
+            self.constants,
+            self.fixed,
+            self.plan.text(),
         )
 
     def argument(self, spec: Argument) -> Given:
@@ -188,54 +155,17 @@ class NativeExecutable(PlannedExecutable):
         kind = EntryWords.TOKEN if spec.type.shape == (0,) else EntryWords.TENSOR
         return Given(kind, self.table.count if slot is None else slot, dtype, spec.type.shape or (), spec.strides)
 
-    # -- frames ---------------------------------------------------------------------------------------------------------
-    def frame_for(self, args: Sequence[Any], symbols: Symbols) -> BoundFrame:
-        """A frame for these arguments, ready to be found by the next call: one that waits, or a new one."""
-        if self.shared is None and self.tuner is not None:
-            self.tuner.learn(self.products(symbols, symbolic=True).values())
-        with _binding:
-            if self.shared is None:
-                self.shared = self.prepare(symbols)
-            waiting = [f for f in self.taken() if f in self.frames]
-            frame = next((f for f in waiting if f.serves(args)), None)
-            if frame is None:
-                frame = self.new_frame(args, self.shared)
-            try:
-                frame.assign(symbols, number_of_threads())
-            finally:
-                others = [f for f in waiting if f is not frame][: FRAMES - 1]
-                for f in reversed([frame, *others]):
-                    runtime.put_frame(self.address, f.address)
-                gone = [f for f in waiting if f is not frame][FRAMES - 1 :]
-                self.frames = [f for f in self.frames if f not in gone]
+    def new_frame(self, args: Sequence[Any]) -> BoundFrame:
+        frame = super().new_frame(args)
+        frame.shared = self.shared
         return frame
 
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.program)
-
-    def taken(self) -> list[BoundFrame]:
-        """All frames that wait, taken out of the program's list."""
-        found = []
-        while address := runtime.take_frame(self.address):
-            found.append(address)
-        frames = {f.address: f for f in self.frames}
-        return [frames[address] for address in found]
-
-    def new_frame(self, args: Sequence[Any], shared: Shared) -> BoundFrame:
-        number = next(_numbers)
-        still = {**self.constants, **self.parameters(args, shared)}
-        frame = BoundFrame(shared, still=still, number=number)
-        frame.owner = weakref.ref(self)
-        _frames[number] = frame
-        self.frames.append(frame)
-        return frame
-
-    def parameters(self, args: Sequence[Any], shared: Shared) -> dict[int, torch.Tensor]:
-        """Those among the arguments that keep their content, by slot."""
-        return {
+    def still(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Constants, and those among the arguments that keep their content, by slot."""
+        assert self.shared is not None
+        return self.constants | {
             given.value: arg
-            for arg, given in zip(args, shared.arguments)
+            for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
             and given.kind == EntryWords.TENSOR
             and given.value in self.frozen
@@ -243,58 +173,6 @@ class NativeExecutable(PlannedExecutable):
             and list(given.strides) == list(arg.stride())
             and DTYPE_NUMBER[arg.dtype] == given.dtype
         }
-
-    # -- every call -----------------------------------------------------------------------------------------------------
-    def call(self, args: list[Any], symbols_of: Callable[[list[Any]], Symbols]) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the arguments as they were used. `symbols_of` checks them and says what the symbols are."""
-        given, frames = args, 0
-        try:
-            result = self.native(args)
-            while type(result) is int:
-                match result:
-                    case tables.NO_FRAME:
-                        frames += 1
-                        if frames > FRAMES:  # each could have been taken by another thread, but not all of them
-                            raise EngineError("no frame takes these arguments", where={"graph": self.graph.name})
-                        frame = self.frame_for(args, symbols_of(args))
-                        args = self.fitting(args, frame.value)
-                    case tables.NO_BLOCK:
-                        POOL.grow(max(f.need for f in self.frames))
-                    case _:
-                        self.fail(result)
-                result = self.native(args)
-        finally:
-            self.finish()
-        if args is not given:
-            self.write_through(args, given)
-        return result, args
-
-    def fail(self, code: int) -> None:
-        """Raises, if that is what the native call gave back; what a call has let go of, another one would not find."""
-        if code == tables.TORCH_FAILED:
-            raise EngineError(last_error(), where={"graph": self.graph.name})
-        if code == tables.ZERO_DIVISION:  # the text is eager's
-            hint = 'engine="reference" names the op and the line'
-            raise EngineError("ZeroDivisionError", where={"graph": self.graph.name}, hint=hint)
-        if code == tables.BAD_INDEX:
-            raise BadIndexError(
-                "index out of range in self",
-                where={"graph": self.graph.name},
-                hint='engine="reference" names the op and the line',
-            )
-
-    def finish(self) -> None:
-        """What Python made during this call is no longer needed."""
-        frame, self.local.frame = getattr(self.local, "frame", None), None
-        if frame is not None:
-            frame.forget()
-
-    def run(
-        self, inputs: Mapping[str, Any], symbols: Symbols
-    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
-        """For tools: the arguments by name. The writes are done, so none are handed back."""
-        outputs, _ = self.call([inputs[spec.name] for spec in self.boundary.arguments], lambda _: symbols)
-        return outputs[: len(self.plan.outputs)], []
 
     # -- library calls --------------------------------------------------------------------------------------------------
     def library_step(self, frame: BoundFrame, number: int) -> None:
@@ -304,7 +182,8 @@ class NativeExecutable(PlannedExecutable):
             frame.symbols = self.local.symbols = frame.bound()
             self.local.frame = frame
             frame.results.clear()
-        self.library(frame, step, frame.shared.released[number].results)
+        assert self.shared is not None
+        self.library(frame, step, self.shared.released[number].results)
         if frame.by_python(number):  # the dispatcher made something else of it
             self.by_python = True
             step.by = f"Python: {step.by} does not give what was planned"
@@ -317,30 +196,3 @@ class NativeExecutable(PlannedExecutable):
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
         raw = (ctypes.c_char * (span * dtype.itemsize)).from_address(address)
         return torch.frombuffer(raw, dtype=dtype).as_strided(list(shape), list(strides))
-
-
-def library_step(number: int, step: int) -> None:
-    """Called by native code for a step that PyTorch does; what it raises, the native call raises."""
-    frame = _frames[number]
-    frame.owner().library_step(frame, step)
-
-
-# -- a function of Python's ------------------------------------------------------------------------------------------
-class MethodDef(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-METH_O = 8
-
-
-def make_function(method: MethodDef, program: int) -> Callable[[list[Any]], Any]:
-    """A builtin function of one argument: calling it costs 50 ns, where ctypes takes a microsecond."""
-    new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return new(ctypes.addressof(method), program, None)

@@ -1,17 +1,17 @@
 """Frames: the tables that one call of a program works on (tables.py), at any sizes.
 
-A frame is built once, by Python. Words that are the same for all sizes are written then; a word that depends on sizes is
-noted with its term (plan/sizes.py), and native code writes all of these whenever the sizes change (binding.py). A program
-has as many frames as there were calls at the same time.
+The image of a frame (image.py) is built once, from the plan. Words that are the same for all sizes are written then; a word
+that depends on sizes is noted with its term (plan/sizes.py), and native code writes all of these whenever the sizes change
+(binding.py). A program has as many frames (bound.py) as there were calls at the same time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,26 +19,17 @@ import sympy
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import code_words
+from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
+from airgraph.engine.native.image import FrameImage, Link, Outside, Reference, SizesImage, Turn
 from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
-from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
-from airgraph.engine.native.tables import (
-    BindingWords,
-    DefinitionWords,
-    EntryWords,
-    FrameWords,
-    LocationWords,
-    StepWords,
-    in_a_word,
-    words,
-)
+from airgraph.engine.native.kernels.shared_kernels import MODULES, ConvLast, Gemm, kernels
+from airgraph.engine.native.tables import DefinitionWords, EntryWords, FrameWords, LocationWords, StepWords, in_a_word
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
-from airgraph.ir.symbols import evaluate
 from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
 from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
@@ -150,12 +141,6 @@ def ask(sizes: Sizes, name: str, dims: Sequence[Amount]) -> Amount:
     return sizes.ask(native_answer(name), kernels()[name], dims)
 
 
-@cache
-def native_answer(name: str) -> Callable[[Sequence[int]], int]:
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
-    return lambda dims: int(function((ctypes.c_int64 * len(dims))(*dims)))
-
-
 def barriers(time: Timeline, single: Sequence[Amount]) -> dict[int, Amount]:
     """Steps behind which threads wait for each other; not where one thread does everything before and behind."""
     ends = {start: i for i, start in enumerate(time.starts)}
@@ -172,7 +157,7 @@ class Given(NamedTuple):
     dtype: int = 0
     sizes: Sequence[Any] = ()
     strides: Sequence[Any] = ()
-    made: int = 0  # the address of a handle, for what PyTorch makes
+    made: Link | None = None  # the address of a handle, for what PyTorch makes
 
 
 @dataclass(frozen=True)
@@ -187,57 +172,48 @@ class Shared:
     arguments: Sequence[Given]
     numbers: Sequence[Any]  # expressions whose values are handed out behind the outputs
     constants: dict[int, torch.Tensor]  # by slot
-    callback: int  # the address of the Python function that does a library call
     calls: Calls
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
     time: Timeline
     memory: Arrangement
+    fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
     copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
-    kept: list[Any] = field(default_factory=list)
 
-    def binding(self) -> int:
-        """The address of the program's BindingWords, when all of its terms are known."""
-        if not self.kept:
-            index = {s: i for i, s in enumerate(self.sizes.symbols)}
-            used = [s for s in self.sources if s.symbol in self.sizes.used]
-            rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in used]
-            definitions = words([n for row in rows for n in row])
-            code = words(code_words(self.sizes))
-            questions = words([address for _, address in self.sizes.questions])
-            binding = words([0] * BindingWords.WORDS)
-            binding[BindingWords.DEFINITIONS], binding[BindingWords.DEFINITION_TABLE] = (
-                len(rows),
-                ctypes.addressof(definitions),
-            )
-            binding[BindingWords.OPERATIONS], binding[BindingWords.CODE] = len(self.sizes.code), ctypes.addressof(code)
-            binding[BindingWords.SYMBOLS] = len(self.sizes.symbols)
-            binding[BindingWords.QUESTIONS] = ctypes.addressof(questions)
-            self.kept.extend((binding, definitions, code, questions))
-        return ctypes.addressof(self.kept[0])
+    @cached_property
+    def image(self) -> FrameImage:
+        """The frame that all of them are copies of."""
+        return FrameBuilder(self).image()
+
+    def sizes_image(self) -> SizesImage:
+        """When all terms are known."""
+        index = {s: i for i, s in enumerate(self.sizes.symbols)}
+        used = [s for s in self.sources if s.symbol in self.sizes.used]
+        rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in used]
+        named = {kernels()[name]: name for m in MODULES for name in m.EXPORTS} if self.sizes.questions else {}
+        questions = [named[address] for _, address in self.sizes.questions]
+        return SizesImage(len(self.sizes.symbols), [n for row in rows for n in row], code_words(self.sizes), questions)
 
 
-class BoundFrame:
-    """A frame with all the memory it points to."""
+class FrameBuilder:
+    """The image of a frame, from what all frames of a program share. Addresses are links and references."""
 
-    def __init__(self, shared: Shared, *, still: Mapping[int, torch.Tensor], number: int) -> None:
-        """`still`: constants and arguments that keep their content, by slot."""
+    def __init__(self, shared: Shared) -> None:
         self.shared = shared
         self.plan, self.native, self.table, self.calls = shared.plan, shared.steps, shared.table, shared.calls
-        self.sizes, self.still, self.number = shared.sizes, still, number
-        self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
-        self.kept: list[Any] = []
-        self.sized: list[tuple[int, int]] = []  # (address of a word, number of its value)
-        self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
-        self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
-        self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
-        self.slots = words([0] * (self.table.count + 1))
-        self.handles = words([0] * 2 * len(self.table.made))
-        for slot, tensor in shared.constants.items():
-            self.slots[slot] = tensor.data_ptr()
-        self.objects: list[Any] = []
-        self.words = words([0] * FrameWords.WORDS)
+        self.sizes = shared.sizes
+        self.words: list[Any] = [0] * FrameWords.WORDS
+        self.slots = self.row([0] * (self.table.count + 1))
+        self.handles = self.row([0] * 2 * len(self.table.made))
+        self.objects = 0
+        self.fixed: list[torch.Tensor] = shared.fixed
+        self.turns: list[Turn] = []
+
+    def image(self) -> FrameImage:
+        shared = self.shared
+        for slot in shared.constants:
+            self.words[self.slots.at + slot] = Reference(Outside.CONSTANT, slot)
         errors = self.steps()
         outs = [*self.outputs(), *(Given(EntryWords.NUMBER, x) for x in shared.numbers)]
         places = [
@@ -248,71 +224,81 @@ class BoundFrame:
             scratch = maximum(scratch, step.scratch)
         out_table = self.table_of([self.entry(o) for o in outs])
         tensors = [self.entry(a) for a in shared.arguments if a.kind != EntryWords.WHOLE]
+        called = self.calls.code is not None
+        self.argument_table = self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments])
         for index, content in {
             FrameWords.ARGS: len(shared.arguments),
-            FrameWords.ARG_TABLE: self.table_of([self.number_entry(a) or tensors.pop(0) for a in shared.arguments]),
+            FrameWords.ARG_TABLE: self.argument_table,
             FrameWords.OUTS: len(outs),
             FrameWords.OUT_TABLE: out_table,
-            FrameWords.SLOTS: ctypes.addressof(self.slots),
+            FrameWords.SLOTS: self.slots,
             FrameWords.PLACED: len(places) // LocationWords.WORDS,
             FrameWords.PLACE_TABLE: self.row(places),
             FrameWords.NEED: self.sizes.term(THREADS) * scratch + shared.memory.size,
-            FrameWords.NUMBER: number,
             FrameWords.SCRATCH: scratch,
             FrameWords.STEPS: len(self.native),
-            FrameWords.STEP_TABLE: ctypes.addressof(self.step_table),
+            FrameWords.STEP_TABLE: self.step_table,
             FrameWords.ERRORS: len(errors),
             FrameWords.ERROR_TABLE: self.row(errors),
-            FrameWords.OBJECTS: id(self.objects),
-            FrameWords.CALLBACK: shared.callback,
-            FrameWords.NONE: id(None),
-            FrameWords.TENSOR_TYPE: id(torch.Tensor),
-            FrameWords.PARAMETER_TYPE: id(torch.nn.Parameter),
+            FrameWords.OBJECTS: Reference(Outside.OBJECTS),
+            FrameWords.CALLBACK: Reference(Outside.CALLBACK),
+            FrameWords.NONE: Reference(Outside.NONE),
+            FrameWords.TENSOR_TYPE: Reference(Outside.TENSOR_TYPE),
+            FrameWords.PARAMETER_TYPE: Reference(Outside.PARAMETER_TYPE),
             FrameWords.MADE: 2 * len(self.table.made) if self.calls.tapes else 0,
-            FrameWords.MADE_TABLE: ctypes.addressof(self.handles),
-            FrameWords.DISPATCH: self.calls.function("dispatch"),
-            FrameWords.LET_GO: self.calls.function("let_go"),
+            FrameWords.MADE_TABLE: self.handles,
+            FrameWords.DISPATCH: Reference(Outside.DISPATCH) if called else 0,
+            FrameWords.LET_GO: Reference(Outside.LET_GO) if called else 0,
+            FrameWords.BINDING: Reference(Outside.BINDING),
         }.items():
-            self.set(self.words, index, content)
-        self.values = words([0] * self.sizes.count)
-        self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(self.sized), self.table_of(self.sized)
-        self.words[FrameWords.VALUES] = ctypes.addressof(self.values)
-        self.words[FrameWords.BINDING] = shared.binding()
+            self.words[index] = content
+        return self.assembled()
+
+    def assembled(self) -> FrameImage:
+        """The words as numbers; those that depend on sizes are listed in a table of (address, number of the value)."""
+        values = self.row([0] * self.sizes.count)
+        sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
+        self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
+        self.words[FrameWords.VALUES] = values
+        image = FrameImage(objects=self.objects, turns=self.turns)
+        for at, x in enumerate(self.words):
+            match x:
+                case Link(to):
+                    image.links.extend((at, to))
+                case Reference(kind, number):
+                    image.outside.extend((at, kind, number))
+        image.words.extend(in_a_word(x) if isinstance(x, int) else 0 for x in self.words)
+        image.tables = {
+            "slots": (self.slots.at, self.table.count + 1),
+            "handles": (self.handles.at, 2 * len(self.table.made)),
+            "steps": (self.step_table.at, len(self.native) * StepWords.WORDS),
+            "values": (values.at, self.sizes.count),
+            "arguments": (self.argument_table.at, len(self.shared.arguments) * EntryWords.WORDS),
+        }
+        return image
 
     # -- words ----------------------------------------------------------------------------------------------------------
-    def set(self, row: Any, index: int, content: Amount) -> None:
-        """A number now, or for each set of sizes."""
-        if isinstance(content, Term):
-            self.sized.append((ctypes.addressof(row) + 8 * index, content.index))
-        else:
-            row[index] = in_a_word(content)
+    def row(self, contents: Sequence[Any]) -> Link:
+        """The address of words with these contents: numbers, expressions, terms, links or references."""
+        start = Link(len(self.words))
+        fixed = (int, Link, Reference)
+        self.words += [x if isinstance(x, fixed) else self.sizes.term(x) for x in contents] or [0]
+        return start
 
-    def row(self, contents: Sequence[Any]) -> int:
-        """The address of words with these contents: numbers, expressions or terms."""
-        row = words([0] * len(contents))
-        for index, content in enumerate(contents):
-            self.set(row, index, self.sizes.term(content))
-        return self.keep(row)
-
-    def table_of(self, rows: Sequence[Sequence[Any]]) -> int:
+    def table_of(self, rows: Sequence[Sequence[Any]]) -> Link:
         return self.row([n for row in rows for n in row])
 
-    def keep(self, row: Any) -> int:
-        self.kept.append(row)
-        return ctypes.addressof(row)
+    def text(self, text: str) -> Link:
+        raw = text.encode() + b"\0"
+        return self.row(array("q", raw + bytes(-len(raw) % 8)))
 
     def entry(self, e: Given) -> list[Any]:
         row: list[Any] = [0] * EntryWords.WORDS
-        row[EntryWords.KIND], row[EntryWords.DTYPE], row[EntryWords.DIM], row[EntryWords.VALUE] = (
-            e.kind,
-            e.dtype,
-            len(e.sizes),
-            e.value,
-        )
+        row[EntryWords.KIND], row[EntryWords.DTYPE] = e.kind, e.dtype
+        row[EntryWords.DIM], row[EntryWords.VALUE] = len(e.sizes), e.value
         row[EntryWords.SIZES], row[EntryWords.STRIDES] = self.row(e.sizes), e.made or self.row(e.strides)
-        row[EntryWords.ADDRESS] = self.only.get(e.value, 0) if e.kind == EntryWords.TENSOR else 0
         if e.kind == EntryWords.FLOAT:
-            self.slots[e.value] = self.row([0])
+            self.words[self.slots.at + e.value] = self.row([0])
         return row
 
     def number_entry(self, e: Given) -> list[Any]:
@@ -322,94 +308,21 @@ class BoundFrame:
         used = not isinstance(e.value, sympy.Symbol) or e.value in self.sizes.used
         return self.entry(e if used else Given(EntryWords.NOTHING, 0))
 
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.words)
+    def slot_address(self, t: Tensor) -> Link:
+        return self.slots.behind(self.table.slot(t))
 
-    @property
-    def threads(self) -> int:
-        return int(self.words[FrameWords.THREADS])
-
-    @property
-    def scratch(self) -> int:
-        """Bytes for each thread: what its most demanding step needs."""
-        return int(self.words[FrameWords.SCRATCH])
-
-    @property
-    def need(self) -> int:
-        """Bytes of the block it needs."""
-        return int(self.words[FrameWords.NEED])
-
-    @property
-    def arena(self) -> int:
-        """Bytes of intermediates, without those in outputs."""
-        return self.need - self.threads * self.scratch
-
-    # -- for one set of sizes -------------------------------------------------------------------------------------------
-    def assign(self, symbols: Mapping[Any, Any], threads: int) -> None:
-        """Make it a frame for these symbols, where native code cannot: a value that only sympy can compute."""
-        values = self.sizes.run({**symbols, THREADS: threads})
-        self.values[:] = words(values[: len(self.values)])
-        runtime.write(self.address)
-        self.words[FrameWords.THREADS] = threads
-
-    def bound(self) -> dict[Any, Any]:
-        """The symbols it is for."""
-        return dict(zip(self.sizes.symbols, self.values))
-
-    def value(self, x: Any) -> int:
-        """Of an expression, at the sizes the frame is for."""
-        term = self.sizes.find(x)
-        if isinstance(term, Term) and term.index < len(self.values):
-            return int(self.values[term.index])
-        return term if isinstance(term, int) else int(evaluate(x, self.symbols or self.bound()))
-
-    def serves(self, args: Sequence[Any]) -> bool:
-        """Whether the weights it has copies of are among the arguments."""
-        addresses = {
-            g.value: a.data_ptr()
-            for g, a in zip(self.shared.arguments, args)
-            if g.kind == EntryWords.TENSOR and g.value in self.only and isinstance(a, torch.Tensor)
-        }
-        return all(addresses.get(slot) == address for slot, address in self.only.items())
-
-    def arguments(self) -> Sequence[Any]:
-        """Of the call that runs."""
-        found: Sequence[Any] = ctypes.cast(self.words[FrameWords.LIST], ctypes.py_object).value
-        return found
-
-    def forget(self) -> None:
-        """What library calls made is no longer needed."""
-        self.results.clear()
-        self.symbols = {}
-        for i in range(len(self.objects)):
-            self.objects[i] = None
-
-    # -- what PyTorch makes ---------------------------------------------------------------------------------------------
-    def slot_address(self, t: Tensor) -> int:
-        return ctypes.addressof(self.slots) + 8 * self.table.slot(t)
-
-    def made(self, t: Tensor) -> int:
+    def made(self, t: Tensor) -> Link:
         """The address of the two handles of a tensor."""
-        return ctypes.addressof(self.handles) + 8 * self.table.made[t.id]
-
-    def made_by_dispatcher(self, t: Tensor) -> torch.Tensor:
-        return runtime.wrapped(self.handles[self.table.made[t.id]])
-
-    def by_python(self, number: int) -> bool:
-        """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
-        at = number * StepWords.WORDS + StepWords.CALL
-        before, self.step_table[at] = self.step_table[at], StepWords.PYTHON
-        return bool(before != StepWords.PYTHON)
+        return self.handles.behind(self.table.made[t.id])
 
     def outputs(self) -> list[Given]:
         """Their shapes are those of NetOutput's values, whatever the tensor that was computed looks like."""
         rows: list[Given] = []
         for t, v in zip(self.plan.outputs, self.plan.output_values):
             if t is None:
-                made = self.made(self.table.given[len(self.objects)])
-                rows.append(Given(EntryWords.NOTHING, len(self.objects), made=made))
-                self.objects.append(None)
+                made = self.made(self.table.given[self.objects])
+                rows.append(Given(EntryWords.NOTHING, self.objects, made=made))
+                self.objects += 1
                 continue
             shape = v.type.shape or ()
             place = self.plan.place(t)
@@ -421,10 +334,10 @@ class BoundFrame:
         return rows
 
     # -- steps ----------------------------------------------------------------------------------------------------------
-    def steps(self) -> list[int]:
+    def steps(self) -> list[Link]:
         """Their rows. Gives the sizes behind whose first word an error may be."""
         rows: list[list[Any]] = []
-        errors: list[int] = []
+        errors: list[Link] = []
         writer = TapeWriter(self, self.calls.dense)
         for number, (step, numbers) in enumerate(zip(self.native, self.shared.sized)):
             row: list[Any] = [0] * StepWords.WORDS
@@ -436,16 +349,10 @@ class BoundFrame:
                 row[StepWords.TAPE] = writer.tape(tape, step_writes(step.origin)) if tape is not None else 0
                 row[StepWords.RELEASE] = self.released(number)
                 continue
-            sizes, args = list(numbers.sizes), self.addresses(step)
-            tuned = self.shared.tuned.get(step)
-            if tuned is not None and tuned.way.turned:
-                self.turn(step, sizes, args)
-            row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = (
-                step.function,
-                numbers.jobs,
-                numbers.unit,
-            )
-            row[StepWords.SIZES], row[StepWords.ARGS] = self.row(sizes), self.row(args)
+            function = Reference(Outside.STEP, number)
+            row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = function, numbers.jobs, numbers.unit
+            row[StepWords.SIZES], row[StepWords.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
+            self.note_turn(step, row[StepWords.SIZES], row[StepWords.ARGS])
             if step.checks:
                 errors.append(row[StepWords.SIZES])
         for i, wait in barriers(self.shared.time, [s.single for s in self.shared.sized]).items():
@@ -455,44 +362,38 @@ class BoundFrame:
             rows[i][StepWords.END] = i + 1 if rows[i][StepWords.CALL] else end
             if rows[i][StepWords.CALL]:
                 end = i
-        self.table_of(rows)
-        self.step_table = self.kept[-1]
+        self.step_table = self.table_of(rows)
         return errors
 
-    def released(self, number: int) -> int:
+    def released(self, number: int) -> Link | int:
         """What native code lets go of before this call; see tables.ReleaseWords."""
         arguments, results = self.shared.released[number]
-        handles = (
-            [ctypes.addressof(self.handles) + 8 * self.table.made[id_] for id_ in results] if self.calls.code else []
-        )
+        handles = [self.handles.behind(self.table.made[id_]) for id_ in results] if self.calls.code else []
         if not arguments and not handles:
             return 0
-        return self.row([len(arguments), len(handles), id(None), *arguments, *handles])
+        return self.row([len(arguments), len(handles), Reference(Outside.NONE), *arguments, *handles])
 
-    def addresses(self, step: NativeStep) -> list[int]:
+    def addresses(self, step: NativeStep) -> list[Link]:
         """Where the step finds the addresses of what it reads and writes."""
         slots = [self.table.slot(a) if a is not None else 0 for a in step.args]
-        return [ctypes.addressof(self.slots) + 8 * slot for slot in slots]
+        return [self.slots.behind(slot) for slot in slots]
 
-    def turn(self, step: NativeStep, sizes: list[Any], args: list[int]) -> None:
-        """The product reads a turned copy of its weight, if that keeps its content; equal copies are one."""
-        assert step.args[1] is not None
-        slot = self.table.slot(step.args[1])
-        numbers = [sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K)]
-        if slot not in self.still or not all(isinstance(x, int) for x in numbers):
+    def note_turn(self, step: NativeStep, sizes: Link, args: Link) -> None:
+        """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""
+        tuned = self.shared.tuned.get(step)
+        if tuned is None or not tuned.way.turned:
             return
-        weight, (form, start, stride, n, k) = self.still[slot], numbers
-        shape = (n, k) if gemm.FORMS[form] == "nt" else (k, n)
-        key = (weight.data_ptr(), shape, stride, start)
-        copy = self.shared.copies.get(key)
-        if copy is None:
-            matrix = weight.detach().as_strided(shape, (stride, 1), weight.storage_offset() + start)
-            copy = self.shared.copies[key] = matrix.t().contiguous()
-        self.kept += [copy, weight]  # while the weight lives, its address is nobody else's
-        if slot not in self.shared.constants:
-            self.only[slot] = weight.data_ptr()
-        sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
-        args[1] = self.row([copy.data_ptr()])
+        if all(isinstance(self.words[sizes.at + i], int) for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K)):
+            assert step.args[1] is not None
+            self.turns.append(Turn(self.table.slot(step.args[1]), sizes.at, args.at))
+
+    # -- constants of calls ---------------------------------------------------------------------------------------------
+    def constant(self, tensor: torch.Tensor) -> int:
+        """Its number."""
+        known = next((i for i, t in enumerate(self.fixed) if t is tensor), None)
+        if known is None:
+            self.fixed.append(tensor)
+        return len(self.fixed) - 1 if known is None else known
 
 
 def contiguous(shape: Sequence[Amount]) -> list[Amount]:

@@ -16,12 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from airgraph.engine.native.code import NativeStep
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.tables import StepWords
-from airgraph.plan.origins import title
-from airgraph.plan.steps import CallStep, Plan
 
 START, END = "aoti_record_function_start", "aoti_record_function_end"
 PREFIX = "airgraph::"
@@ -35,9 +32,9 @@ def named_steps(executable: Any) -> Iterator[None]:
         yield
         return
     if executable not in _made:
-        _made[executable] = wrappers(executable.plan, executable.steps)
+        _made[executable] = wrappers(executable.titles, executable.functions)
     functions, _, _ = _made[executable]
-    kernels = [step.function for step in executable.steps]
+    kernels = list(executable.functions)
     try:
         put(executable, functions)
         yield
@@ -47,34 +44,29 @@ def named_steps(executable: Any) -> Iterator[None]:
 
 def put(executable: Any, functions: Sequence[int]) -> None:
     """Into the frames there are, and into those that are made from now on."""
-    for i, (step, function) in enumerate(zip(executable.steps, functions)):
+    for i, function in enumerate(functions):
         if function:
-            step.function = function
+            executable.functions[i] = function
             for frame in list(executable.frames):
                 frame.step_table[i * StepWords.WORDS + StepWords.FUNCTION] = function
 
 
-def names(plan: Plan, steps: Sequence[NativeStep]) -> list[str]:
-    """Of every step; two that do the same for the same module have the same name."""
-    return [PREFIX + title(plan, step.origin) for step in steps]
-
-
-def wrappers(plan: Plan, steps: Sequence[NativeStep]) -> tuple[list[int], Code | None, list[Any]]:
+def wrappers(titles: Sequence[str], kernels: Sequence[int]) -> tuple[list[int], Code | None, list[Any]]:
     """(a function for each kernel, 0 for a call of PyTorch; the code; the names, which it points to)"""
-    kernels = [i for i, step in enumerate(steps) if not isinstance(step.origin, CallStep)]
-    if not kernels:
-        return [0] * len(steps), None, []
-    held = [ctypes.create_string_buffer(name.encode()) for name in names(plan, steps)]
+    numbers = [i for i, kernel in enumerate(kernels) if kernel]
+    if not numbers:
+        return [0] * len(kernels), None, []
+    held = [ctypes.create_string_buffer((PREFIX + title).encode()) for title in titles]
     text = "\n".join(
         [
             f"declare i32 @{START}(ptr, ptr, ptr, i64, ptr)",
             f"declare i32 @{END}(ptr)",
-            *(wrapper(i, steps[i].function, ctypes.addressof(held[i])) for i in kernels),
+            *(wrapper(i, kernels[i], ctypes.addressof(held[i])) for i in numbers),
         ]
     )
     imports = {name: symbol(libtorch(), name) for name in (START, END)}
-    code = build([Unit(text, tuple(f"step_{i}" for i in kernels), imports)])
-    return [code[f"step_{i}"] if i in kernels else 0 for i in range(len(steps))], code, held
+    code = build([Unit(text, tuple(f"step_{i}" for i in numbers), imports)])
+    return [code[f"step_{i}"] if kernels[i] else 0 for i in range(len(kernels))], code, held
 
 
 def wrapper(number: int, function: int, name: int) -> str:

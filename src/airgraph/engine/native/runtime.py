@@ -466,7 +466,7 @@ def entry() -> Code:
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: symbol(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
-    return build([Unit(source(), ("call", "run", "write", "take", "put"), imports)])
+    return build([Unit(source, ("call", "run", "write", "take", "put"), imports, name=__name__)])
 
 
 # -- for Python -----------------------------------------------------------------------------------------------------------

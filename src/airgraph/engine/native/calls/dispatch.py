@@ -572,4 +572,5 @@ def code() -> Code | str:
             imports |= {"new": torch_symbol(NEW), "free_word": torch_symbol(FREE)}
     except OSError as error:
         return str(error)
-    return build([Unit(source(known), ("dispatch", "let_go"), imports)])
+    name = f"{__name__} {known} {torch_version()}"
+    return build([Unit(lambda: source(known), ("dispatch", "let_go"), imports, name=name)])

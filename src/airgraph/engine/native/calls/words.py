@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from airgraph.engine.native.calls.tape import (
     View,
     Word,
 )
+from airgraph.engine.native.image import Link, Outside, Reference
 from airgraph.engine.native.llvm.jit import Code
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.plan.index import expand, strides_of
@@ -36,9 +36,7 @@ from airgraph.plan.steps import CallStep, Plan, step_reads
 from airgraph.plan.tensors import Tensor
 
 if TYPE_CHECKING:
-    from airgraph.engine.native.frames import BoundFrame
-
-TENSOR = 16  # bytes of a PyObject before what is behind a handle
+    from airgraph.engine.native.frames import FrameBuilder
 
 
 @dataclass(frozen=True)
@@ -93,22 +91,19 @@ def read_dense(plan: Plan, tapes: dict[CallStep, Tape]) -> frozenset[int]:
 
 # -- a tape as words --------------------------------------------------------------------------------------------------
 class TapeWriter:
-    """Tapes as words, kept by the frame they are for."""
+    """Tapes as words of the frame they are for."""
 
-    def __init__(self, frame: BoundFrame, dense: frozenset[int]) -> None:
+    def __init__(self, frame: FrameBuilder, dense: frozenset[int]) -> None:
         self.frame, self.dense = frame, dense
-        self.registers: Any = None
+        self.registers = Link(0)
 
-    def words(self, *values: Any) -> int:
+    def words(self, *values: Any) -> Link:
         return self.frame.row(values)
 
-    def table(self, rows: Sequence[Sequence[Any]]) -> int:
+    def table(self, rows: Sequence[Sequence[Any]]) -> Link:
         return self.frame.table_of(rows)
 
-    def text(self, text: str) -> int:
-        return self.frame.keep(ctypes.create_string_buffer(text.encode()))
-
-    def tape(self, tape: Tape, writes: Sequence[Tensor]) -> int:
+    def tape(self, tape: Tape, writes: Sequence[Tensor]) -> Link:
         self.registers = self.words(*[0] * tape.registers)
         calls = [self.call(c) for c in tape.calls]
         results = [self.result(register, t, tape.typed) for register, t in zip(tape.results, writes)]
@@ -127,17 +122,17 @@ class TapeWriter:
 
     def lent(self, operand: View | Fixed) -> list[Any]:
         if isinstance(operand, Fixed):
-            return [self.words(operand.tensor.untyped_storage().data_ptr()), 0]
+            return [self.words(Reference(Outside.STORAGE, self.frame.constant(operand.tensor))), 0]
         return self.view(operand)[:2]
 
-    def call(self, call: Noted) -> list[int]:
+    def call(self, call: Noted) -> list[Any]:
         overload = call.op._overloadname
         args = [self.operand(o) for o in call.operands]
         returns = [self.returned(r) for r in call.returns]
         stack = self.words(*[0] * max(len(args), len(returns)))
         return [
-            self.text(call.op._schema.name),
-            self.text("" if overload == "default" else overload),
+            self.frame.text(call.op._schema.name),
+            self.frame.text("" if overload == "default" else overload),
             len(args),
             self.words(*args),
             stack,
@@ -146,15 +141,15 @@ class TapeWriter:
             int(call.by_autograd),
         ]
 
-    def returned(self, place: Returned | None) -> list[int]:
+    def returned(self, place: Returned | None) -> list[Any]:
         if place is None:
             return [ReturnWords.NUMBER, 0, 0]
         return [ReturnWords.LIST if place.is_list else ReturnWords.TENSOR, self.register(place.register), place.count]
 
-    def register(self, number: int) -> int:
-        return int(self.registers + 8 * number)
+    def register(self, number: int) -> Link:
+        return self.registers.behind(number)
 
-    def result(self, register: int, t: Tensor, typed: bool) -> list[int]:
+    def result(self, register: int, t: Tensor, typed: bool) -> list[Any]:
         return [
             self.register(register),
             self.frame.made(t),
@@ -168,14 +163,14 @@ class TapeWriter:
             TORCH_TYPES[t.dtype].itemsize,
         ]
 
-    def operand(self, operand: Operand) -> int:
+    def operand(self, operand: Operand) -> Link:
         match operand:
             case Word(value):
                 return self.words(ArgWords.WORD, value)
             case Real(value):
                 return self.words(ArgWords.WORD, struct.unpack("<q", struct.pack("<d", value))[0])
             case Text(value):
-                return self.words(ArgWords.TEXT, self.text(value), len(value.encode()))
+                return self.words(ArgWords.TEXT, self.frame.text(value), len(value.encode()))
             case Maybe(inner):
                 return self.words(ArgWords.MAYBE, self.operand(inner))
             case Items(inner):
@@ -186,8 +181,7 @@ class TapeWriter:
                 made = self.frame.made(view.base) if view.whole else 0
                 return self.words(ArgWords.LAID, *self.view(view), self.frame.row(strides), made)
             case Fixed(tensor):
-                self.frame.kept.append(tensor)
-                return self.words(ArgWords.FIXED, id(tensor) + TENSOR)
+                return self.words(ArgWords.FIXED, Reference(Outside.FIXED, self.frame.constant(tensor)))
             case Register(number, _):
                 return self.words(ArgWords.REGISTER, self.register(number))
         raise AssertionError(operand)

@@ -20,7 +20,8 @@ AVX-512 has tiles of 12 rows × 32 lanes. One core of a Xeon (Sapphire Rapids), 
 14 rows, blocks of 256 and prefetching the next tile's rows were no faster.
 
 A block is KC = 512 deep (8 rows and a panel: 32 KiB of a 64 KiB level 1) and 256 lanes wide (512 KiB of a 1 MiB level 2).
-Up to three rows of A are no matrix: nt takes dot products along k, nn adds up scaled rows of B; both read B once, in order.
+A few rows of A are no matrix: nt takes dot products along k (up to three rows on Arm, four with AVX2, eight with AVX-512,
+where a tile would use so many of its 16 lanes), nn adds up scaled rows of B (up to three); both read B once, in order.
 
 Tiles that stick out are computed in full (rows repeat the last one, lanes are zero) into scratch memory, and the part that
 exists is merged into C. Unused lanes must not hold whatever was in memory: x86 takes a microcode assist for every operation
@@ -62,6 +63,7 @@ class Machine:
     vectors: int  # in a row of a tile
     deep: int  # rows of B added up at once
     by_element: bool  # a multiply-add can take one lane of a vector for all
+    dots: int  # rows of A up to which nt is dot products
 
     @property
     def kind(self) -> str:
@@ -91,9 +93,9 @@ class Machine:
         return self.tile_bytes + ROWS_BYTES + 4 * (KC + 2) * WIDE
 
 
-NEON = Machine(lanes=4, rows=(8, 4), vectors=2, deep=4, by_element=True)
-AVX2 = Machine(lanes=8, rows=(6, 4), vectors=2, deep=4, by_element=False)
-AVX512 = Machine(lanes=16, rows=(12, 4), vectors=2, deep=4, by_element=False)
+NEON = Machine(lanes=4, rows=(8, 4), vectors=2, deep=4, by_element=True, dots=3)
+AVX2 = Machine(lanes=8, rows=(6, 4), vectors=2, deep=4, by_element=False, dots=4)
+AVX512 = Machine(lanes=16, rows=(12, 4), vectors=2, deep=4, by_element=False, dots=8)
 MACHINES = {machine.lanes: machine for machine in (NEON, AVX2, AVX512)}
 
 
@@ -116,7 +118,7 @@ def source(machine: Machine | None = None) -> str:
     host = machine or this_machine()
     parts = [declarations(host.lanes), turn(), clear(host), merge(host, by_row=False), copy(host), gather(host)]
     parts += kernels(host, "nt", turned=True, bias_by_row=False) + kernels(host, "nn", turned=False, bias_by_row=False)
-    parts += [dots(host, m) for m in (1, 2, 3)] + [sweeps(host, m) for m in (1, 2, 3)]
+    parts += [dots(host, m) for m in range(1, host.dots + 1)] + [sweeps(host, m) for m in (1, 2, 3)]
     parts += [product(host, form) for form in FORMS]
     return "".join(parts)
 
@@ -375,12 +377,13 @@ def gather(host: Machine) -> str:
 
 # -- few rows ---------------------------------------------------------------------------------------------------------
 def dots(host: Machine, m: int) -> str:
-    """nt with m ≤ 3 rows: dot products with two rows of B at a time, 64 bytes of each to a step (128 with AVX-512).
+    """nt with few rows: dot products with two rows of B at a time, 64 bytes of each to a step (128 with AVX-512).
 
+    From four rows on each has one sum for a row of B in place of two: there are enough of them to hide latency.
     This is as fast as B arrives: 27 GB/s from level 3 with a prefetch 2 KiB ahead, 18 GB/s with eight rows and none.
     """
     f = Function(f"dots_{m}", SIGNATURE)
-    kind, long = host.kind, max(LINE, 2 * host.lanes)
+    kind, long, sums = host.kind, max(LINE, 2 * host.lanes), 2 if m <= 3 else 1
     mine = [f.at("%a", f.mul(f.add("%m0", i), "%lda")) for i in range(m)]
 
     def pair(n: str, j: str, last: str) -> None:
@@ -396,7 +399,7 @@ def dots(host: Machine, m: int) -> str:
                 for i, p in enumerate(mine):
                     x = load(f.at(p, f.add(k, u * host.lanes)))
                     for r, y in enumerate(ys):
-                        at = i * 4 + r * 2 + u % 2
+                        at = (i * 2 + r) * sums + u % sums
                         out[at] = f.fma(kind, y, x, out[at])
             return out
 
@@ -405,10 +408,11 @@ def dots(host: Machine, m: int) -> str:
             return f.loop(start, stop, by, lambda k, *v: step(k, v, load, vectors), *[(kind, a) for a in acc])
 
         lines, whole = f.down("%k", long), f.down("%k", host.lanes)
-        acc = loop("0", lines, long, long // host.lanes, ["zeroinitializer"] * (4 * m))
+        acc = loop("0", lines, long, long // host.lanes, ["zeroinitializer"] * (2 * sums * m))
         acc = loop(whole, "%k", 1, 1, loop(lines, whole, host.lanes, 1, acc), one=True)
         for i in range(m):
-            first, second = (f.fadd(kind, acc[i * 4 + r], acc[i * 4 + r + 1]) for r in (0, 2))
+            mine_of = [acc[(i * 2 + r) * sums : (i * 2 + r + 1) * sums] for r in (0, 1)]
+            first, second = (part[0] if sums == 1 else f.fadd(kind, *part) for part in mine_of)
             f.store(V2, sum_two(f, host.lanes, first, second), f.at("%scratch", f.add(j, i * host.side)))
 
     def block(n: str) -> None:
@@ -482,9 +486,9 @@ def product(host: Machine, kind: str) -> str:
     f = Function(f"ag_gemm_{kind}", SIGNATURE, exported=True)
     high = f.sub("%m1", "%m0")
     f.leave(f.test("sle", high, 0), lambda: None)
-    for m, stem in [(m, {"nt": "dots", "nn": "sweeps"}.get(kind)) for m in (1, 2, 3)]:
-        if stem:
-            f.leave(f.test("eq", high, m), partial(f.call, f"@{stem}_{m}", SIGNATURE))
+    stem, most = {"nt": ("dots", host.dots), "nn": ("sweeps", 3), "tn": ("", 0)}[kind]
+    for m in range(1, most + 1):
+        f.leave(f.test("eq", high, m), partial(f.call, f"@{stem}_{m}", SIGNATURE))
     rows, lanes = (("%n0", "%n1"), ("%m0", "%m1")) if kind == "nt" else (("%m0", "%m1"), ("%n0", "%n1"))
     held, panels = (f.at("%scratch", host.tile_bytes + at, "i8") for at in (0, ROWS_BYTES))
     parts = f.max(f.ceil("%k", KC), 1)

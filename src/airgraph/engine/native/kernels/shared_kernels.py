@@ -107,8 +107,7 @@ def source() -> str:
 @cache
 def kernels() -> Code:
     """All of them, compiled once in a process."""
-    code = build([Unit(m.source(), m.EXPORTS) for m in MODULES])
-    text = source()
-    imports = {name: code[name] for m in MODULES for name in m.EXPORTS if f"@{name}(" in text}
-    steps = build([Unit(text, ("step_gemm", "step_attention", "step_conv"), imports)])
+    code = build([Unit(m.source, m.EXPORTS, name=m.__name__) for m in MODULES])
+    imports = {name: code[name] for m in MODULES for name in m.EXPORTS}
+    steps = build([Unit(source, ("step_gemm", "step_attention", "step_conv"), imports, name=__name__)])
     return Code([*code.trackers, *steps.trackers])

@@ -25,7 +25,7 @@ from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TURNED, ProductShape, Way, best, rule, ways
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.llvm.jit import target
+from airgraph.engine.native.llvm.machine import machine
 from airgraph.engine.native.runtime import entry
 from airgraph.engine.native.tables import FrameWords, StepWords
 from airgraph.journal import Journal
@@ -73,7 +73,7 @@ def note(p: ProductShape, seconds: dict[Way, float]) -> str:
 
 def remembered(p: ProductShape, candidates: Sequence[Way]) -> dict[Way, float]:
     """Seconds of each way, as this or an earlier process measured them on such a CPU."""
-    key = Key(product=repr(p), ways=repr(candidates), cores=str(os.cpu_count()), **target())
+    key = Key(product=repr(p), ways=repr(candidates), cores=str(os.cpu_count()), **machine())
     measured = open_cache().made("tuning", key, lambda: json.dumps([*measure(p, candidates).values()]).encode())
     return dict(zip(candidates, json.loads(measured)))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
+import re
 from functools import cache
 
-import llvmlite.binding as llvm
+from airgraph.engine.native.llvm.machine import machine
 
 
 @cache
@@ -13,7 +14,7 @@ def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
     if not is_x86_64():
         return 4
-    return 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+    return 16 if "avx512f" in re.split("[ ,+]", machine()["features"]) else 8
 
 
 @cache

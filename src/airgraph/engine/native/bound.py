@@ -1,0 +1,229 @@
+"""A frame in memory: a copy of its image (image.py), connected to what it refers to, and bound to one set of sizes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+
+from airgraph.engine.arguments import THREADS
+from airgraph.engine.native import runtime
+from airgraph.engine.native.binding import ROW
+from airgraph.engine.native.image import FrameImage, Outside, SizesImage, Turn
+from airgraph.engine.native.kernels import gemm
+from airgraph.engine.native.kernels.products import TURNED
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.tables import BindingWords, DefinitionWords, EntryWords, FrameWords, StepWords, words
+from airgraph.ir.symbols import evaluate
+from airgraph.plan.sizes import Sizes, Term
+from airgraph.plan.tensors import Tensor
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.frames import Shared
+
+TENSOR = 16  # bytes of a PyObject before what is behind a handle
+
+
+@cache
+def native_answer(name: str) -> Callable[[Sequence[int]], int]:
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
+    return lambda dims: int(function((ctypes.c_int64 * len(dims))(*dims)))
+
+
+class BindingTable:
+    """The words of a program's BindingWords (tables.py)."""
+
+    def __init__(self, image: SizesImage) -> None:
+        self.definitions, self.code = words(image.definitions), words(image.code)
+        self.questions = words([kernels()[name] for name in image.questions])
+        self.words = words([0] * BindingWords.WORDS)
+        for index, content in {
+            BindingWords.DEFINITIONS: len(image.definitions) // DefinitionWords.WORDS,
+            BindingWords.DEFINITION_TABLE: ctypes.addressof(self.definitions),
+            BindingWords.OPERATIONS: len(image.code) // ROW,
+            BindingWords.CODE: ctypes.addressof(self.code),
+            BindingWords.SYMBOLS: image.symbols,
+            BindingWords.QUESTIONS: ctypes.addressof(self.questions),
+        }.items():
+            self.words[index] = content
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.words)
+
+
+class Outer(Protocol):
+    """What frames need of the program they are of."""
+
+    image: FrameImage
+    functions: list[int]  # of the steps
+    constants: dict[int, torch.Tensor]  # by slot
+    fixed: list[torch.Tensor]
+    binding: BindingTable
+    callback: int  # the address of the Python function that does a library call
+    copies: WeakValueDictionary[Any, torch.Tensor]  # of weights, transposed
+
+    def interpreter(self, name: str) -> int:
+        """A function of the interpreter of calls."""
+        ...
+
+
+class BoundFrame:
+    """A frame with all the memory it points to."""
+
+    def __init__(
+        self, outer: Outer, sizes: Sizes, number: int, still: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """`still`: constants and arguments that keep their content, by slot."""
+        image = self.image = outer.image
+        self.sizes, self.number = sizes, number
+        self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
+        self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
+        self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
+        self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
+        self.objects: list[Any] = [None] * image.objects
+        self.shared: Shared | None = None  # where it was planned in this process
+        self.copies = outer.copies
+        self.kept: list[Any] = [outer.binding, outer.constants, outer.fixed]
+        self.memory = (ctypes.c_int64 * len(image.words)).from_buffer_copy(image.words)
+        self.words = self.part(0, FrameWords.WORDS)
+        self.slots, self.handles, self.step_table, self.values, self.argument_table = (
+            self.part(*image.tables[name]) for name in ("slots", "handles", "steps", "values", "arguments")
+        )
+        self.connect(outer)
+        self.words[FrameWords.NUMBER] = number
+        for turn in image.turns:
+            if still is not None and turn.slot in still:
+                self.turn(turn, still[turn.slot], turn.slot in outer.constants)
+        for i, slot in self.weights():
+            self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
+
+    def part(self, start: int, count: int) -> Any:
+        return (ctypes.c_int64 * count).from_buffer(self.memory, 8 * start)
+
+    def connect(self, outer: Outer) -> None:
+        """Every word that is an address."""
+        image, memory, base = self.image, self.memory, self.address
+        numbers = iter(image.links)
+        for at, to in zip(numbers, numbers):
+            memory[at] = base + 8 * to
+        found: dict[int, Callable[[int], int]] = {
+            Outside.STEP: lambda n: outer.functions[n],
+            Outside.DISPATCH: lambda n: outer.interpreter("dispatch"),
+            Outside.LET_GO: lambda n: outer.interpreter("let_go"),
+            Outside.OBJECTS: lambda n: id(self.objects),
+            Outside.CALLBACK: lambda n: outer.callback,
+            Outside.NONE: lambda n: id(None),
+            Outside.TENSOR_TYPE: lambda n: id(torch.Tensor),
+            Outside.PARAMETER_TYPE: lambda n: id(torch.nn.Parameter),
+            Outside.BINDING: lambda n: outer.binding.address,
+            Outside.CONSTANT: lambda n: outer.constants[n].data_ptr(),
+            Outside.FIXED: lambda n: id(outer.fixed[n]) + TENSOR,
+            Outside.STORAGE: lambda n: outer.fixed[n].untyped_storage().data_ptr(),
+        }
+        numbers = iter(image.outside)
+        for at, kind, number in zip(numbers, numbers, numbers):
+            memory[at] = found[kind](number)
+
+    def turn(self, turn: Turn, weight: torch.Tensor, constant: bool) -> None:
+        """The product reads a transposed copy of its weight; equal copies are one."""
+        sizes, args = self.part(turn.sizes, Gemm.WORDS), self.part(turn.args, 2)
+        form, start, stride, n, k = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K))
+        shape = (n, k) if gemm.FORMS[form] == "nt" else (k, n)
+        key = (weight.data_ptr(), shape, stride, start)
+        copy = self.copies.get(key)
+        if copy is None:
+            matrix = weight.detach().as_strided(shape, (stride, 1), weight.storage_offset() + start)
+            copy = self.copies[key] = matrix.t().contiguous()
+        place = words([copy.data_ptr()])
+        self.kept += [copy, weight, place]  # while the weight lives, its address is nobody else's
+        if not constant:
+            self.only[turn.slot] = weight.data_ptr()
+        sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
+        args[1] = ctypes.addressof(place)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    @property
+    def threads(self) -> int:
+        return int(self.words[FrameWords.THREADS])
+
+    @property
+    def scratch(self) -> int:
+        """Bytes for each thread: what its most demanding step needs."""
+        return int(self.words[FrameWords.SCRATCH])
+
+    @property
+    def need(self) -> int:
+        """Bytes of the block it needs."""
+        return int(self.words[FrameWords.NEED])
+
+    @property
+    def arena(self) -> int:
+        """Bytes of intermediates, without those in outputs."""
+        return self.need - self.threads * self.scratch
+
+    # -- for one set of sizes -------------------------------------------------------------------------------------------
+    def assign(self, symbols: Mapping[Any, Any], threads: int) -> None:
+        """Make it a frame for these symbols, where native code cannot: a value that only sympy can compute."""
+        values = self.sizes.run({**symbols, THREADS: threads})
+        self.values[:] = words(values[: len(self.values)])
+        runtime.write(self.address)
+        self.words[FrameWords.THREADS] = threads
+
+    def bound(self) -> dict[Any, Any]:
+        """The symbols it is for."""
+        return dict(zip(self.sizes.symbols, self.values))
+
+    def value(self, x: Any) -> int:
+        """Of an expression, at the sizes the frame is for."""
+        term = self.sizes.find(x)
+        if isinstance(term, Term) and term.index < len(self.values):
+            return int(self.values[term.index])
+        return term if isinstance(term, int) else int(evaluate(x, self.symbols or self.bound()))
+
+    def serves(self, args: Sequence[Any]) -> bool:
+        """Whether the weights it has copies of are among the arguments."""
+        found = {slot: args[i] for i, slot in self.weights()}
+        return all(
+            isinstance(t := found.get(slot), torch.Tensor) and t.data_ptr() == address
+            for slot, address in self.only.items()
+        )
+
+    def weights(self) -> Iterator[tuple[int, int]]:
+        """(argument, slot) of those that only one tensor fits."""
+        if self.only:
+            for i in range(len(self.argument_table) // EntryWords.WORDS):
+                kind, slot = (
+                    self.argument_table[i * EntryWords.WORDS + n] for n in (EntryWords.KIND, EntryWords.VALUE)
+                )
+                if kind == EntryWords.TENSOR and slot in self.only:
+                    yield i, slot
+
+    def arguments(self) -> Sequence[Any]:
+        """Of the call that runs."""
+        found: Sequence[Any] = ctypes.cast(self.words[FrameWords.LIST], ctypes.py_object).value
+        return found
+
+    def forget(self) -> None:
+        """What library calls made is no longer needed."""
+        self.results.clear()
+        self.symbols = {}
+        for i in range(len(self.objects)):
+            self.objects[i] = None
+
+    def made_by_dispatcher(self, t: Tensor) -> torch.Tensor:
+        assert self.shared is not None
+        return runtime.wrapped(self.handles[self.shared.table.made[t.id]])
+
+    def by_python(self, number: int) -> bool:
+        """Python does this step from now on. (It was not so before: the dispatcher could not do it.)"""
+        at = number * StepWords.WORDS + StepWords.CALL
+        before, self.step_table[at] = self.step_table[at], StepWords.PYTHON
+        return bool(before != StepWords.PYTHON)

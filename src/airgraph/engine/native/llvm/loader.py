@@ -1,0 +1,202 @@
+"""Object code into memory: a loader for the objects that LLVM writes for x86-64 Linux.
+
+    loaded = load(code, imports={"torch_parallel_for": 0x7f…}, exports=("run",))
+    loaded["run"]                                    → its address, as long as `loaded` lives
+
+LLVM's own linker takes longer than anything else in a process whose object code is in the cache, and importing LLVM comes
+on top; this takes a millisecond or two for each object. It knows the relocations of position-independent code in the large
+code model and refuses everything else (`LoadError`): then LLVM's linker does it. Code and constants are in one mapping,
+which is read-only when it is executable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
+RELOCATION = struct.Struct("<QQq")
+RELOCATABLE, X86_64 = 1, 62
+SYMBOLS, RELOCATIONS, NOTHING, PLAIN_RELOCATIONS = 2, 4, 8, 9  # types of sections
+WRITABLE, LOADED, THREAD_LOCAL = 1, 2, 0x400  # flags of sections
+ABSOLUTE = 0xFFF1
+TABLE = "_GLOBAL_OFFSET_TABLE_"
+
+
+class Relocation:
+    """R_X86_64_64, PC64, GOTOFF64, GOT64, GOTPC64."""
+
+    ADDRESS, RELATIVE, FROM_TABLE, ENTRY, TO_TABLE = 1, 24, 25, 27, 29
+
+
+class LoadError(Exception):
+    """Not an object that this loader knows."""
+
+
+class Section(NamedTuple):
+    name: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry: int
+
+
+@dataclass
+class LoadedObject:
+    """Machine code in memory; unmapped with its last reference."""
+
+    memory: mmap.mmap
+    addresses: dict[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.addresses[name]
+
+
+def load(code: bytes, imports: Mapping[str, int], exports: Sequence[str]) -> LoadedObject:
+    try:
+        return Object(code).load(imports, exports)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise LoadError(f"a broken object: {error}") from error
+
+
+class Object:
+    """One relocatable file in the ELF format."""
+
+    def __init__(self, code: bytes) -> None:
+        self.code = code
+        head = HEAD.unpack_from(code)
+        if not (sys.platform == "linux" and platform.machine() == "x86_64"):
+            raise LoadError("not on x86-64 Linux")
+        if head[0][:6] != b"\x7fELF\x02\x01" or head[1:3] != (RELOCATABLE, X86_64):
+            raise LoadError("no relocatable object for x86-64")
+        start, size, count = head[6], head[11], head[12]
+        self.sections = [Section(*SECTION.unpack_from(code, start + i * size)) for i in range(count)]
+        self.places: dict[int, int] = {}  # section → where it lies in the mapping
+        self.size = 0
+        for i, section in enumerate(self.sections):
+            if section.flags & LOADED and section.size:
+                self.place(i, section)
+        self.table = -(-self.size // 8) * 8  # of addresses outside
+        self.entries: dict[int, int] = {}  # symbol → number in the table
+
+    def place(self, number: int, section: Section) -> None:
+        if section.flags & (WRITABLE | THREAD_LOCAL) or section.type == NOTHING:
+            raise LoadError("an object with variables")
+        alignment = max(section.alignment, 1)
+        if alignment > mmap.PAGESIZE:
+            raise LoadError(f"a section aligned to {alignment}")
+        self.places[number] = -(-self.size // alignment) * alignment
+        self.size = self.places[number] + section.size
+
+    def load(self, imports: Mapping[str, int], exports: Sequence[str]) -> LoadedObject:
+        symbols = self.symbols()
+        relocations = list(self.relocations())
+        for _, kind, symbol, _ in relocations:
+            if kind == Relocation.ENTRY:
+                self.entries.setdefault(symbol, len(self.entries))
+        memory = mmap.mmap(-1, max(self.table + 8 * len(self.entries), 1))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        addresses = {i: self.address(base, *symbol, imports) for i, symbol in enumerate(symbols) if i}
+        for number, start in self.places.items():
+            section = self.sections[number]
+            memory[start : start + section.size] = self.code[section.offset : section.offset + section.size]
+        for symbol, entry in self.entries.items():
+            struct.pack_into("<Q", memory, self.table + 8 * entry, addresses[symbol])
+        for at, kind, symbol, addend in relocations:
+            struct.pack_into("<q", memory, at, self.value(base, at, kind, symbol, addend, addresses))
+        protect(base, len(memory))
+        named = {name: addresses[i] for i, (name, section, _) in enumerate(symbols) if name and section}
+        missing = [name for name in exports if name not in named]
+        if missing:
+            raise LoadError(f"no function {missing[0]}")
+        return LoadedObject(memory, {name: named[name] for name in exports})
+
+    # -- symbols ------------------------------------------------------------------------------------------------------
+    def symbols(self) -> list[tuple[str, int, int]]:
+        """(name, section, offset in it); section 0: it is somewhere else."""
+        table = next((s for s in self.sections if s.type == SYMBOLS), None)
+        if table is None:
+            raise LoadError("an object without symbols")
+        names = self.sections[table.link].offset
+        rows = (SYMBOL.unpack_from(self.code, table.offset + at) for at in range(0, table.size, SYMBOL.size))
+        return [(self.text(names + row[0]), row[3], row[4]) for row in rows]
+
+    def text(self, start: int) -> str:
+        end = self.code.find(b"\0", start)
+        return self.code[start:end].decode()
+
+    def address(self, base: int, name: str, section: int, offset: int, imports: Mapping[str, int]) -> int:
+        if section in self.places:
+            return base + self.places[section] + offset
+        if section == ABSOLUTE:
+            return offset
+        if section or not name:  # of a section that is not loaded: nothing refers to it
+            return 0
+        if name == TABLE:
+            return base + self.table
+        found = imports.get(name) or outside(name)
+        if not found:
+            raise LoadError(f"nobody has {name}")
+        return found
+
+    # -- relocations --------------------------------------------------------------------------------------------------
+    def relocations(self) -> Iterator[tuple[int, int, int, int]]:
+        """(place in the mapping, kind, symbol, addend)"""
+        for section in self.sections:
+            if section.type == PLAIN_RELOCATIONS and section.info in self.places:
+                raise LoadError("relocations without addends")
+            if section.type != RELOCATIONS or section.info not in self.places:
+                continue
+            start = self.places[section.info]
+            for at in range(section.offset, section.offset + section.size, RELOCATION.size):
+                offset, info, addend = RELOCATION.unpack_from(self.code, at)
+                yield start + offset, info & 0xFFFFFFFF, info >> 32, addend
+
+    def value(self, base: int, at: int, kind: int, symbol: int, addend: int, addresses: Mapping[int, int]) -> int:
+        table = base + self.table
+        if kind == Relocation.TO_TABLE:
+            return table + addend - (base + at)
+        if kind == Relocation.ENTRY:
+            return 8 * self.entries[symbol] + addend
+        target = addresses[symbol] + addend
+        match kind:
+            case Relocation.FROM_TABLE:
+                return target - table
+            case Relocation.RELATIVE:
+                return target - (base + at)
+            case Relocation.ADDRESS:
+                return target
+        raise LoadError(f"a relocation of type {kind}")
+
+
+@cache
+def process() -> Any:
+    return ctypes.CDLL(None)
+
+
+def outside(name: str) -> int:
+    """The address of a function of the C library, say; 0 if the process has none of this name."""
+    try:
+        return ctypes.cast(getattr(process(), name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+def protect(address: int, size: int) -> None:
+    done = process().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC)
+    if done:
+        raise LoadError("this system lets no memory become executable")

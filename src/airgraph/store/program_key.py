@@ -1,0 +1,178 @@
+"""What a program depends on: the key of its entry in the compilation cache.
+
+    key = program_key(gm, facts)        raises NotKept with the reason where something cannot be written down
+
+The graph stands there as text, one line for each node of FX: the op, its arguments, and what FX knows of the result.
+Nodes and symbols are numbered in the order in which they appear, and nothing names a source line or the content of an
+argument, so the same model gives the same text in every process, whatever its weights are. A constant that is part of the
+graph stands there by the hash of its content, a user's converter by the hash of the file it is in.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from airgraph.convert.metadata import SYMBOLIC
+from airgraph.convert.names import NAME
+from airgraph.convert.registry import Registry
+from airgraph.convert.walk import storage_key
+from airgraph.disk_cache import Key
+from airgraph.engine.native.llvm.machine import machine
+from airgraph.ir.exact import assumptions
+from airgraph.source_hash import source_hash
+
+PLAIN = (bool, int, float, complex, str, type(None))
+WORDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+MODULES = {m.__name__ for m in (builtins, math, operator)} | {"_operator"}
+LARGEST = 64 << 20  # bytes of a constant
+
+
+class NotKept(Exception):
+    """Why a program is not kept in the compilation cache."""
+
+
+def program_key(text: str, facts: Mapping[str, str]) -> Key:
+    """`text`: the graph (graph_text); `facts`: options and whatever else the program depends on, by name."""
+    return Key(graph=text, **facts, torch=torch.__version__, sources=source_hash(), **machine())
+
+
+def graph_text(gm: torch.fx.GraphModule, registry: Registry) -> str:
+    return "\n".join(GraphText(registry).lines(gm))
+
+
+class GraphText:
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.symbols: dict[Any, Any] = {}  # as they are called in the text
+        self.storages: dict[int, int] = {}
+        self.known: dict[Any, str] = {}  # expressions
+        self.converters: dict[Any, str] = {}
+
+    def lines(self, gm: torch.fx.GraphModule) -> list[str]:
+        names: dict[torch.fx.Node, str] = {}
+        found = []
+        for node in gm.graph.nodes:
+            names[node] = f"%{len(names)}"
+            found.append(f"{names[node]} = {self.line(gm, node, names)}")
+        return found
+
+    def line(self, gm: torch.fx.GraphModule, node: torch.fx.Node, names: Mapping[torch.fx.Node, str]) -> str:
+        value = self.value(node.meta.get("val"))
+        match node.op:
+            case "placeholder":
+                name = node.meta.get(NAME)
+                return f"argument {name or ''}: {value}"
+            case "get_attr":
+                return f"constant {self.constant(gm, str(node.target))}: {value}"
+            case "output":
+                return f"return {self.shown(node.args, names)}"
+            case "call_function":
+                words = [self.shown(a, names) for a in node.args]
+                words += [f"{key}={self.shown(a, names)}" for key, a in node.kwargs.items()]
+                return f"{self.target(node.target)}({', '.join(words)}): {value}"
+        raise NotKept(f"it has a node of the kind {node.op}")
+
+    # -- what is called -----------------------------------------------------------------------------------------------
+    def target(self, target: Any) -> str:
+        converter = self.registry.find(target)
+        by = self.converter(converter.function) if converter is not None and converter.user else ""
+        if isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+            return f"{target}{by}"
+        module = getattr(target, "__module__", None) or ""
+        if module in MODULES or module.partition(".")[0] == "torch":
+            return f"{module}.{getattr(target, '__qualname__', target)}{by}"
+        raise NotKept(f"it calls {target}, a function of the program's own")
+
+    def converter(self, function: Callable[..., Any]) -> str:
+        """A user's converter: where it is, and the hash of that file."""
+        if function not in self.converters:
+            plain = inspect.unwrap(function)
+            path = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None
+            if path is None or not Path(path).is_file():
+                raise NotKept(f"the source of the converter {function!r} is not known")
+            if plain.__closure__:
+                raise NotKept(f"the converter {plain.__qualname__} depends on variables of the function around it")
+            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            self.converters[function] = f" by {plain.__qualname__} {digest}"
+        return self.converters[function]
+
+    # -- arguments ----------------------------------------------------------------------------------------------------
+    def shown(self, arg: Any, names: Mapping[torch.fx.Node, str]) -> str:
+        match arg:
+            case torch.fx.Node():
+                return names[arg]
+            case list() | tuple():
+                return f"[{', '.join([self.shown(a, names) for a in arg])}]"
+            case dict():
+                return f"{{{', '.join([f'{key!r}: {self.shown(a, names)}' for key, a in arg.items()])}}}"
+            case slice():
+                return f"slice{self.shown((arg.start, arg.stop, arg.step), names)}"
+            case torch._ops.OpOverload() | torch._ops.HigherOrderOperator():
+                return str(arg)
+        if type(arg) in PLAIN:
+            return repr(arg)
+        if isinstance(arg, WORDS):
+            return str(arg)
+        if isinstance(arg, SYMBOLIC):
+            return self.size(arg)
+        raise NotKept(f"an argument is of the type {type(arg).__name__}")
+
+    def constant(self, gm: torch.fx.GraphModule, path: str) -> str:
+        value: Any = gm
+        for name in path.split("."):
+            value = getattr(value, name)
+        if isinstance(value, torch.fx.GraphModule):
+            return "{" + "; ".join(self.lines(value)) + "}"
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+            raise NotKept(f"it has a constant of the type {type(value).__name__}")
+        if value.numel() * value.element_size() > LARGEST:
+            raise NotKept(f"a constant has {value.numel() * value.element_size()} bytes")
+        flat = value.detach().cpu().contiguous().flatten()
+        content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()}"
+
+    # -- what FX knows ------------------------------------------------------------------------------------------------
+    def value(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, SYMBOLIC):
+            return f"{type(value).__name__} {self.size(value)}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join([self.value(v) for v in value])}]"
+        return repr(value) if type(value) in PLAIN else type(value).__name__
+
+    def tensor(self, value: torch.Tensor) -> str:
+        head = f"{value.dtype} {self.sizes(value.shape)} {value.device}"
+        if value.layout != torch.strided:
+            return f"{head} {value.layout}"
+        storage = self.storages.setdefault(storage_key(value), len(self.storages))
+        start = value.storage_offset()
+        where = "" if type(start) is int and start == 0 else f"+{self.size(start)}"
+        return f"{head} {self.sizes(value.stride())} in {storage}{where}"
+
+    def sizes(self, sizes: Sequence[Any]) -> str:
+        return f"[{','.join([str(s) if type(s) is int else self.size(s) for s in sizes])}]"
+
+    def size(self, size: Any) -> str:
+        """An expression with the symbols numbered; at their first appearance with what is assumed of them."""
+        if not isinstance(size, SYMBOLIC):
+            return str(size)
+        expr = size.node.expr
+        if expr not in self.known:
+            new = ""
+            for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=str):
+                assumed = assumptions(symbol)
+                self.symbols[symbol] = type(symbol)(f"n{len(self.symbols)}", **assumed)
+                new += f" {self.symbols[symbol]}: {' '.join(assumed)};"
+            self.known[expr] = str(expr.xreplace(self.symbols))
+            return self.known[expr] + new
+        return self.known[expr]
