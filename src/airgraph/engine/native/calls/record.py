@@ -317,6 +317,8 @@ def check_values(node: Node, plan: Plan) -> None:
                 raise UnsupportedCall("sizes that only running can tell")
         if v.type.shape is None:
             raise UnsupportedCall("a rank that only running can tell")
+        if isinstance(v.known, sympy.Basic) and not v.known.free_symbols <= plan.symbols:
+            raise UnsupportedCall("a number that only running can tell")
     if node.control:
         raise UnsupportedCall("it has an effect that must come in order")
 
