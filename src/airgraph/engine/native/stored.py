@@ -23,7 +23,7 @@ from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, load
 from airgraph.engine.native.runner import FrameRunner
-from airgraph.errors import EngineError
+from airgraph.errors import EngineError, Unsupported
 from airgraph.ir.boundary import Boundary, symbol_sources
 from airgraph.ir.graph import Graph
 from airgraph.plan.sizes import Operation, SizeOp, Sizes
@@ -95,7 +95,7 @@ class StoredExecutable(FrameRunner):
         self.by_python = True
 
 
-class MissingCode(Exception):
+class MissingCode(Unsupported):
     """Object code that a program needs is not in the cache."""
 
 
