@@ -23,6 +23,7 @@ PAGES = {
     "benchmarks/cpu.png": "cpu.png",
     "examples/README.md": "examples.md",
     "examples/ascend/README.md": "examples_ascend.md",
+    "examples/serve/README.md": "examples_serve.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 

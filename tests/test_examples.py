@@ -1,33 +1,31 @@
 """Every example runs, as its README says."""
 
-import importlib.util
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-QUICK = ("vision", "autocast", "buckets", "export", "decode_gpu")
-WITH_TRANSFORMERS = ("generate", "trainer")
+SCRIPTS = ("vision", "autocast", "buckets", "export", "decode_gpu", "generate", "trainer")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_example(name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_TRANSFORMERS)
-def test_example_with_transformers(name, capsys):
-    needed = ("transformers", "accelerate") if name == "trainer" else ("transformers",)
-    for package in needed:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{name}.py needs {package}")
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert capsys.readouterr().out
+def test_serving():
+    """In a process of its own: the load test starts threads and imports the server beside it by name."""
+    command = [sys.executable, "load_test.py", "--requests", "60", "--clients", "6"]
+    run = subprocess.run(command, cwd=EXAMPLES / "serve", capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert "nothing compiled after the warm-up" in run.stdout and "every answer as eager's" in run.stdout
 
 
 @pytest.mark.slow
@@ -44,6 +42,6 @@ def test_the_notebook(capsys):
 
 def test_every_example_is_listed_and_run():
     scripts = {file.stem for file in EXAMPLES.glob("*.py")}
-    assert scripts == {*QUICK, *WITH_TRANSFORMERS}
+    assert scripts == set(SCRIPTS)
     page = (EXAMPLES / "README.md").read_text()
     assert all(f"[{name}.py]({name}.py)" in page for name in scripts)

@@ -36,7 +36,7 @@ from airgraph.journal import Journal, open_journal
 from airgraph.passes import run_passes
 from airgraph.plan.index import Refuse
 from airgraph.runtime.buckets import Buckets, Limits, Padded, padded_dimensions
-from airgraph.runtime.device import computing_device
+from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
 from airgraph.runtime.programs import ProgramMaker
@@ -116,7 +116,9 @@ def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary
     """The graph before its passes."""
     registry = registry_of(c.config)
     with c.journal.stage("convert"):
-        graph, boundary = convert(gm, c.name, registry, c.journal, strict=c.config.strict, has_kernel=has_kernel)
+        graph, boundary = convert(
+            gm, c.name, registry, c.journal, strict=c.config.strict, has_kernel=has_kernel, host_op=host_op
+        )
     if c.config.summary:
         write_summary(gm, registry, c.journal, c.config.dump_path)
     emitted = graph

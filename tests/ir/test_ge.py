@@ -188,10 +188,14 @@ def test_custom_op_by_position():
     x = data(name="x")
     assert call_text(ge.custom_op("Mul", x, 2.0).node) == 'ge.Mul(x_0, 2.0, node_name="Mul")'
     assert call_text(ge.custom_op("Cast", x, 1, node_name="c").node) == 'ge.Cast(x_0, dst_type=1, node_name="c")'
-    assert fails(ge.custom_op, "MyOp", x) == (
-        "GE op MyOp is not in the op table, so its inputs have no order\n"
-        "  try: custom_op(op_type, inputs={...}, outputs=[...], attrs={...})"
+    assert call_text(ge.custom_op("MyOp", x, None, [x, x], 2, 0.5, "a", [1, 2], [True], [[1]], node_name="m").node) == (
+        'ge.custom_op("MyOp", inputs={"x0": x_0, "x1": None, "x2": [x_0, x_0]}, outputs=["y0"], '
+        'attrs={"attr0": ge.attr.Int(2), "attr1": ge.attr.Float(0.5), "attr2": ge.attr.Str("a"), '
+        '"attr3": ge.attr.ListInt([1, 2]), "attr4": ge.attr.ListBool([True]), "attr5": ge.attr.ListListInt([[1]])}, '
+        'node_name="m")'
     )
+    with pytest.raises(AssertionError, match="is no attribute of a GE op"):
+        ge.custom_op("MyOp", x, object())
     assert fails(ge.custom_op, "Cast", x, 1, 2) == "Cast takes 2 inputs and attributes, got 3\n  inputs: x"
 
 

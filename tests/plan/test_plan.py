@@ -229,3 +229,30 @@ def test_a_sum_of_which_nothing_is_known_may_go_backwards():
         True,
         True,
     ]
+
+
+def test_an_empty_tensor_is_not_stored_in_the_loops_of_a_reduction(planned):
+    """The outer loops of a reduction over nothing run once, and a store there would be one outside of the empty tensor."""
+    found = planned("""
+        x_0 = ge.Data(index=0, dtype=12, shape=[0, 2], placement="CPU", node_name="x")
+        y_0 = ge.Data(index=1, dtype=12, shape=[0, 1], placement="CPU", node_name="y")
+        a_0 = ge.ReduceAny(x_0, [0, 1], keep_dims=False, node_name="a")
+        b_0 = ge.LogicalAnd(y_0, a_0, node_name="b")
+        _ = ge.NetOutput([a_0, b_0], dependencies=[])
+    """)
+    same(
+        found,
+        """
+        plan for test
+        x: bool[0, 2] input
+        y: bool[0, 1] input
+        t0: bool[] output 0
+        t1: bool[0, 1] output 1
+        0 loop i0<0, i1<2
+            t0[0] = or_i(x[2*i0 + i1])
+        1 loop o0<0, o1<1
+            t1[o0] = and(y[o0], t0[0])
+        output 0: t0
+        output 1: t1
+    """,
+    )

@@ -10,16 +10,18 @@ from collections import namedtuple
 
 import pytest
 import torch
+from google.protobuf import text_format
 from torch import nn
 
 import airgraph
 from airgraph.errors import AirgraphError, BindError, ConfigError, ConvertError, ExportError
-from airgraph.ir.proto import ModelDef
+from airgraph.ir.proto import TF, ModelDef
 from airgraph.ir.text import to_py
 from airgraph.runtime.loaded import Record
 from airgraph.store import export as export_module
 from airgraph.store.air_file import SEAL_BYTES, seal
 from airgraph.store.load_export import read_export, usable
+from airgraph.tools import cli
 
 pytestmark = pytest.mark.slow  # for every landing
 
@@ -920,3 +922,22 @@ def test_a_device_that_is_not_there_is_told():
     said = []
     assert usable("cuda:99", asked=False, note=said.append) == "cpu"
     assert said == ["exported on cuda:99, which is not there: what was on it is on the CPU"]
+
+
+def test_show_pbtxt_is_what_netron_opens(tmp_path, capsys):
+    """A TensorFlow GraphDef with the parameters' names, of an .air file and of a `txt` dump."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    air = airgraph.export(model, (torch.randn(2, 4),), path=str(tmp_path / "model"))
+    options = {"dump": "txt", "dump_path": str(tmp_path / "dumps")}
+    with torch.no_grad():
+        torch.compile(model, backend="airgraph", options=options)(torch.randn(2, 4))
+    (dump,) = (tmp_path / "dumps").glob("dynamo_original_*.txt")
+    for file in (air, dump):
+        assert cli.main(["show", "--pbtxt", str(file)]) == 0
+        graph = text_format.Parse(capsys.readouterr().out, TF["GraphDef"]())
+        nodes = {node.attr["_source_name"].s: node for node in graph.node}
+        assert nodes[b"0.weight"].op == "Data" and "Relu" in {node.op for node in graph.node}
+    (tmp_path / "broken.txt").write_text("op { name: ")
+    assert cli.main(["show", "--pbtxt", str(tmp_path / "broken.txt")]) == 2
+    assert "not the text of a GE graph" in capsys.readouterr().err
+    assert cli.main(["show", "--pbtxt", str(tmp_path / "missing.txt")]) == 2

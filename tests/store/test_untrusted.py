@@ -205,6 +205,8 @@ def test_show_escapes_what_a_terminal_acts_on(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "a\\x1b[31m\\nb" in text and "\\x1b[2J cleared \\u202e reversed" in text
     assert all(c.isprintable() or c == "\n" for c in text)
+    show(str(rewritten(air, change)), pbtxt=True)
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
 
 
 @pytest.fixture(autouse=True)

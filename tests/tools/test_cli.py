@@ -8,7 +8,7 @@ import pytest
 
 import airgraph
 from airgraph.config import KNOBS
-from airgraph.tools import cli, demo
+from airgraph.tools import cli, demo, terminal
 from airgraph.tools.run import Script
 
 
@@ -196,3 +196,15 @@ def test_demo(capsys, tmp_path, monkeypatch):
     ]
     assert all(f"      {kind};" in out for kind in kinds)
     assert "All three give what PyTorch gives." in out and "browser: demo_report.html" in out
+
+
+def test_a_spinner_is_shown_on_a_terminal_only(monkeypatch, capsys):
+    with terminal.waiting("compiling"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with terminal.waiting("compiling"):
+        pass
+    told = capsys.readouterr()
+    assert told.out == "" and "compiling" in told.err

@@ -55,12 +55,12 @@ def lines(graph, stage):
 
 def test_stages_are_linked_by_fx_nodes(report):
     (graph,) = report.data["graphs"]
-    assert [s["name"] for s in graph["stages"]] == ["source", "FX", "GE", "after passes", "plan"]
+    assert [s["name"] for s in graph["stages"]] == ["source", "FX", "GE", "after passes", "plan", "kernels"]
     relus = [notes for text, notes in lines(graph, "FX") if "aten.relu" in text]
     assert len(relus) == 2
     source = next(notes for text, notes in lines(graph, "source") if "torch.relu(self.up" in text)
     assert all(notes[0] in source for notes in relus)
-    for stage, word in (("GE", "ge.Relu"), ("after passes", "ge.Relu"), ("plan", "relu(")):
+    for stage, word in (("GE", "ge.Relu"), ("after passes", "ge.Relu"), ("plan", "relu("), ("kernels", "relu(")):
         found = [notes for text, notes in lines(graph, stage) if word in text]
         assert len(found) == 2 and all(set(a) & set(b) for a, b in zip(relus, found)), stage
 
@@ -177,13 +177,41 @@ def test_the_page_in_a_browser(report, tmp_path):
     assert found["problems"] == [] and found["theme"] == "dark"
     assert found["panes"] == [s["name"] for s in graph["stages"]]
     assert found["lines"] == [len(s["lines"]) for s in graph["stages"]]
-    source, fx, ge, after, plan = found["marked"]
+    source, fx, ge, after, plan, kernels = found["marked"]
     assert len(source) == 1 and "torch.relu" in source[0] and len(fx) == 1
     assert "ge.Relu" in ge[0] and "ge.Relu" in after[0] and any("relu(" in line for line in plan)
+    assert any(line.lstrip().startswith("for ") for line in kernels) and any("relu(" in line for line in kernels)
     assert found["open"] == len(graph["nodes"]) and found["folded"] == ["0", "1"]
     assert found["said"] == "2 found" and found["marks"] == 2
     assert found["unfolded"] > 4 and found["rects"] == len(graph["arena"]["tensors"])
     assert found["passes"] == len(graph["passes"])
+
+
+FLAME = """
+await wait(); tab('Flame'); await wait();
+const shown = () => [...document.querySelectorAll('#flame g title')].map((t) => t.textContent);
+const found = { all: shown(), hidden: document.getElementById('graph').hidden };
+[...document.querySelectorAll('#flame g')].find((g) => g.querySelector('title').textContent.startsWith('1:')).dispatchEvent(new MouseEvent('click'));
+found.zoomed = shown();
+document.querySelector('#flame g').dispatchEvent(new MouseEvent('click'));
+found.back = shown();
+finish(found);
+"""
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_flame_view(report, tmp_path):
+    """Boxes by module path; selecting one enlarges it, selecting the uppermost goes back. No profile, no tab."""
+    times = [("0.up", "MatMulV2 0.up", 3), ("0.norm", "LayerNormV4", 2), ("1.up", "MatMulV2 1.up", 4), ("", "Add", 1)]
+    kernels = [{"name": n, "module": m, "calls": 2, "seconds": s / 1e3, "source": "model.py:3"} for m, n, s in times]
+    found = browse(HtmlReport({**report.data, "kernels": kernels}).html(), FLAME, tmp_path)
+    assert found["problems"] == [] and found["hidden"]
+    assert found["all"][:3] == ["all kernels: 10.000 ms, 100.0 %", "0: 5.000 ms, 50.0 %", "up: 3.000 ms, 30.0 %"]
+    assert found["zoomed"][0] == "1: 4.000 ms, 40.0 %" and len(found["zoomed"]) == 3 and found["back"] == found["all"]
+    assert "MatMulV2 1.up: 4.000 ms, 40.0 %, 2 calls  model.py:3" in found["zoomed"]
+    tabs = "await wait(); finish({ tabs: [...document.querySelectorAll('nav button')].map((b) => b.textContent) });"
+    assert "Flame" not in browse(report.html(), tabs, tmp_path)["tabs"]
 
 
 def large(nodes=5000):

@@ -24,6 +24,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from airgraph.compat.npu.custom_ops import to_host_ops
 from airgraph.compat.npu.memory import DEVICE_TYPE, npu_view
 from airgraph.runtime.device import DeviceAdapter, adapter_for
 
@@ -53,6 +54,7 @@ def host_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any], adapter: DeviceA
         node.args, node.kwargs = (moved_devices(value, adapter) for value in (node.args, node.kwargs))
         if node.op == "get_attr":
             set_attribute(made, node.target, moved_attribute(operator.attrgetter(node.target)(gm), adapter))
+    to_host_ops(made)
     made.recompile()
     with enable_python_dispatcher():
         mode = torch._guards.detect_fake_mode(inputs) or torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)

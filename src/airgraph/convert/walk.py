@@ -35,6 +35,7 @@ from airgraph.ir.verify import agree
 from airgraph.journal import Journal, OpUse
 
 HasKernel = Callable[[str], bool]
+HostOp = Callable[[Any, torch.fx.Node], Any]
 aten = torch.ops.aten
 # Ops whose result depends on where in memory their argument lies, not only on its values.
 BY_MEMORY = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
@@ -48,13 +49,15 @@ def convert(
     *,
     strict: bool = False,
     has_kernel: HasKernel = lambda op: op in OPS,
+    host_op: HostOp = lambda op, node: op,
     made: dict[str, Any] | None = None,
 ) -> tuple[Graph, Boundary]:
     """The graph and boundary of an FX graph whose nodes carry `meta["val"]`.
 
+    `host_op` gives what PyTorch calls in place of an op or a sub-graph, if that is another one where the work is done.
     `made` is filled with what each FX node became, by its name; a view that nobody needed became nothing.
     """
-    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel)
+    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op)
     with ge.building(walker.graph):
         for node in gm.graph.nodes:
             walker.visit(node)
@@ -71,6 +74,7 @@ class Walker:
     journal: Journal
     strict: bool
     has_kernel: HasKernel
+    host_op: HostOp
     boundary: Boundary = field(default_factory=Boundary)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     writes: list[Value] = field(default_factory=list)
@@ -161,6 +165,7 @@ class Walker:
         if converter.wants_meta:
             kwargs["meta_outputs"] = specs(node.meta.get("val"))
         before, waits = len(self.graph.nodes), self.graph.waits
+        self.graph.results_wanted = len(torch.utils._pytree.tree_leaves(node.meta.get("val")))
         try:
             result = converter.function(*args, **kwargs)
             if (node.target in WRITES or converter.target is not node.target) and not converter.user:
@@ -255,6 +260,8 @@ class Walker:
         args, kwargs = self.arguments(node, pack=False)
         if node.target in BY_MEMORY:
             args = (self.from_its_start(node.args[0], args[0]), *args[1:])
+        if isinstance(node.target, torch._ops.HigherOrderOperator):  # ops and sub-graphs are among its arguments
+            args, kwargs = torch.fx.node.map_aggregate((args, kwargs), lambda leaf: self.host_op(leaf, node))
         inputs: list[Value] = []
         data = aten_call.encode(list(args), inputs, self.graph)
         named = aten_call.encode(kwargs, inputs, self.graph)
@@ -266,7 +273,7 @@ class Walker:
         results = iter(
             ge.AtenCall(
                 inputs,
-                target=aten_call.target_name(node.target, self.graph),
+                target=aten_call.target_name(self.host_op(node.target, node), self.graph),
                 args=data,
                 kwargs=named,
                 types=[type_of(leaf) for leaf in leaves if leaf is not None],

@@ -89,3 +89,15 @@ KINDS = {
         ListListFloat,
     )
 }
+
+
+def of(value: Any) -> Attr:
+    """The attribute a plain value is: `Int(2)` for 2, `ListFloat([0.5])` for [0.5]; an empty list holds ints."""
+    if isinstance(value, Attr):
+        return value
+    for name in ("Bool", "Int", "Float", "Str", "ListInt", "ListBool", "ListFloat", "ListStr", "ListListInt"):
+        try:
+            return KINDS[name](value)
+        except AssertionError:
+            continue
+    raise AssertionError(f"{value!r} is no attribute of a GE op")

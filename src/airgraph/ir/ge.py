@@ -23,7 +23,7 @@ import numpy as np
 import sympy
 
 from airgraph.errors import VerifyError
-from airgraph.ir import attr  # noqa: F401  (ge.attr.Float is part of the language)
+from airgraph.ir import attr
 from airgraph.ir.exact import checked_numbers
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, REQUIRED, Call, Op
@@ -297,7 +297,7 @@ def custom_op(
     dependencies: Sequence[Value | Node] = (),
     marks: Marks = None,
 ) -> Any:
-    """A node of any type, also one that is not in the table. By position (`custom_op("Mul", x, y)`) it must be there.
+    """A node of any type, also one that is not in the table, by position (`custom_op("Mul", x, y)`) or by name.
     By name it is the table's where the names are the table's, so that types follow and passes know it.
 
     ge.custom_op("MyOp", inputs={"x": x, "mask": None, "parts": [a, b]}, outputs=["y", ("rest", 2)],
@@ -323,16 +323,28 @@ def custom_op(
 
 def _by_position(op_type: str, op: Op | None, args: Sequence[Any], usual: dict[str, Any]) -> Any:
     if op is None:
-        raise VerifyError(
-            f"GE op {op_type} is not in the op table, so its inputs have no order",
-            hint="custom_op(op_type, inputs={...}, outputs=[...], attrs={...})",
-        )
+        return _unnamed(op_type, args, usual)
     count, most = len(op.slots), len(op.slots) + len(op.attrs)
     if len(args) > most:
         raise VerifyError(
             f"{op_type} takes {most} inputs and attributes, got {len(args)}", where={"inputs": _names(op)}
         )
     return build(op, args[:count], {**dict(zip(op.attrs, args[count:])), **usual})
+
+
+def _unnamed(op_type: str, args: Sequence[Any], usual: dict[str, Any]) -> Any:
+    """A type that is not in the table has no names for its inputs (tensors and None) and its attributes (the rest): they
+    are numbered. It has as many outputs as the op that is being converted."""
+    of_inputs = [value is None or isinstance(value, Value) or _are_values(value) for value in args]
+    inputs = {f"x{i}": value for i, value in enumerate(v for v, is_input in zip(args, of_inputs) if is_input)}
+    others = (v for v, is_input in zip(args, of_inputs) if not is_input)
+    attrs = {f"attr{i}": attr.of(value) for i, value in enumerate(others)}
+    outputs = [f"y{i}" for i in range(current_graph().results_wanted)]
+    return custom_op(op_type, inputs=inputs, outputs=outputs, attrs=attrs, **usual)
+
+
+def _are_values(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, Value) for v in value)
 
 
 def _in_table(op: Op, inputs: dict[str, Input], attrs: dict[str, Any], outputs: Sequence[Any]) -> bool:

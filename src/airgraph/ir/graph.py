@@ -113,6 +113,7 @@ class Graph:
         self.names: dict[str, str] = {}  # what users call an input: `layers.0.weight`, by the name of its Data node
         self.marks: dict[str, Any] = {}  # what new nodes are marked with; constants and inputs belong to no scope
         self.waits: list[Node] = []  # what the next new node waits for
+        self.results_wanted = 1  # how many values the converter at work has to give
         self.modules: dict[str, Any] = {}  # sub-graphs and other objects AtenCall nodes hand to their op, by name
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}

@@ -142,6 +142,14 @@ def to_txt(graph: Graph) -> str:
     return str(text_format.MessageToString(to_proto(graph), as_utf8=True))
 
 
+def read_txt(text: str) -> Any:
+    """The GraphDef of a `txt` dump: data, of which nothing is run."""
+    try:
+        return text_format.Parse(text, GraphDef())
+    except (text_format.ParseError, RecursionError) as error:
+        raise VerifyError(f"not the text of a GE graph: {error}", hint="a dump of the kind txt") from None
+
+
 def to_proto(graph: Graph) -> Any:
     """A ge.proto.GraphDef. Edges are `node:index`, `node:-1` for control and "" for an optional input not given."""
     message = GraphDef(name=graph.name)

@@ -248,9 +248,11 @@ class FormulaReader:
         domain = self.domain
         if same_shape(root.shape, domain.shape):
             return list(self.index)
+        kept = [s for _, s in self.kept]
+        if same(product(root.shape), 0) and not same(product(kept), 0):
+            raise Refuse("an empty tensor in a kernel whose outer loops run")  # no index of it names an inner loop
         if same(product(root.shape), product(domain.shape)):
             return reshape_index(self.index, domain.shape, root.shape)
-        kept = [s for _, s in self.kept]
         if domain.axes and same(product(root.shape), product(kept)):
             return reshape_index([self.index[i] for i, _ in self.kept], kept, root.shape)
         raise Refuse(f"shape {list(root.shape)} in a kernel over {list(domain.shape)}")

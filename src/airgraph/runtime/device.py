@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,6 +22,8 @@ class DeviceAdapter:
     host: torch.device
     to_host: Callable[[torch.Tensor], torch.Tensor]
     from_host: Callable[[torch.Tensor, torch.device], torch.Tensor]
+    # What a graph of host tensors calls in place of an op or of a sub-graph; most stay as they are.
+    host_op: Callable[[Any, torch.fx.Node], Any]
 
 
 _ADAPTERS: dict[str, DeviceAdapter] = {}
@@ -37,6 +40,13 @@ def remove_adapter(device_type: str) -> None:
 def adapter_for(device: torch.device) -> DeviceAdapter | None:
     """The adapter of an emulated device, or None for a device that computes itself."""
     return _ADAPTERS.get(device.type)
+
+
+def host_op(op: Any, node: torch.fx.Node) -> Any:
+    """What runs `op` in a program: an emulated device may have kernels that only it can call."""
+    for adapter in _ADAPTERS.values():
+        op = adapter.host_op(op, node)
+    return op
 
 
 def computing_device(device: torch.device) -> torch.device:

@@ -92,7 +92,7 @@ def doctor(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     from airgraph.tools.show import show
 
-    return show(args.file)
+    return show(args.file, args.pbtxt)
 
 
 def cache(args: argparse.Namespace) -> int:
@@ -164,6 +164,7 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
+    command.add_argument("--pbtxt", action="store_true", help="print what Netron opens, of an .air file or a txt dump")
 
 
 def cache_options(command: argparse.ArgumentParser) -> None:
@@ -257,7 +258,7 @@ COMMANDS = (
         "an exported model (.air) as the text of its graph",
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
         " Nothing of it is run.",
-        ("airgraph show export_file/export.air",),
+        ("airgraph show export_file/export.air", "airgraph show --pbtxt export_file/export.air"),
     ),
     Command(
         "cache",

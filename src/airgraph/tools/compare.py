@@ -46,7 +46,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.journal import Journal
 from airgraph.passes import run_passes
 from airgraph.pipeline import registry_of, wrapping
-from airgraph.runtime.device import computing_device
+from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import interpret
 from airgraph.runtime.program import Program, from_host, to_host
 from airgraph.tools.rounding import MULTIPLE, Verdict, graph_in_float64, in_float64, judge
@@ -259,7 +259,9 @@ class Twin:
     def __init__(self, gm: torch.fx.GraphModule, program: Program, config: Config, passes: bool) -> None:
         journal = Journal(program.name, "compare", config.log)
         made: dict[str, Any] = {}
-        graph, _ = convert(gm, program.name, registry_of(config), journal, has_kernel=has_kernel, made=made)
+        graph, _ = convert(
+            gm, program.name, registry_of(config), journal, has_kernel=has_kernel, host_op=host_op, made=made
+        )
         if passes:
             graph = run_passes(graph, journal, off=config.passes_off, frozen=config.frozen_parameter)
         device: torch.device = program.executable.device  # type: ignore[attr-defined]

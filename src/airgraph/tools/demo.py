@@ -17,6 +17,7 @@ from torch import nn
 
 from airgraph.api import backend
 from airgraph.journal import JOURNALS
+from airgraph.tools.terminal import waiting
 
 
 class DemoModel(nn.Module):
@@ -87,7 +88,7 @@ def write_report() -> None:
     torch.manual_seed(0)
     folder = Path("build") if Path("build").is_dir() or Path("Makefile").is_file() else Path()
     folder.mkdir(exist_ok=True)
-    with torch.no_grad():
+    with torch.no_grad(), waiting("writing the report"):
         path = report(DemoModel(), torch.randn(100, 128), 100).save(folder / "demo_report.html")
     print(f"The graph at every stage, as a page for your browser: {path}")
 
@@ -103,7 +104,8 @@ def show(variant: DemoVariant) -> Outcome:
             model, dynamic=variant.dynamic, fullgraph=True, backend=backend(dump="py", dump_path=folder)
         )
         start = time.perf_counter()
-        result = compiled(x, scale)
+        with waiting(f"compiling: {variant.title}"):
+            result = compiled(x, scale)
         seconds = time.perf_counter() - start
         texts = {
             stage: next(Path(folder).glob(f"dynamo_{stage}_*.py")).read_text() for stage in ("original", "optimized")

@@ -30,7 +30,7 @@ from airgraph.plan.origins import notes_of, title
 from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.tools.run import Script, run_script
-from airgraph.tools.terminal import console
+from airgraph.tools.terminal import console, waiting
 
 ROWS = 30  # kernels shown on a terminal
 
@@ -148,8 +148,9 @@ def profiling() -> Iterator[list[Profile]]:
     with wrapping(keep), torch.profiler.profile(activities=activities) as events:
         yield found
     seconds = time.perf_counter() - start
-    kernels = joined(events, programs)
-    found.append(Profile(kernels, MachineSpeed.measured("cuda" if gpu else "cpu"), seconds, len(programs), events))
+    with waiting("reading the events, measuring the machine"):
+        machine = MachineSpeed.measured("cuda" if gpu else "cpu")
+        found.append(Profile(joined(events, programs), machine, seconds, len(programs), events))
 
 
 def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:

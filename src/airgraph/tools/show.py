@@ -11,20 +11,47 @@ MatMulV2_0 = ge.MatMulV2(arg2_1_0, arg0_1_0, None, None, transpose_x2=True, node
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from airgraph.errors import ExportError
 from airgraph.ir.boundary import Fresh, TensorIn
+from airgraph.ir.proto import pbtxt_of, read_txt, to_proto
 from airgraph.ir.text import to_py
 from airgraph.store.convention import StoredModel
 from airgraph.store.load_export import find_air, read_export
 from airgraph.tools.escape import printable
 
+PBTXT_BYTES = 1024  # of a constant; of larger ones the viewer gets the type alone
 
-def show(path: str) -> int:
-    file = find_air(path)
-    stored = read_export(file, weights=False)
-    for line in (*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")):
+
+def show(path: str, pbtxt: bool = False) -> int:
+    """Print an exported model; `pbtxt`: in the format that Netron opens, also of a `txt` dump."""
+    for line in viewer_lines(path) if pbtxt else graph_lines(path):
         print(printable(line))
     return 0
+
+
+def graph_lines(path: str) -> list[str]:
+    file = find_air(path)
+    stored = read_export(file, weights=False)
+    return [*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")]
+
+
+def viewer_lines(path: str) -> list[str]:
+    if path.endswith(".txt"):
+        message = read_txt(read_text(path))
+    else:
+        stored = read_export(find_air(path), weights=False)
+        stored.graph.names |= {a.name: name for a, name in zip(stored.boundary.arguments, stored.weights)}
+        message = to_proto(stored.graph)
+    return pbtxt_of(message, PBTXT_BYTES).rstrip("\n").split("\n")
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} cannot be read: {error}", hint="a `txt` dump, or an .air file") from None
 
 
 def summary(file: str, stored: StoredModel) -> Iterator[str]:

@@ -6,6 +6,9 @@ NO_COLOR, FORCE_COLOR, TERM and COLUMNS are honoured as `rich` has them. In a pi
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 from rich.console import Console
 
 UNLIMITED = 1 << 20
@@ -24,3 +27,13 @@ def width() -> int:
 def colours() -> bool:
     found = console()
     return found.is_terminal and not found.no_color
+
+
+def waiting(text: str) -> AbstractContextManager[Any]:
+    """A spinner with a text while something takes its time; nothing where nobody watches.
+
+    with waiting("compiling the model"):
+        compiled(x)
+    """
+    found = console(stderr=True)
+    return found.status(text) if found.is_terminal else nullcontext()

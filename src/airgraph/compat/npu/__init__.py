@@ -17,6 +17,7 @@ aliases once, at its boundary, through the adapter that is registered with `runt
     composites  ops that PyTorch takes apart in another way on an accelerator;  `autocast` the types ops run in
     storage     deepcopy, torch.load;  `pending` errors on their way while C++ asks the device
     module      torch.npu, with `streams`, `random`, `amp`, `settings`;  `interface` the same for Dynamo
+    custom_ops  kernels that a script registers for the device, in compiled programs
     collectives torch.distributed with the backend hccl
     usage       how much memory is held;  `generator` torch.Generator;  `accelerator` torch.accelerator
     graphs      capture and replay, of ops recorded by `capture` or (`pieces`) by CUDA;  `graphed` callables
@@ -41,6 +42,7 @@ from airgraph.compat.npu import (
     autocast,
     collectives,
     composites,
+    custom_ops,
     dispatch,
     generator,
     guard,
@@ -102,7 +104,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     emulation.libraries += collectives.install(emulation.host)
     pending.install()
     interface.register_if_loaded()
-    register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host))
+    register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host, custom_ops.host_op))
 
 
 def uninstall() -> None:

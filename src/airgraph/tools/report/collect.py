@@ -1,7 +1,7 @@
 """What a report shows, as plain data.
 
 Lines of all stages are linked by FX nodes: a line carries the numbers of the nodes it belongs to, in the source, in the FX
-graph, in the GE graph before and after the passes, and in the plan.
+graph, in the GE graph before and after the passes, in the plan, and in the loop nests of its kernels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from airgraph.ir.graph import Graph, Node
 from airgraph.ir.text import call_text, targets
 from airgraph.journal import Journal
 from airgraph.pipeline import registry_of, wrapping
-from airgraph.plan.origins import nodes_of
-from airgraph.plan.steps import Plan, step_reads, step_writes
+from airgraph.plan.nest_text import nest_text
+from airgraph.plan.origins import nodes_of, title
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Plan, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
+from airgraph.plan.text import PlanText
 from airgraph.tools.explain import Report, recording
 from airgraph.tools.terminal import UNLIMITED
 
@@ -39,6 +41,12 @@ Line = tuple[str, list[int]]  # a text, and the FX nodes it belongs to; -1, -2, 
 SOURCE = re.compile(r'"(?P<file>[^"]+)", line (?P<line>\d+)')
 AROUND = 2  # lines of source shown above and below those that were traced
 STEP = re.compile(r"^(\d+) ")
+CALLED = {
+    GemmStep: "the matrix product kernel that all graphs share",
+    AttentionStep: "the attention kernel that all graphs share",
+    ConvStep: "the convolution kernel that all graphs share",
+    CallStep: "PyTorch",
+}
 
 
 @dataclass
@@ -63,7 +71,7 @@ class GraphRecord:
             ("FX", fx_lines(self.gm)),
             ("GE", ge_lines(self.original)),
             ("after passes", ge_lines(graph)),
-            *([("plan", plan_lines(plan))] if plan else []),
+            *([("plan", plan_lines(plan)), ("kernels", kernel_lines(plan))] if plan else []),
         ]
         return {
             "name": self.journal.graph,
@@ -152,6 +160,22 @@ def plan_lines(plan: Plan) -> list[Line]:
         if begins and int(begins[1]) < len(plan.steps):
             numbers = notes(plan, int(begins[1]))
         lines.append((text, [] if text.startswith("output ") else numbers))
+    return lines
+
+
+def kernel_lines(plan: Plan) -> list[Line]:
+    """The loop nest of every kernel that is generated, and the name of what any other step calls."""
+    lines: list[Line] = []
+    names = PlanText(plan)
+    names.lines()  # tensors are called what the plan's text calls them
+    for number, step in enumerate(plan.steps):
+        linked = notes(plan, number)
+        called = "" if isinstance(step, LoopStep) else f": {CALLED[type(step)]}"
+        lines.append((f"{number} {title(plan, step)}{called}", linked))
+        if isinstance(step, LoopStep):
+            lines += [
+                (f"    {line}", linked) for nest in step.nests for line in nest_text(nest, names.name).splitlines()
+            ]
     return lines
 
 

@@ -16,7 +16,7 @@ from airgraph.tools.explain import plain_model
 from airgraph.tools.profile import profiling
 from airgraph.tools.report.collect import collecting
 from airgraph.tools.run import Script, run_script
-from airgraph.tools.terminal import colours, width
+from airgraph.tools.terminal import colours, waiting, width
 
 FOLDER = files("airgraph.tools.report") / "page"
 
@@ -101,7 +101,8 @@ def report_script(
             kernels = found[0].json()["kernels"]
         else:
             run()
-    data = recorder.data(kernels)
+    with waiting("reading the graphs"):
+        data = recorder.data(kernels)
     if text and recorder.explained:
         print(recorder.explained().text(colours(), width()))
     if json_file:

@@ -18,7 +18,7 @@ from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, NaN, identity
 from airgraph.plan.index import strides_of
 from airgraph.plan.kernels import build
 from airgraph.plan.nest import schedule
-from airgraph.plan.tensors import Tensor, buffer, point, reduce
+from airgraph.plan.tensors import Tensor, buffer, permute, point, reduce
 
 FLOAT, BOOL = DataType.DT_FLOAT, DataType.DT_BOOL
 
@@ -88,3 +88,25 @@ def test_a_reduction_starts_with_its_identity(name, dtype):
     other = False if name == "and" else True if name == "or" else 5
     x[1, 7] = other
     assert run(reduce(name, buffer((2, 11), dtype, 0), [1], False), x).tolist() == [x[0, 0].item(), other]
+
+
+def test_rounding_to_half_precision_is_pytorchs():
+    """Subnormal numbers, ties, overflow: the same bits; NaN stays NaN."""
+    torch.manual_seed(0)
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1e-40, 3.4e38, 1.00390625, 1.01171875, 65520.0, 3e-8]
+    x = torch.cat([torch.randint(-(2**31), 2**31, (4000,)).to(torch.int32).view(torch.float32), torch.tensor(special)])
+    for dtype in (DataType.DT_BF16, DataType.DT_FLOAT16):
+        cast = point("cast", [buffer(tuple(x.shape), FLOAT, 0)], dtype)
+        found, expected = run(cast, x), x.to(TORCH_TYPES[dtype])
+        assert torch.equal(found.isnan(), x.isnan())
+        assert torch.equal(found.view(torch.int16)[~x.isnan()], expected.view(torch.int16)[~x.isnan()])
+        assert torch.equal(
+            run(point("cast", [buffer(tuple(x.shape), dtype, 0)], FLOAT), found).nan_to_num(),
+            found.float().nan_to_num(),
+        )
+
+
+def test_half_precision_that_is_scattered():
+    """Elements are stored one by one."""
+    x = torch.arange(40.0).bfloat16()
+    assert torch.equal(run(permute(buffer((5, 8), DataType.DT_BF16, 0), (1, 0)), x), x.view(5, 8).t())

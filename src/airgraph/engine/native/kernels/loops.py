@@ -452,7 +452,7 @@ class LoopWriter:
         if dtype == T.DT_BOOL:
             return self.emit(f"icmp ne <{lanes} x i8> {raw}, zeroinitializer", level)
         if dtype in HALVES:
-            return self.emit(f"fpext <{lanes} x {STORED[dtype]}> {raw} to <{lanes} x float>", level)
+            return VectorMath(self, lanes, level).widened(raw, dtype)
         return raw
 
     def store(self, s: Store) -> None:
@@ -464,7 +464,7 @@ class LoopWriter:
         if dtype == T.DT_BOOL:
             value = self.emit(f"zext <{lanes} x i1> {value} to <{lanes} x i8>")
         elif dtype in HALVES:
-            value = self.emit(f"fptrunc <{lanes} x float> {value} to <{lanes} x {type}>")
+            value = VectorMath(self, lanes, len(self.levels) - 1).narrowed(value, dtype)
         index = self.offset(s.at)
         numbers = [(self.value(n), n, *pick) for n, pick in zip(s.numbers, s.picks)]
         if any(self.width(n) > 1 for _, n, *_ in numbers):

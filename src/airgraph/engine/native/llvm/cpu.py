@@ -11,6 +11,11 @@ import llvmlite.binding as llvm
 @cache
 def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if not is_x86_64():
         return 4
     return 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+
+
+@cache
+def is_x86_64() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")

@@ -157,7 +157,7 @@ def split(type: str) -> tuple[int, str]:
 
 
 def is_float(type: str) -> bool:
-    return split(type)[1] in ("half", "bfloat", "float", "double")
+    return split(type)[1] in ("half", "float", "double")
 
 
 def like_type(type: str, element: str) -> str:

@@ -1,6 +1,7 @@
 """Scalar functions as LLVM instructions on vectors; element types and literals as LLVM writes them.
 
-A type may be stored as one thing and computed as another: half precision as float, bools as single bits.
+A type may be stored as one thing and computed as another: half precision as float, bools as single bits. bfloat16 is stored
+as whole numbers of 16 bits, the upper half of a float: not every CPU that LLVM compiles for can hold it otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from airgraph.engine.native.llvm import mathlib
+from airgraph.engine.native.llvm.cpu import is_x86_64
 from airgraph.ir.types import DataType
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, Rounding
 from airgraph.plan.tensors import Expr
@@ -20,7 +22,7 @@ STORED = {
     T.DT_FLOAT: "float",
     T.DT_DOUBLE: "double",
     T.DT_FLOAT16: "half",
-    T.DT_BF16: "bfloat",
+    T.DT_BF16: "i16",
     T.DT_BOOL: "i8",
     T.DT_INT8: "i8",
     T.DT_UINT8: "i8",
@@ -29,7 +31,7 @@ STORED = {
     T.DT_INT64: "i64",
 }
 COMPUTED = {**STORED, T.DT_FLOAT16: "float", T.DT_BF16: "float", T.DT_BOOL: "i1"}
-BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+BYTES = {"float": 4, "double": 8, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 HALVES = (T.DT_FLOAT16, T.DT_BF16)
 COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}  # of floats
 SHORT = {"float": "f32", "double": "f64", "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
@@ -73,8 +75,46 @@ class VectorMath:
         value = RENDER[e.op](self, e, *args)
         if e.dtype not in HALVES or FUNCTIONS[e.op].rounding is Rounding.EXACT:
             return value
-        short = self.emit(f"fptrunc <{self.lanes} x float> {value} to <{self.lanes} x {STORED[e.dtype]}>")
-        return self.emit(f"fpext <{self.lanes} x {STORED[e.dtype]}> {short} to <{self.lanes} x float>")
+        return self.rounded(value, e.dtype)
+
+    def rounded(self, value: str, dtype: DataType) -> str:
+        """Floats as half precision would hold them."""
+        return self.widened(self.narrowed(value, dtype), dtype)
+
+    def widened(self, value: str, dtype: DataType) -> str:
+        """Half precision, as it is stored, as floats."""
+        if dtype != T.DT_BF16:
+            return self.emit(f"fpext <{self.lanes} x {STORED[dtype]}> {value} to <{self.lanes} x float>")
+        wide = f"<{self.lanes} x i32>"
+        low = self.emit(f"zext <{self.lanes} x i16> {value} to {wide}")
+        bits = self.emit(f"shl {wide} {low}, {self.spread(16, T.DT_INT32)}")
+        return self.emit(f"bitcast {wide} {bits} to <{self.lanes} x float>")
+
+    def narrowed(self, value: str, dtype: DataType) -> str:
+        """Floats as they are stored in half precision."""
+        floats, shorts = f"<{self.lanes} x float>", f"<{self.lanes} x {STORED[dtype]}>"
+        if dtype != T.DT_BF16:
+            return self.emit(f"fptrunc {floats} {value} to {shorts}")
+        if is_x86_64():
+            return self.rounded_bits(value)
+        short = self.emit(f"fptrunc {floats} {value} to <{self.lanes} x bfloat>")
+        return self.emit(f"bitcast <{self.lanes} x bfloat> {short} to {shorts}")
+
+    def rounded_bits(self, value: str) -> str:
+        """Floats rounded to bfloat16 by integer arithmetic, ties to even, as PyTorch does it.
+
+        LLVM calls a library function that is not loaded where an x86-64 CPU has no instruction for it, and the instruction
+        flushes subnormal numbers.
+        """
+        floats, wide = f"<{self.lanes} x float>", f"<{self.lanes} x i32>"
+        half, one, shift, nan = (self.spread(n, T.DT_INT32) for n in (0x7FFF, 1, 16, 0x7FC0))
+        bits = self.emit(f"bitcast {floats} {value} to {wide}")
+        odd = self.emit(f"and {wide} {self.emit(f'lshr {wide} {bits}, {shift}')}, {one}")
+        up = self.emit(f"add {wide} {self.emit(f'add {wide} {bits}, {half}')}, {odd}")
+        high = self.emit(f"lshr {wide} {up}, {shift}")
+        is_nan = self.emit(f"fcmp uno {floats} {value}, {value}")
+        chosen = self.emit(f"select <{self.lanes} x i1> {is_nan}, {wide} {nan}, {wide} {high}")
+        return self.emit(f"trunc {wide} {chosen} to <{self.lanes} x i16>")
 
     def binary(self, op: str, dtype: DataType, a: str, b: str) -> str:
         return self.emit(f"{op} {self.vector(dtype)} {a}, {b}")
@@ -163,8 +203,7 @@ class VectorMath:
         floats = ("float", "double")
         if dtype in HALVES and source not in (dtype,):
             number = self.cast(value, source, T.DT_FLOAT) if a != "float" else value
-            short = self.emit(f"fptrunc <{self.lanes} x float> {number} to <{self.lanes} x {STORED[dtype]}>")
-            return self.emit(f"fpext <{self.lanes} x {STORED[dtype]}> {short} to <{self.lanes} x float>")
+            return self.rounded(number, dtype)
         if a == b:
             return value
         unsigned = source in (T.DT_UINT8, T.DT_BOOL)

@@ -269,6 +269,49 @@ function memory(graph) {
   return [el("p", {}, `${arena.tensors.length} intermediates in ${bytes(arena.bytes)}` + (arena.lent ? `, ${arena.lent} more in the memory of results` : "") + `; steps from left to right, offsets from bottom to top. Select a step.`), picture, alive];
 }
 
+// -- flame: the time of kernels by module path; a box is as wide as its share ------------------------------------------
+function timeTree() {
+  const branch = (name, parent) => ({ name, parent, seconds: 0, calls: 0, source: "", children: new Map() });
+  const root = branch("all kernels", null);
+  for (const kernel of data.kernels) {
+    let at = root;
+    at.seconds += kernel.seconds;
+    for (const part of [...(kernel.module ? kernel.module.split(".") : []), kernel.name]) {
+      if (!at.children.has(part)) at.children.set(part, branch(part, at));
+      at = at.children.get(part);
+      at.seconds += kernel.seconds;
+    }
+    at.calls += kernel.calls;
+    at.source = kernel.source;
+  }
+  return root;
+}
+const depthOf = (box) => 1 + Math.max(0, ...[...box.children.values()].map(depthOf));
+function flame() {
+  const picture = svg("svg", { id: "flame" }), all = timeTree(), width = 1000, row = 22;
+  const show = (top) => {
+    const put = (box, x, y) => {
+      const w = (box.seconds / top.seconds) * width;
+      if (w < 0.5) return;
+      const share = `${(1e3 * box.seconds).toFixed(3)} ms, ${((100 * box.seconds) / all.seconds).toFixed(1)} %`;
+      const label = `${box.name}: ${share}` + (box.calls ? `, ${box.calls} calls  ${box.source}` : "");
+      const made = svg("g", { class: `kind-${box.children.size ? "module" : kindOf(box.name)}` }, svg("title", {}, label),
+        svg("rect", { x, y, width: w, height: row - 2, rx: 3 }), svg("text", { x: x + 4, y: y + 14 }, label.slice(0, Math.max(0, Math.floor(w / 6.4) - 1))));
+      made.addEventListener("click", () => show(box === top ? box.parent || box : box));
+      picture.append(made);
+      for (const child of [...box.children.values()].sort((a, b) => b.seconds - a.seconds)) {
+        put(child, x, y + row);
+        x += (child.seconds / top.seconds) * width;
+      }
+    };
+    picture.replaceChildren();
+    picture.setAttribute("viewBox", `0 0 ${width} ${row * depthOf(top)}`);
+    put(top, 0, 0);
+  };
+  show(all);
+  return [el("p", { class: "legend" }, "Time in kernels by module, widest first. Select a box to enlarge it, the uppermost one to go back."), picture];
+}
+
 // -- passes -----------------------------------------------------------------------------------------------------------
 function passes(graph) {
   const page = graph.passes.map((p) => {
@@ -280,15 +323,18 @@ function passes(graph) {
 }
 
 // -- the page ---------------------------------------------------------------------------------------------------------
-const TABS = { Overview: overview, Stages: stages, Drawing: drawing, Memory: memory, Passes: passes };
+const TABS = { Overview: overview, Stages: stages, Drawing: drawing, Memory: memory, Flame: flame, Passes: passes };
+const WHOLE = ["Overview", "Flame"];  // of all graphs at once
 const tabs = document.getElementById("tabs"), chooser = document.getElementById("graph");
 function render() {
   for (const button of tabs.children) button.setAttribute("aria-selected", button.textContent === state.tab);
   const graph = data.graphs[state.graph];
-  chooser.hidden = state.tab === "Overview" || !data.graphs.length;
-  main.replaceChildren(...(state.tab === "Overview" || graph ? TABS[state.tab](graph) : [el("p", {}, "No graph was compiled.")]));
+  const whole = WHOLE.includes(state.tab);
+  chooser.hidden = whole || !data.graphs.length;
+  main.replaceChildren(...(whole || graph ? TABS[state.tab](graph) : [el("p", {}, "No graph was compiled.")]));
 }
 for (const name of Object.keys(TABS)) {
+  if (name === "Flame" && !data.kernels.length) continue;
   const button = el("button", { role: "tab" }, name);
   button.addEventListener("click", () => { state.tab = name; render(); });
   tabs.append(button);
