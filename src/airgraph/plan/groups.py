@@ -171,7 +171,7 @@ class Planner:
 
     def call(self, node: Node, reason: str) -> None:
         if node.op == "AtenCall" and node.attrs["target"] == "aten.sym_storage_offset.default":
-            raise Refuse("the offset of a view is asked for, and what calls make may have been moved")
+            raise UnsupportedPlan("the offset of a view is asked for, and what calls make may have been moved")
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
         self.opaque[node] = TorchCall(node, reads, [made(value) for value in node.outputs])

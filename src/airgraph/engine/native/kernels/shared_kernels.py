@@ -107,7 +107,9 @@ def source() -> str:
         else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
     convolution = step_conv_last() if CHANNELS_LAST else step_conv()
-    return "\n".join([experts.DECLARES, *parts, step_gemm(), experts.step_grouped(), step_attention(), convolution])
+    return "\n".join(
+        [experts.DECLARES, *parts, step_gemm(), experts.step_grouped(Gemm.WORDS), step_attention(), convolution]
+    )
 
 
 @cache
