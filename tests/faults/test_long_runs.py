@@ -12,7 +12,7 @@ import torch
 from airgraph.engine.native import code, runner
 from airgraph.engine.native.llvm import jit
 
-JOURNAL = ("Journal", "Stage", "OpUse")
+JOURNAL = ("Journal", "StageRecord", "OpUse")
 OPS = ("tanh", "sigmoid", "exp", "sin", "cos", "abs", "relu", "erf")
 
 

@@ -1,6 +1,6 @@
 """A capture on a CUDA host: CUDA graphs, and between them what a CUDA graph cannot hold.
 
-    tasks    Piece ─ Wait ─ Reset ─ Call (a task group's) ─ Piece ─ LoadState ─ Piece …
+    tasks    Piece ─ Wait ─ Reset ─ RecordedOp (a task group's) ─ Piece ─ LoadState ─ Piece …
 
 A CUDA graph has no arguments to update, does not wait for the host, and runs nothing on it. So CUDA's capture ends where
 one of these is asked for and another begins behind it, in the same memory pool; a replay does all of it in order, on one
