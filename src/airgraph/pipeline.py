@@ -11,7 +11,6 @@ entry points, which call this, are in `api`.
 from __future__ import annotations
 
 import itertools
-import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,8 +144,6 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
     cache = open_cache()
     if cache.secret is None:
         return "the cache folder cannot be used"
-    if calls_the_device(gm):
-        return "it calls a kernel that a script registered for an emulated device"
     try:
         text = graph_text(gm, registry_of(c.config))
     except NotKept as reason:
@@ -154,17 +151,6 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
     key = program_key(text, {**facts_of(c.config), "phase": c.journal.phase, "device": str(computing_device(device))})
     maker = ProgramMaker(c.name, Boundary(), c.journal, c.config)
     return ProgramEntry(cache, key, text, maker, lambda: recompiled(c, gm, device))
-
-
-def calls_the_device(gm: torch.fx.GraphModule) -> bool:
-    """Whether a program calls another op than the graph names: one that only this process may have."""
-    for node in gm.graph.nodes:
-        things = [node.target, *node.args, *node.kwargs.values()] if node.op == "call_function" else []
-        if node.op == "get_attr":
-            things = [operator.attrgetter(node.target)(gm)]
-        if any(host_op(thing, node) is not thing for thing in things):
-            return True
-    return False
 
 
 def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:

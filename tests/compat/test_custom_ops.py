@@ -7,7 +7,6 @@ import torchair
 
 from airgraph.compat.npu import custom_ops
 from airgraph.journal import TOTALS
-from airgraph.pipeline import calls_the_device
 
 DEFINITIONS = torch.library.Library("device_ops", "DEF")
 DEFINITIONS.define("add_twice(Tensor x, Tensor y) -> Tensor")
@@ -206,16 +205,3 @@ def test_a_converter_to_an_op_of_ones_own(by_position, tmp_path):
     check(lambda x, y: ops.add_twice(x, y) + 1, torchair.get_npu_backend(compiler_config=config))
     (dump,) = tmp_path.glob("dynamo_original*")
     assert 'op: "AddTwice"' in dump.read_text()
-
-
-def test_programs_with_such_ops_are_not_kept_for_other_processes():
-    """Another process may not have made the lent op when it finds the program."""
-    seen = []
-
-    def look(gm, inputs, config):
-        seen.append(calls_the_device(gm))
-
-    for function in (forward, written, lambda x, y: x + y):
-        torch._dynamo.reset()
-        torch.compile(function, backend="airgraph", options={"pre_pass": look}, fullgraph=True)(*arguments())
-    assert seen == [True, True, False]
