@@ -51,12 +51,12 @@ def test_a_sum_that_is_carried():
 
 
 def test_no_text_is_taken_apart():
-    """Regular expressions read what PyTorch says of its kernels (calls/schema.py), and no text of ours."""
+    """Regular expressions read what PyTorch says of its kernels and what the system says of the CPU, and no text of ours."""
     root = Path(airgraph.engine.native.__file__).parent
-    users = [
+    users = {
         file.relative_to(root).as_posix()
         for file in root.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import) and any(alias.name == "re" for alias in node.names)
-    ]
-    assert users == ["calls/schema.py"]
+    }
+    assert users <= {"calls/schema.py", "llvm/cpu.py"}
