@@ -4,7 +4,7 @@
     python benchmarks/sizes.py --only lengths      lengths | generate | train | many
 
 Contenders take turns in one process, so that a busy machine slows all of them; what counts are the ratios. `generate` uses
-transformers' default cache, which grows by one entry a token.
+transformers' default cache, which grows by one entry a token. All of it takes about ten minutes, most of them Inductor's.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ def cpu_name() -> str:
 def llama(**changes):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**{**SMALL, **changes})).eval()
+
+
+STARTED = time.perf_counter()
+
+
+def progress(what, found):
+    print(f"{time.perf_counter() - STARTED:5.0f} s  {what}: {found}", flush=True)
 
 
 def seconds(call):
@@ -165,47 +172,61 @@ GENERATORS = {"llama": llama, "qwen3": qwen3, "t5": t5, "whisper": whisper, "mix
 CONTENDERS = {"eager": None, "airgraph": "airgraph", "inductor": "inductor"}
 
 
-def generate(names=tuple(GENERATORS), tokens=40):
-    """Seconds for `tokens` tokens, contenders in turns; and whether the tokens are eager's."""
+def generate(tokens=40):
+    """Every model with a cache that grows, Mixtral with a static one as well."""
     found = {}
-    for name in names:
-        torch._dynamo.reset()
-        runs = {}
-        for contender, backend in CONTENDERS.items():
-            model = GENERATORS[name]()
-            if backend is not None:
-                model.forward = torch.compile(model.forward, backend=backend, dynamic=True)
-            runs[contender] = model
-        given = prompt_of(name)
-
-        def tokens_of(model, given=given):
-            options = {"max_new_tokens": tokens, "do_sample": False}
-            with torch.no_grad():
-                return nn.Module.__getattribute__(model, "generate")(**given, **options)
-
-        results = {}
-        for contender, model in runs.items():
-            tokens_of(model)
-            results[contender] = tokens_of(model)
-        times = {contender: [] for contender in runs}
-        for _ in range(7):
-            for contender, model in runs.items():
-                times[contender].append(seconds(lambda model=model: tokens_of(model)))
-        median = {contender: statistics.median(t) for contender, t in times.items()}
-        found[name] = {
-            "eager / airgraph": round(median["eager"] / median["airgraph"], 2),
-            "inductor / airgraph": round(median["inductor"] / median["airgraph"], 2),
-            "ms a token": round(median["airgraph"] / tokens * 1e3, 2),
-            "equal tokens": bool(torch.equal(results["eager"], results["airgraph"])),
-        }
-        print(name, found[name], flush=True)
+    for name in GENERATORS:
+        found[name] = generated(name, tokens)
+        progress(f"{name}, growing cache", found[name])
+    found["mixtral, static cache"] = generated("mixtral", tokens, cache_implementation="static", disable_compile=True)
+    progress("mixtral, static cache", found["mixtral, static cache"])
     return found
+
+
+def generated(name, tokens, **options):
+    """Milliseconds a token, contenders in turns; and whether the tokens are eager's."""
+    torch._dynamo.reset()
+    given = prompt_of(name)
+
+    def tokens_of(model):
+        with torch.no_grad():
+            return model.generate(**given, **options, max_new_tokens=tokens, do_sample=False)
+
+    runs, results = {}, {}
+    for contender, backend in CONTENDERS.items():
+        model = runs[contender] = GENERATORS[name]()
+        if backend is not None:
+            model.forward = torch.compile(model.forward, backend=backend, dynamic=None if options else True)
+        start = time.perf_counter()
+        for _ in range(3):  # the first lengths, then any, as Dynamo learns of them
+            results[contender] = tokens_of(model)
+        progress(f"{name} by {contender}", f"ready in {time.perf_counter() - start:.0f} s")
+    times = in_turns({contender: (lambda model=model: tokens_of(model)) for contender, model in runs.items()}, 9)
+    return {
+        "eager / airgraph": round(times["eager"] / times["airgraph"], 2),
+        "inductor / airgraph": round(times["inductor"] / times["airgraph"], 2),
+        "ms a token": round(times["airgraph"] / tokens * 1e3, 2),
+        "equal tokens": bool(torch.equal(results["eager"], results["airgraph"])),
+    }
+
+
+def in_turns(calls, rounds):
+    """The median of each contender's seconds."""
+    times = {contender: [] for contender in calls}
+    for _ in range(rounds):
+        for contender, call in calls.items():
+            times[contender].append(seconds(call))
+    return {contender: statistics.median(t) for contender, t in times.items()}
 
 
 # -- training over many shapes ------------------------------------------------------------------------------------------
 def train():
     """A step of a small Llama over 14 shapes in turn, in float32 and under bfloat16 autocast."""
-    return {"float32": trained(False), "bfloat16 autocast": trained(True)}
+    found = {}
+    for name, autocast in (("float32", False), ("bfloat16 autocast", True)):
+        found[name] = trained(autocast)
+        progress(f"training, {name}", found[name])
+    return found
 
 
 def trained(autocast):
@@ -213,23 +234,29 @@ def trained(autocast):
     model = llama(use_cache=False, num_hidden_layers=2).train()
     shapes = [(rows, length) for rows in (1, 2) for length in (10, 17, 24, 33, 40, 57, 64)]
     batches = [torch.randint(0, 1000, shape) for shape in shapes]
-    compiled = torch.compile(model, backend="airgraph", dynamic=True)
+    runs = {
+        contender: torch.compile(model, backend=backend, dynamic=True) if backend else model
+        for contender, backend in CONTENDERS.items()
+    }
 
     def step(run, ids):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = run(ids, labels=ids).loss
         loss.backward()
         model.zero_grad()
-        return float(loss)
 
-    for ids in batches:
-        step(compiled, ids)
-    ratios = []
+    for contender, run in runs.items():
+        start = time.perf_counter()
+        for ids in batches:
+            step(run, ids)
+        progress(f"training by {contender}", f"ready in {time.perf_counter() - start:.0f} s")
+    ratios = {contender: [] for contender in runs}
     for _ in range(3):
         for ids in batches:
-            mine, theirs = (seconds(lambda run=run, ids=ids: step(run, ids)) for run in (compiled, model))
-            ratios.append(theirs / mine)
-    return {"eager / airgraph": round(statistics.median(ratios), 2)}
+            taken = {contender: seconds(lambda run=run, ids=ids: step(run, ids)) for contender, run in runs.items()}
+            for contender in runs:
+                ratios[contender].append(taken[contender] / taken["airgraph"])
+    return {f"{name} / airgraph": round(statistics.median(ratios[name]), 2) for name in ("eager", "inductor")}
 
 
 # -- very many sizes ----------------------------------------------------------------------------------------------------
@@ -269,13 +296,17 @@ def main():
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch._dynamo.config.cache_size_limit = 64
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    mine = kept.setdefault(cpu_name(), {})
     for name in chosen.only or PARTS:
-        mine[name] = PARTS[name]()
-        print(name, json.dumps(mine[name]), flush=True)
-        mine["threads"], mine["torch"] = chosen.threads, torch.__version__
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        found = PARTS[name]()
+        keep(name, {**found, "threads": chosen.threads, "torch": torch.__version__})
+        progress(name, json.dumps(found))
+
+
+def keep(name, found):
+    """In the file, under this CPU's name; what other CPUs and other parts gave stays."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept.setdefault(cpu_name(), {})[name] = found
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ from opinfo import all_ops
 from run import ENGINES, GENERATORS, Compiled, compare, expectations
 from torch.utils import _pytree as pytree
 
+from airgraph.errors import AirgraphError
+from airgraph.pipeline import compile_graph
+
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -75,7 +78,10 @@ def run_program(case: Case, at_end: bool) -> bool:
 
 
 def run_op(name: str, at_end: bool) -> bool:
-    """Its first samples, compiled with fixed sizes; False where eager or AOTAutograd takes none of them."""
+    """Its first samples, compiled with fixed sizes; False where eager or AOTAutograd takes none of them.
+
+    Results that are views of arguments are copied: a view alone runs no kernel.
+    """
     op = all_ops()[name]
     dtype = next((d for d in (torch.float32, torch.int64, torch.bool) if d in op.supported_dtypes("cpu")), None)
     if dtype is None:
@@ -92,17 +98,35 @@ def run_op(name: str, at_end: bool) -> bool:
             for place, tensor in zip(places, tensors):
                 filled[place] = tensor
             x, args, kwargs = pytree.tree_unflatten(filled, spec)
-            return [t for t in pytree.tree_leaves(op(x, *args, **kwargs)) if isinstance(t, torch.Tensor)]
+            found = [t for t in pytree.tree_leaves(op(x, *args, **kwargs)) if isinstance(t, torch.Tensor)]
+            return [t.clone() if t._is_view() else t for t in found]
 
         given = [guarded(leaves[i], at_end) for i in places]
-        try:
-            function(*given)
-            compiled = Compiled(function, given, False, ENGINES["native"])
-        except Exception:  # what PyTorch refuses or cannot trace has no kernel of ours to test
-            continue
-        compiled.run(*given)
-        ran = True
+        compiled = traced(function, given)
+        if compiled is not None:
+            compiled.run(*given)
+            ran = True
     return ran
+
+
+def traced(function: Callable[..., Any], given: list[torch.Tensor]) -> Compiled | None:
+    """None where eager refuses the arguments or PyTorch cannot trace the op: there is no kernel of ours to test.
+
+    What is raised once AOTAutograd has handed over a graph is ours, and passes through.
+    """
+    begun: list[str] = []
+
+    def compile_counted(gm: Any, inputs: Any, phase: str, config: Any) -> Any:
+        begun.append(phase)
+        return compile_graph(gm, inputs, phase, config)
+
+    try:
+        function(*given)
+        return Compiled(function, given, False, ENGINES["native"], compile_counted)
+    except Exception as error:
+        if begun or isinstance(error, AirgraphError):
+            raise
+        return None
 
 
 def items(options: argparse.Namespace) -> list[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parent / "guard_pages.py"
 BEYOND = f"""
@@ -23,11 +24,27 @@ ctypes.c_float.from_address(x.data_ptr() + {{offset}}).value
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mmap and mprotect as on Linux")
 def test_no_kernel_reads_outside_of_its_arguments():
-    ops = ["add", "nn.functional.conv2d", "index_select", "softmax", "nn.functional.max_pool2d", "mm"]
-    command = [sys.executable, str(SCRIPT), "--programs", "1", "--seed", "7", "--ops", *ops]
+    ops = ["add", "nn.functional.conv2d", "index_select", "softmax", "narrow", "tensor_split", "mm"]
+    command = [sys.executable, str(SCRIPT), "--programs", "2", "--seed", "7", "--ops", *ops]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     counts = json.loads(done.stdout.splitlines()[-1])["counts"]
     assert done.returncode == 0 and counts["ran"] >= 2 * len(ops), (done.stdout, done.stderr[-2000:])
+    assert "errors" not in counts, done.stdout
+
+
+def test_errors_of_ours_are_not_taken_for_what_pytorch_cannot_trace(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import guard_pages
+
+    def broken(*args):
+        raise RuntimeError("of ours")
+
+    x = torch.randn(3)
+    assert guard_pages.traced(lambda x: [x + torch.randn(2)], [x]) is None
+    assert guard_pages.traced(lambda x: [x + 1], [x]) is not None
+    monkeypatch.setattr(guard_pages, "compile_graph", broken)
+    with pytest.raises(RuntimeError, match="of ours"):
+        guard_pages.traced(lambda x: [x + 1], [x])
 
 
 @pytest.mark.slow

@@ -26,13 +26,22 @@ from airgraph.engine import register_engine
 from airgraph.engine.protocol import Programs, Request
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Affine, Refuse
+from airgraph.plan.index import Affine, UnsupportedPlan
 from airgraph.plan.nest import Nest
+from airgraph.plan.opaque import KernelStep, Product
 from airgraph.plan.steps import GemmStep, LoopStep, Matrix, Place, Plan
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr
 
-TARGET = Target("numpy", lanes=1, kernels=frozenset({"gemm"}))
+
+class NumpyTarget(Target):
+    """What is planned for: one element at a time, and `@` for matrix products."""
+
+    def refuses(self, step: KernelStep) -> str | None:
+        return None if isinstance(step, Product) else "NumPy has no function for it"
+
+
+TARGET = NumpyTarget("numpy", lanes=1)
 # Scalar functions in NumPy; a plan with another one is refused.
 FUNCTIONS = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))},
@@ -63,7 +72,9 @@ class NumpyEngine:
         plan = make_plan(request.graph, request.boundary, TARGET)
         others = [type(s).__name__ for s in plan.steps if not isinstance(s, LoopStep | GemmStep)]
         if request.device.type != "cpu" or plan.symbols or others or request.graph.of("Assign") or None in plan.outputs:
-            raise Refuse(f"NumPy takes loops and products of fixed sizes on the CPU (found: {', '.join(others)})")
+            raise UnsupportedPlan(
+                f"NumPy takes loops and products of fixed sizes on the CPU (found: {', '.join(others)})"
+            )
         return plan
 
     def load(self, request: Request) -> NumpyExecutable:
@@ -134,7 +145,7 @@ def expression(e: Expr, sizes: tuple[Any, ...], inner: tuple[int, ...]) -> str:
         case "reduce" if e.source in ("sum", "max", "min", "prod"):
             return f"reduced(np.{e.source}, {args[0]}, {sizes}, {inner})"
     if e.op not in FUNCTIONS:
-        raise Refuse(f"this example has no NumPy for {e.op}")
+        raise UnsupportedPlan(f"this example has no NumPy for {e.op}")
     return FUNCTIONS[e.op].format(*args)
 
 
@@ -146,7 +157,7 @@ def position(at: Affine | None) -> str:
 
 def refused(picks: Sequence[Any]) -> bool:
     if picks:
-        raise Refuse("this example has no NumPy for elements that are picked by numbers")
+        raise UnsupportedPlan("this example has no NumPy for elements that are picked by numbers")
     return False
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -55,6 +56,11 @@ class Config:
     data_dump_filter: Callable[..., Any] | None = option(
         None, "called with an FX node: gives it back if its tensors are to be written, else None"
     )
+    node_dump: Mapping[str, str] | None = option(
+        None,
+        'max-autotune: the reference engine runs the graph and writes tensors of its nodes, {"path": "dumps", '
+        '"mode": "all", "steps": "0|2-5", "layers": "Add MatMulV2_1", "data": "tensor"}; docs/dumps.md',
+    )
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
     remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
@@ -82,7 +88,7 @@ class Config:
     )
     output_slots: int = option(2, "replay: sets of results a program may have alive before it copies them out")
     clone_input: bool = option(True, "replay: copy arguments to fixed memory; False: take the memory of the first call")
-    capture_limit: int = option(64, "replay: the most programs one graph keeps captured; the coldest goes first")
+    capture_limit: int = option(64, "replay: how many programs one graph keeps captured (LRU eviction)")
     capture_bytes: int | None = option(None, "replay: the most bytes of memory of captured programs on one device")
     capture_error_mode: ErrorMode = option(
         "thread_local", "replay on CUDA: what may go on while a graph is captured; global: nothing unsafe in any thread"
@@ -91,7 +97,7 @@ class Config:
     reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
     force_eager: bool = option(False, "replay: run every call without capturing anything")
     force_recapture: bool = option(
-        False, "replay: capture anew at every call, to tell capture faults from memory faults"
+        False, "replay: capture again at every call, to tell capture faults from memory faults"
     )
     check: Literal["sample"] | None = option(
         None, "replay: compare every `check_every`-th replay with an uncaptured run"
@@ -126,6 +132,8 @@ class Config:
             check_dump_path(self.dump_path)
         if self.data_dump is not None:
             check_dump_path(self.data_dump_path, "data_dump_path")
+        if self.node_dump is not None:
+            check_node_dump(self.node_dump)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -186,6 +194,28 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a callable or None"})
     elif typing.get_origin(hint) is Mapping and not isinstance(value, Mapping):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a mapping or None"})
+
+
+NODE_DUMP = {
+    "path": None,
+    "mode": ("all", "input", "output"),
+    "steps": None,
+    "layers": None,
+    "data": ("tensor", "stats"),
+}
+
+
+def check_node_dump(wanted: Mapping[str, str]) -> None:
+    """Known names, and known values where there are only some."""
+    for name, value in wanted.items():
+        if name not in NODE_DUMP:
+            raise ConfigError(f"node_dump has no {name!r}", where={"known": ", ".join(NODE_DUMP)})
+        allowed = NODE_DUMP[name]
+        if allowed is not None and value not in allowed:
+            raise ConfigError(f"node_dump: {name} cannot be {value!r}", where={"allowed": ", ".join(allowed)})
+    if not re.fullmatch(r"(\d+(-\d+)?(\|\d+(-\d+)?)*\|?)?", wanted.get("steps", "")):
+        raise ConfigError(f"node_dump: steps cannot be {wanted['steps']!r}", hint='"0|2-5"')
+    check_dump_path(wanted.get("path", "."), "the path of node_dump")
 
 
 def check_dump_path(path: str, option: str = "dump_path") -> None:
@@ -256,6 +286,7 @@ KNOBS = {
         Knob("AIRGRAPH_CACHE", "on", ("on", "read", "off"), "the compilation cache on disk; read: use it, add nothing"),
         Knob("AIRGRAPH_CACHE_DIR", "", (), "where that cache is; empty: the platform's cache folder"),
         Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
+        Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
         Knob("AIRGRAPH_NPU", "0", ("0", "1"), "1: pytest installs the emulated npu before it collects tests"),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),
         Knob("AIRGRAPH_NPU_DEVICES", "1", (), "how many emulated npu devices there are: npu:0, npu:1, …"),

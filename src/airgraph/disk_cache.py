@@ -138,6 +138,14 @@ class CacheEntry:
 
 @dataclass
 class Cache:
+    """A folder of entries, used by any number of processes and threads at once.
+
+        cache.made("object", key, make)      the entry, or what `make()` gives, kept for the next process
+        cache.get("object", key)             the data, or None
+
+    With the mode "read" nothing is written, with "off" nothing is read either. `limit`: bytes of all entries together.
+    """
+
     folder: Path
     mode: Mode = "on"
     limit: int = 2**30

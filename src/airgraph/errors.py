@@ -32,6 +32,21 @@ class AirgraphError(RuntimeError):
         return "\n".join([self.what, *(f"  {key + ':':<{width}} {value}" for key, value in rows)])
 
 
+class Unsupported(Exception):
+    """Something has to be done in a more general way; `reason` says why, and goes into the journal.
+
+    The base of every refusal. Each layer raises a subclass of its own and catches it where it chooses the other way:
+
+        raise UnsupportedLowering("its axes are only known when it runs")      the library computes this node
+
+    A refusal is no error: none of them reaches the user.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'dump_path'?` where one of the known words is near, else nothing."""
     nearest = difflib.get_close_matches(word, [*known], 1, 0.6)

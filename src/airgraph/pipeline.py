@@ -35,7 +35,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import run_passes
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 from airgraph.runtime.buckets import Buckets, Limits, Padded, padded_dimensions
 from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import InterpretedProgram
@@ -44,6 +44,7 @@ from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
+from airgraph.store.node_dump import DumpingExecutable, NodeDump
 from airgraph.store.program_entry import ProgramEntry, facts_of, not_kept
 from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import Remembered
@@ -240,10 +241,22 @@ def made_ready(
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
     )
+    if config.node_dump and config.mode == "max-autotune":
+        return dumping(c, request), graph
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
     return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), graph
+
+
+def dumping(c: Compilation, request: Request) -> Program:
+    """The graph by the reference engine, which writes the tensors of its nodes."""
+    executable = DumpingExecutable(request.graph, request.device, request.map_device)
+    executable.dump = NodeDump(c.config.node_dump or {}, c.name, request.graph)
+    c.journal.remark(
+        f"node_dump: the reference engine runs this graph, and writes tensors below {executable.dump.root}"
+    )
+    return Program(c.name, request.boundary, executable, c.journal)
 
 
 def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Executable]:
@@ -257,7 +270,7 @@ def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Exec
                 plan = engine.plan(request)
             with journal.stage("load") as stage, open_cache().watched(stage.notes):
                 executable = engine.load(replace(request, plan=plan))
-        except Refuse as reason:
+        except UnsupportedPlan as reason:
             refusals.append(f"as the {engine.name} one cannot: {reason}")
             continue
         for text in refusals:

@@ -89,7 +89,16 @@ SYMBOLS = (
     Internal("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", "calls below autograd", BY_PYTHON),
     Internal("_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb", "calls below autograd", BY_PYTHON),
     Internal("_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb", "calls below autograd", BY_PYTHON),
+    Internal("_ZNK2at10TensorBase8_versionEv", "whether a packed weight was written to", "only frozen ones are packed"),
     Internal("_ZN3c104impl26device_guard_impl_registryE", "several emulated devices", "install(devices=2) refuses"),
+)
+
+GENERATED = "generated kernels multiply all matrices"
+MKL = (  # inside libtorch_cpu on x86-64 (engine/native/kernels/blas.py)
+    Internal("cblas_sgemm_pack_get_size", "packed weights", GENERATED),
+    Internal("cblas_sgemm_pack", "packed weights", GENERATED),
+    Internal("cblas_sgemm_compute", "products with packed weights", GENERATED),
+    Internal("MKL_Set_Num_Threads_Local", "MKL stays in the thread that calls it", GENERATED),
 )
 
 # (file, what is taken for granted, what checks it)

@@ -5,8 +5,8 @@ import torch
 import torch_npu  # noqa: F401
 import torchair
 
-from airgraph import journal
 from airgraph.compat.npu import custom_ops
+from airgraph.journal import TOTALS
 
 DEFINITIONS = torch.library.Library("device_ops", "DEF")
 DEFINITIONS.define("add_twice(Tensor x, Tensor y) -> Tensor")
@@ -154,9 +154,9 @@ def test_dynamic_sizes(backend):
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [written, trained])
 def test_inductor_itself(function):
-    before = journal.TOTALS["inductor_fallbacks"]
+    before = TOTALS["inductor_fallbacks"]
     check(function, "inductor")
-    assert journal.TOTALS["inductor_fallbacks"] == before
+    assert TOTALS["inductor_fallbacks"] == before
 
 
 def test_arguments_on_the_cpu_stay_there():

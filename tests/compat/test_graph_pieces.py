@@ -152,7 +152,7 @@ def test_update_between_pieces() -> None:
         decayed = op(before, [1, 1])
         y = decayed * 10
         z = op(y, lengths=[2, 2], rate=4.0) + 1
-    assert kinds(g) == ["Piece", "Wait", "Reset", "Call", "Piece", "Wait", "Reset", "Call", "Piece"]
+    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "Piece", "Wait", "Reset", "RecordedOp", "Piece"]
     assert {pool for pool, _ in Tape.pools} == {(0, 77)}
     addresses = [t.data_ptr() for t in (before, decayed, y, z)]
     for value, first, second in ((2.0, [1, 3], [4, 0]), (7.0, [0, 4], [2, 2])):
@@ -204,7 +204,9 @@ def test_task_groups_and_events_by_hand() -> None:
         handle = torch.npu.graph_task_group_end(stream)
         y = second - 1
     # Nothing of the group was run: the capture left its results without values, and x as it was.
-    assert kinds(g) == ["Piece", "Wait", "Reset", "Call", "Call", "Call", "Piece"] and torch.equal(x, ones())
+    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "RecordedOp", "RecordedOp", "Piece"] and torch.equal(
+        x, ones()
+    )
     update_stream = torch.npu.Stream()
     for a, b in (([1, 3], [4, 4]), ([4, 0], [1, 1])):
         with torch.npu.stream(update_stream):
@@ -309,7 +311,7 @@ def test_tensors_are_shown_at_each_replay(capsys: pytest.CaptureFixture[str]) ->
         y = x + 1
         torch_npu.print_npugraph_tensor(y[0, 0], tensor_name="y")
         z = y * 2
-    assert kinds(g) == ["Piece", "Call", "Piece"] and capsys.readouterr().out == ""
+    assert kinds(g) == ["Piece", "RecordedOp", "Piece"] and capsys.readouterr().out == ""
     for value in (1.0, 4.0):
         x.fill_(value)
         g.replay()

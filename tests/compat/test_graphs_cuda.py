@@ -109,7 +109,7 @@ def test_update_between_pieces() -> None:
         decayed = op(before, [1, 1])
         y = decayed * 10
         z = op(y, lengths=[2, 2], rate=4.0) + 1
-    assert kinds(g) == ["Piece", "Wait", "Reset", "Call", "Piece", "Wait", "Reset", "Call", "Piece"]
+    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "Piece", "Wait", "Reset", "RecordedOp", "Piece"]
     addresses = [t.data_ptr() for t in (before, decayed, y, z)]
     for value, first, second in ((2.0, [1, 3], [4, 0]), (7.0, [0, 4], [2, 2])):
         x.fill_(value)
@@ -153,7 +153,7 @@ def test_task_groups_and_events_by_hand() -> None:
         second = op(first + 1, [2, 2])
         handle = torch.npu.graph_task_group_end(stream)
         y = second - 1
-    assert kinds(g) == ["Piece", "Wait", "Reset", "Call", "Call", "Call", "Piece"]
+    assert kinds(g) == ["Piece", "Wait", "Reset", "RecordedOp", "RecordedOp", "RecordedOp", "Piece"]
     update_stream = torch.npu.Stream()
     for a, b in (([1, 3], [4, 4]), ([4, 0], [1, 1])):
         other_work()
@@ -196,7 +196,7 @@ def test_decoding_with_a_growing_length() -> None:
     g = torch.npu.NPUGraph()
     with torch.npu.graph(g, auto_dispatch_capture=True):
         y = step(1)
-    assert kinds(g).count("Call") == 2 and not keys.any()
+    assert kinds(g).count("RecordedOp") == 2 and not keys.any()
     for n, given in enumerate(inputs):
         token.copy_(given)
         place.fill_(n)

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -532,3 +533,11 @@ def test_a_broken_switch_file_is_an_error_that_says_why(tmp_path, text, why):
     with pytest.raises(ConfigError, match=re.escape(why)) as error:
         config.to_config()
     assert "fusion.json is not usable" in str(error.value) and "GraphFusion" in error.value.hint
+
+
+def test_the_document_says_of_every_option_whether_it_is_real():
+    text = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| (yes|no) \| (.*) \|$", text, re.MULTILINE)
+    wanted = {option.path: "no" if isinstance(option.here, NoEffect) else "yes" for option in OPTIONS}
+    assert {path: real for path, real, _ in rows} == wanted
+    assert all(why for _, real, why in rows if real == "no"), "an option without effect has a reason"

@@ -9,6 +9,7 @@ ALL = (*FLOATS, *INTS, "b8")
 
 
 def samples(add: Any, typed: Any) -> None:
+    typed("aten.histc.default", ("f32", "f64"), "t(T, N, M), 4, -1, 1", "t(T, N), 3, 0, 2.5", "t(T, N, M), 5")
     for name in ("var", "std", "var_mean", "std_mean"):
         target = f"aten.{name}.correction"
         typed(

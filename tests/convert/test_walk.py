@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import airgraph
-from airgraph.convert import REGISTRY, NoConversion, Registry, convert
+from airgraph.convert import REGISTRY, Registry, UnsupportedConversion, convert
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.errors import ConvertError
 from airgraph.ir import ge
@@ -176,7 +176,7 @@ def test_strict() -> None:
 def test_strict_says_why_a_converter_refused() -> None:
     @airgraph.register_converter(OP)
     def refuse(x, by):
-        raise NoConversion("by is 2")
+        raise UnsupportedConversion("by is 2")
 
     assert error(strict=True)[0].endswith("walked.default (strict=True): by is 2")
 
@@ -198,7 +198,7 @@ def test_a_converter_that_refuses_leaves_nothing_behind() -> None:
     @airgraph.register_converter(OP)
     def refuse(x, by):
         ge.Neg(x)
-        raise NoConversion("by is 2")
+        raise UnsupportedConversion("by is 2")
 
     assert run().tolist() == [2, 2, 2]
     assert fallback().reason == "by is 2" and fallback().source.endswith("return OP(x, 2.0)")

@@ -108,3 +108,13 @@ def test_a_number_that_only_a_call_of_python_reads():
     x = torch.ones(3)
     for k in (7, 8, 3, 9, -1):
         torch.testing.assert_close(function(x, k), x + (k > 5))
+
+
+def test_views_at_offsets_that_only_the_data_tell():
+    x = torch.randn(5, 5)
+    same(lambda x, s: torch.tensor_split(x, s), (x, torch.tensor([1, 3])), (x, torch.tensor([2, 2])))
+
+
+def test_a_number_of_the_data_in_a_call_of_fixed_sizes():
+    x = torch.randn(5, 5)
+    same(lambda x, s: torch.narrow(x, 0, s, 2) * 2, *((x, torch.tensor(i)) for i in (1, 0, 3)))

@@ -13,7 +13,7 @@ from airgraph.engine.protocol import Step
 from airgraph.engine.reference import ReferenceEngine, ReferenceExecutable
 from airgraph.errors import ConfigError
 from airgraph.journal import JOURNALS
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -91,7 +91,7 @@ class Refusing(ReferenceEngine):
     name = "refusing"
 
     def plan(self, request):
-        raise Refuse("not on a Sunday")
+        raise UnsupportedPlan("not on a Sunday")
 
 
 def test_a_registered_engine_is_chosen_by_name(table):

@@ -125,7 +125,7 @@ def test_a_signal_ends_a_long_call_between_steps(other):
 
 EMPTY = """
 import torch, torch.nn.functional as F, airgraph
-from airgraph.engine.native.llvm.text import Function
+from airgraph.engine.native.llvm.builder import Function
 
 def trapping(op):
     def divide(self, a, b):

@@ -11,10 +11,19 @@ from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
 from airgraph.ir.text import from_py
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import strides_of
+from airgraph.plan.opaque import KernelStep
 from airgraph.plan.steps import Plan
 from airgraph.plan.target import Target
 
-TARGET = Target("test", lanes=8, kernels=frozenset({"gemm", "attention", "conv"}))
+
+class FullTarget(Target):
+    """With a kernel for everything."""
+
+    def refuses(self, step: KernelStep) -> str | None:
+        return None
+
+
+TARGET = FullTarget("test", lanes=8)
 
 
 def make(text: str, target: Target = TARGET) -> Plan:

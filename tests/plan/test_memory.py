@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airgraph.plan.lifetimes import Lifetimes, Span
-from airgraph.plan.memory import BLOCK, Room, arrange, memory, rooms
+from airgraph.plan.memory import BLOCK, Buffer, arrange, buffers, memory
 from airgraph.plan.sizes import Sizes
 
 N, M = sympy.symbols("n m", integer=True, positive=True)
@@ -24,7 +24,7 @@ def arranged(text, n=4, m=1, over=()):
         outputs += [int(slot)] if out else []
     values = sizes.run({N: n, M: m})
     now = {slot: sizes.value(size, values) for slot, size in bytes_.items()}
-    return memory(rooms(Lifetimes(spans, list(over)), now, bytes_, outputs), bytes_), sizes, spans, bytes_
+    return memory(buffers(Lifetimes(spans, list(over)), now, bytes_, outputs), bytes_), sizes, spans, bytes_
 
 
 def text(found, n, m=1):
@@ -97,8 +97,10 @@ def check(memory, values, spans, bytes_):
 
 
 def test_small_ones_go_into_gaps_and_into_outputs():
-    spots, top = arrange([Room([1], 640, 0, 1), Room([2], 640, 2, 3), Room([3], 64, 1, 2), Room([4], 128, 3, 9, 4)])
-    assert {slot: tuple(spot) for slot, spot in spots.items()} == {1: (0, 0), 2: (0, 0), 3: (4, 0), 4: (4, 0)}
+    fixed, top = arrange(
+        [Buffer([1], 640, 0, 1), Buffer([2], 640, 2, 3), Buffer([3], 64, 1, 2), Buffer([4], 128, 3, 9, 4)]
+    )
+    assert {slot: tuple(location) for slot, location in fixed.items()} == {1: (0, 0), 2: (0, 0), 3: (4, 0), 4: (4, 0)}
     assert top == 640
 
 

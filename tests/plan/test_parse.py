@@ -14,11 +14,12 @@ from airgraph.ir.types import TensorType
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
-from airgraph.plan.parse import Line, SizeReader, parse_plan
+from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import LoopStep
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import ExprPool
 from airgraph.plan.text import SizeText, plan_text
+from airgraph.plan.tokens import Line, SizeReader
 
 GRAPH = """
 x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import sympy
 
-from airgraph.plan.index import Affine, Refuse, SplitVar, Var, backwards, fits, reshape_index
+from airgraph.plan.index import Affine, SplitVar, UnsupportedPlan, Var, backwards, fits, reshape_index
 from airgraph.plan.steps import Plan
 
 
@@ -179,13 +179,13 @@ def test_a_reshape_that_cuts_through_a_loop_asks_for_two():
 
 def test_a_reshape_that_is_no_sum_is_refused():
     a = Var(4)
-    with pytest.raises(Refuse):
+    with pytest.raises(UnsupportedPlan):
         reshape_index([Affine.of(a) + 1], (6,), (2, 3))
 
 
 def test_a_loop_that_would_stay_whole_is_not_split():
     a = Var(3)
-    with pytest.raises(Refuse):
+    with pytest.raises(UnsupportedPlan):
         reshape_index([Affine.of(a) + 1], (6,), (2, 3))
 
 
@@ -203,7 +203,7 @@ def test_a_reshape_of_what_is_read_backwards():
 def test_backwards_from_a_place_within_a_row_is_refused():
     a = Var(3)
     for first in (3, 4):
-        with pytest.raises(Refuse):
+        with pytest.raises(UnsupportedPlan):
             reshape_index([Affine.of(a) * -1 + first], (6,), (2, 3))
 
 

@@ -1,10 +1,12 @@
 """Random programs in large numbers: compiled and eager must agree in everything.
 
     python tests/programs/run.py --generator networks --count 5000 --seed 0 --engine native
-    python tests/programs/run.py --generator networks --seed 4711 --count 1       the one program again, printed
+    python tests/programs/run.py --count 100000 --workers 8 --progress            by eight processes
+    python tests/programs/run.py --generator networks --seeds 4711                the one program again, printed
 
 Programs go to AOTAutograd directly, several in one graph, which costs a tenth of what Dynamo would: batches that fail are
-repeated program by program. A child process serves so many programs and makes room for the next. One line of JSON for each
+repeated program by program. A child process serves so many programs and makes room for the next; the programs it died at
+are repeated one by one, and those behind them are run by another child, so that none is lost. One line of JSON for each
 failure, one with the counts at the end; the exit status says whether there were failures.
 """
 
@@ -15,11 +17,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +65,14 @@ class Function(torch.nn.Module):
 class Compiled:
     """A function compiled for some arguments and, when dynamic, for all others for which the guards hold."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[torch.Tensor], dynamic: bool, config: Config):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[torch.Tensor],
+        dynamic: bool,
+        config: Config,
+        compiler: Callable[..., Any] = compile_graph,
+    ):
         self.env = ShapeEnv()
         mode = FakeTensorMode(shape_env=self.env, static_shapes=not dynamic)
         with mode:
@@ -70,7 +81,7 @@ class Compiled:
             self.run = compile_by_aot(
                 Function(function),  # type: ignore[arg-type]
                 self.fake,
-                lambda gm, inputs, phase: compile_graph(gm, inputs, phase, config),
+                lambda gm, inputs, phase: compiler(gm, inputs, phase, config),
                 keep_input_mutations=True,
                 decompositions=None,
                 names=[f"x{i}" for i in range(len(self.fake))],
@@ -148,14 +159,20 @@ def split(cases: Sequence[Case], results: Results, expected: Sequence[list[Resul
     return found
 
 
-def batches(generator: str, seeds: Sequence[int], size: int, counts: Counter[str]) -> Any:
+Say = Callable[
+    [dict[str, Any]], None
+]  # told what begins, {"begins": seeds}, and what is done, {"done": seeds, "counts": …}
+
+
+def batches(generator: str, seeds: Sequence[int], size: int, say: Say) -> Any:
     """Programs that may stand in one graph: either all take gradients or none does, either all sizes are open or none."""
     waiting: dict[tuple[bool, bool], list[Any]] = {}
     for seed in seeds:
+        say({"begins": [seed]})
         case = GENERATORS[generator](seed)
         expected = expectations(case)
         if expected is None:
-            counts["refused by PyTorch"] += 1
+            say({"done": [seed], "counts": {"refused by PyTorch": 1}})
             continue
         group = waiting.setdefault((case.train, case.dynamic), [])
         group.append((seed, case, expected))
@@ -164,28 +181,40 @@ def batches(generator: str, seeds: Sequence[int], size: int, counts: Counter[str
     yield from waiting.values()
 
 
-def run_programs(generator: str, seeds: Sequence[int], engine: str, size: int) -> Counter[str]:
+def run_programs(
+    generator: str, seeds: Sequence[int], engine: str, size: int, say: Say = lambda said: None
+) -> Counter[str]:
     counts: Counter[str] = Counter()
+
+    def tell(said: dict[str, Any]) -> None:
+        counts.update(said.get("counts", {}))
+        say(said)
+
+    for batch in batches(generator, seeds, size, tell):
+        together = [seed for seed, _, _ in batch]
+        tell({"begins": together})
+        tell({"done": together, "counts": run_batch(generator, batch, engine)})
+    return counts
+
+
+def run_batch(generator: str, batch: Sequence[Any], engine: str) -> Counter[str]:
     config = ENGINES[engine]
-    for batch in batches(generator, seeds, size, counts):
+    try:
+        check([c for _, c, _ in batch], [e for _, _, e in batch], config)
+        return Counter(passed=len(batch))
+    except Exception as error:
+        together = f"{type(error).__name__}: {error}"
+    counts: Counter[str] = Counter()
+    for seed, case, expected in batch:
         try:
-            check([c for _, c, _ in batch], [e for _, _, e in batch], config)
-            counts["passed"] += len(batch)
-            continue
+            check([case], [expected], config)
+            counts["passed"] += 1
         except Exception as error:
-            together = f"{type(error).__name__}: {error}"
-        alone = 0
-        for seed, case, expected in batch:
-            try:
-                check([case], [expected], config)
-                counts["passed"] += 1
-            except Exception as error:
-                alone += 1
-                report(generator, [seed], engine, f"{type(error).__name__}: {error}", case.text)
-                counts["failed"] += 1
-        if not alone:
-            report(generator, [seed for seed, _, _ in batch], engine, together, "")
+            report(generator, [seed], engine, f"{type(error).__name__}: {error}", case.text)
             counts["failed"] += 1
+    if not counts["failed"]:
+        report(generator, [seed for seed, _, _ in batch], engine, together, "")
+        counts["failed"] += 1
     return counts
 
 
@@ -196,26 +225,66 @@ def report(generator: str, seeds: list[int], engine: str, error: str, text: str)
     print(json.dumps({"again": again, "error": error[:1500], "program": text}), flush=True)
 
 
-def in_children(options: argparse.Namespace) -> Counter[str]:
-    """Each so many programs in a process of its own; one that dies is a failure of the program it was at."""
-    counts: Counter[str] = Counter()
-    for start in range(options.seed, options.seed + options.count, CHILD):
-        count = min(CHILD, options.seed + options.count - start)
-        command = [sys.executable, __file__, "--child", "--generator", options.generator, "--engine", options.engine]
-        command += ["--seed", str(start), "--count", str(count), "--batch", str(options.batch)]
-        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=None)
-        for line in child.stdout.splitlines():
-            found = json.loads(line)
-            if "counts" in found:
-                counts.update(found["counts"])
-            else:
-                print(line, flush=True)
-        if child.returncode:
-            counts["failed"] += 1
-            print(json.dumps({"again": " ".join(command), "error": f"exit status {child.returncode}"}), flush=True)
-        if options.progress:
-            print(f"{start + count - options.seed} {dict(counts)}", file=sys.stderr, flush=True)
-    return counts
+class Children:
+    """Each so many programs in a process of its own, some processes side by side."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.counts: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def run(self) -> Counter[str]:
+        o = self.options
+        starts = range(o.seed, o.seed + o.count, CHILD)
+        chunks = [list(range(start, min(start + CHILD, o.seed + o.count))) for start in starts]
+        with ThreadPoolExecutor(o.workers) as pool:
+            list(pool.map(lambda seeds: self.chunk(seeds, o.batch), chunks))
+        return self.counts
+
+    def chunk(self, seeds: list[int], batch: int) -> bool:
+        """Whether all its programs ran without the end of a process."""
+        begun, done, status = self.child(seeds, batch)
+        if not status:
+            if self.options.progress:
+                print(f"{seeds[0]} to {seeds[-1]}: {dict(self.counts)}", file=sys.stderr, flush=True)
+            return True
+        rest = [seed for seed in seeds if seed not in {*begun, *done}]
+        if len(begun) < 2 or self.chunk(begun, 1):
+            o = self.options
+            report(
+                o.generator, begun, o.engine, f"exit status {status} of the process of {seeds[0]} to {seeds[-1]}", ""
+            )
+            self.count({"failed": 1})
+        if rest and (begun or done):
+            self.chunk(rest, batch)
+        return False
+
+    def child(self, seeds: list[int], batch: int) -> tuple[list[int], list[int], int]:
+        """What it was at when it ended, what it had finished, and its exit status."""
+        o = self.options
+        command = [sys.executable, __file__, "--child", "--generator", o.generator, "--engine", o.engine]
+        begun: list[int] = []
+        done: list[int] = []
+        with subprocess.Popen(
+            [*command, "--batch", str(batch)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(seeds))
+            process.stdin.close()
+            for line in process.stdout:
+                said = json.loads(line)
+                begun = said.get("begins", begun)
+                if "done" in said:
+                    begun = []
+                    done += said["done"]
+                    self.count(said["counts"])
+                elif "begins" not in said:
+                    print(line, end="", flush=True)
+        return begun, done, process.returncode
+
+    def count(self, more: dict[str, int]) -> None:
+        with self.lock:
+            self.counts.update(more)
 
 
 def main() -> int:
@@ -226,6 +295,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seeds", help="these programs together in one graph, printed")
     parser.add_argument("--batch", type=int, default=8, help="programs in one graph")
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--progress", action="store_true")
     options = parser.parse_args()
@@ -241,14 +311,18 @@ def main() -> int:
             traceback.print_exc()
             return 1
         return 0
+    if options.child:
+        say = lambda said: print(json.dumps(said), flush=True)  # noqa: E731
+        run_programs(options.generator, json.load(sys.stdin), options.engine, options.batch, say)
+        return 0
     start = time.perf_counter()
-    if options.child or options.count <= CHILD:
+    if options.count <= CHILD and options.workers == 1:
         seeds = range(options.seed, options.seed + options.count)
         counts = run_programs(options.generator, seeds, options.engine, options.batch)
     else:
-        counts = in_children(options)
+        counts = Children(options).run()
     print(json.dumps({"counts": counts, "seconds": round(time.perf_counter() - start, 1)}))
-    return 0 if options.child else int(counts["failed"] > 0)
+    return int(counts["failed"] > 0)
 
 
 if __name__ == "__main__":

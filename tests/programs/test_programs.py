@@ -1,5 +1,7 @@
 """Forty programs of the second generator, compiled and eager; `make night` runs 5,000 for each engine."""
 
+import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -24,13 +26,13 @@ def one_set(seed):
 @pytest.mark.slow
 def test_random_networks_are_eager(monkeypatch, capsys):
     monkeypatch.setitem(run.GENERATORS, "networks", one_set)
-    counts = run.run_programs("networks", range(200, 238), "native", 19)
+    counts = run.run_programs("networks", range(71200, 71238), "native", 19)
     assert counts["failed"] == 0, capsys.readouterr().out
     assert counts["passed"] > 30, counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [5000, 5001])
+@pytest.mark.parametrize("seed", [72001, 72002])
 def test_random_networks_through_dynamo_at_all_sizes(seed):
     case = networks.case(seed)
     expected = run.expectations(case)
@@ -56,3 +58,26 @@ def test_programs_are_the_same_for_the_same_seed():
     assert first.text == again.text
     with pytest.raises(Different):
         compare(first, *(evaluated(c, c.run, c.fresh(i)) for i, c in enumerate((first, again))))
+
+
+@pytest.mark.parametrize("deadly", [{5}, {3, 4}, {0, 9}], ids=str)
+def test_no_program_is_lost_where_a_process_dies(monkeypatch, capsys, deadly):
+    """Batches of four; a process dies at any batch with a deadly program in it."""
+
+    def child(self, seeds, batch):
+        done = []
+        for i in range(0, len(seeds), batch):
+            part = seeds[i : i + batch]
+            if deadly & {*part}:
+                return part, done, -11
+            done += part
+            self.count({"passed": len(part)})
+        return [], done, 0
+
+    monkeypatch.setattr(run.Children, "child", child)
+    options = argparse.Namespace(
+        generator="views", engine="native", seed=0, count=11, batch=4, workers=2, progress=False
+    )
+    assert run.Children(options).run() == {"passed": 11 - len(deadly), "failed": len(deadly)}
+    reported = [json.loads(line)["again"].split()[-1] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(reported) == sorted(map(str, deadly))

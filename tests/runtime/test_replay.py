@@ -533,7 +533,7 @@ def test_streams():
         torch.testing.assert_close(got, (x @ x).softmax(-1) @ x)
 
 
-def test_capture_limit_drops_the_coldest(device):
+def test_capture_limit_evicts_the_least_recently_used(device):
     fast = compiled(lambda x: x * 2, dynamic=True, capture_limit=2)
     for n in (3, 4, 5, 3, 4, 5):
         x = torch.randn(n, device=device)

@@ -311,3 +311,19 @@ def test_summary_options():
         airgraph.Config(summary="txt")
     with pytest.raises(ConfigError, match="is not a folder"):
         airgraph.Config(summary="csv", dump_path="no/such/folder")
+
+
+def test_a_recurrent_layer_names_the_setting():
+    """Dynamo leaves such a model in eager, with any backend."""
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = torch.nn.GRU(4, 4)
+
+        def forward(self, x):
+            return self.cells(x)[0]
+
+    report = airgraph.explain(Recurrent().eval(), torch.randn(3, 2, 4))
+    assert not report.graphs
+    assert "torch._dynamo.config.allow_rnn=True" in report.text()

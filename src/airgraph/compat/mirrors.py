@@ -26,6 +26,12 @@ TRACE_TOOLS = {
     "deadlock_check": "deadlock_check",
     "filter_operators": "filter_comm_ops",
 }
+# `python -m` of one of them: the tool of airgraph.compat.task_traces.
+COMMANDS = {
+    f"{package}.{tool}": tool
+    for package in ("torchair.tools.gegraph_check", "npugraph_ex.tools.aclgraph_check")
+    for tool in TRACE_TOOLS
+}
 CONVERTERS = ("fx2ge_converter", "ge_apis", "supported_declaration", "utils")
 
 

@@ -1,7 +1,7 @@
 """FX graph → our graph, by a registry of converters."""
 
 from airgraph.convert import families  # noqa: F401  (registers our converters)
-from airgraph.convert.registry import EMPTY, REGISTRY, NoConversion, Registry, TensorSpec, register_converter
+from airgraph.convert.registry import EMPTY, REGISTRY, Registry, TensorSpec, UnsupportedConversion, register_converter
 from airgraph.convert.walk import convert
 
-__all__ = ["EMPTY", "REGISTRY", "NoConversion", "Registry", "TensorSpec", "convert", "register_converter"]
+__all__ = ["EMPTY", "REGISTRY", "Registry", "TensorSpec", "UnsupportedConversion", "convert", "register_converter"]

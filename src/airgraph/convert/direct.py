@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from airgraph.convert.promote import real
-from airgraph.convert.registry import REGISTRY, NoConversion
+from airgraph.convert.registry import REGISTRY, UnsupportedConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.ops import OPS
@@ -48,7 +48,7 @@ def bound(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str,
 def constant(name: str, value: Any) -> Any:
     items = value if isinstance(value, list | tuple) else [value]
     if any(isinstance(item, Value | complex) for item in items):
-        raise NoConversion(f"{name} is not a real constant")
+        raise UnsupportedConversion(f"{name} is not a real constant")
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -62,7 +62,7 @@ def emitted(op: str, inputs: Sequence[Any], attrs: dict[str, Any], meta_outputs:
     results = getattr(ge, op)(*inputs, **attrs)
     listed = list(results) if isinstance(results, list) else [results]
     if any(meta is not None and meta.dtype != value.dtype for value, meta in zip(listed, expected)):
-        raise NoConversion("a mixture of element types")
+        raise UnsupportedConversion("a mixture of element types")
     chosen = [None if meta is None else value for value, meta in zip(listed, expected)]
     return chosen if several else chosen[0]
 
@@ -78,7 +78,7 @@ def word_of(*words: str) -> Callable[[int], str]:
 
     def reading(number: int) -> str:
         if not 0 <= number < len(words):
-            raise NoConversion(f"{number} is none of {', '.join(words)}")
+            raise UnsupportedConversion(f"{number} is none of {', '.join(words)}")
         return words[number]
 
     return reading

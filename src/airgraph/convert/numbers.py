@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airgraph.convert.registry import NoConversion
+from airgraph.convert.registry import UnsupportedConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -23,7 +23,7 @@ def number(x: Any) -> Value | int:
 def numbers(xs: Any) -> Value | list[int]:
     """A list of numbers of one kind."""
     if isinstance(xs, Value):
-        raise NoConversion("symbolic numbers in a list")
+        raise UnsupportedConversion("symbolic numbers in a list")
     kind = kind_of(xs)
     return list(xs) if kind == DataType.DT_INT64 else ge.Const(list(xs), dtype=int(kind))
 
@@ -31,7 +31,7 @@ def numbers(xs: Any) -> Value | list[int]:
 def kind_of(xs: Sequence[Any]) -> DataType:
     kinds = {KINDS.get(type(x)) for x in xs}
     if len(kinds) != 1 or None in kinds:
-        raise NoConversion("numbers of several kinds, or complex")
+        raise UnsupportedConversion("numbers of several kinds, or complex")
     (kind,) = kinds
     assert kind is not None
     return kind

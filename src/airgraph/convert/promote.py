@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.metadata import GE_TYPES
-from airgraph.convert.registry import NoConversion
+from airgraph.convert.registry import UnsupportedConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -52,4 +52,4 @@ def real(*operands: Operand) -> None:
     """Complex values and types without a GE number are left to PyTorch."""
     for x in operands:
         if isinstance(x, complex) or (isinstance(x, Value) and (x.dtype.is_complex or x.dtype not in TORCH_TYPES)):
-            raise NoConversion("complex and special element types are left to PyTorch")
+            raise UnsupportedConversion("complex and special element types are left to PyTorch")

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from airgraph.errors import Unsupported
 from airgraph.ir.types import DataType, Dim
 
 Target = Any  # an OpOverload, a higher-order op or a Python function
 
 
-class NoConversion(Exception):
+class UnsupportedConversion(Unsupported):
     """Raised by a converter for arguments it does not cover. PyTorch then runs the op; the reason goes into the journal."""
 
 
@@ -65,7 +66,8 @@ class Registry:
         self.converters[target] = Converter(target, function, user)
 
     def find(self, target: Target) -> Converter | None:
-        return self.converters.get(target)
+        """By the target itself, or by its name: ops of other libraries exist only once those are imported."""
+        return self.converters.get(target) or self.converters.get(str(target))
 
 
 REGISTRY = Registry()

@@ -21,7 +21,7 @@ from airgraph.convert import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
 from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
 from airgraph.convert.names import NAME
-from airgraph.convert.registry import Converter, NoConversion, Registry, TensorSpec
+from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
 from airgraph.convert.views import VIEWS, PendingView, extend, is_itself
 from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
@@ -68,6 +68,12 @@ def convert(
 
 @dataclass
 class Walker:
+    """Converts one FX graph: `visit` is called for its nodes in order.
+
+    `env` has what each FX node has become: a value, several, a `PendingView`, or a plain number. `boundary`
+    collects what the program has to know about arguments and results, `writes` the values that arguments get.
+    """
+
     gm: torch.fx.GraphModule
     graph: Graph
     registry: Registry
@@ -172,7 +178,7 @@ class Walker:
                 result = self.write(node, result)
         except AirgraphError as error:
             raise ConvertError(error.what, where={**error.where, **where(node)}, hint=error.hint) from error
-        except NoConversion as refusal:
+        except UnsupportedConversion as refusal:
             self.take_back(before, waits)
             return self.aten_call(node, str(refusal))
         unknown = [n.op for n in self.graph.nodes[before:] if not self.has_kernel(n.op)]
@@ -206,7 +212,7 @@ class Walker:
         new = {arg: values[places[name]] if name in places else next(rest) for name, arg in written(node).items()}
         old = {arg: self.written.get(arg, self.env[arg]) for arg in new}
         if any(v.dtype != old[arg].dtype or not agree(v.type, old[arg].type) for arg, v in new.items()):
-            raise NoConversion("an argument of another type or shape than what is written to it")
+            raise UnsupportedConversion("an argument of another type or shape than what is written to it")
         for argument, value in new.items():
             ge.Assign(old[argument], value)
         self.written |= old

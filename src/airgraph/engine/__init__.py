@@ -48,7 +48,7 @@ def candidates(name: str, device: torch.device, mode: str, note: Note = str) -> 
     """The engines to try, in order; `note` is told why others are left out.
 
     One that is asked for by name, by the option or by AIRGRAPH_ENGINE (for graphs on the CPU), is not asked whether it
-    serves: it raises `Refuse` if it cannot run the graph, and the last one of the table does.
+    serves: it raises `UnsupportedPlan` if it cannot run the graph, and the last one of the table does.
     """
     if name == "auto" and device.type == "cpu":
         name = KNOBS["AIRGRAPH_ENGINE"].get() or "auto"

@@ -27,7 +27,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place as line_of
 from airgraph.plan.index import expand
 from airgraph.plan.lifetimes import Access, Timeline, lifetimes, timeline
-from airgraph.plan.memory import Arrangement, memory, rooms
+from airgraph.plan.memory import Arrangement, buffers, memory
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, Step, step_reads, step_writes
@@ -132,7 +132,7 @@ class PlannedExecutable(TakesArguments):
         )
         graph, plan, boundary = self.graph, self.plan, self.boundary
         self.reference = reference = ReferenceExecutable(graph, request.device, request.map_device)
-        self.written = {n.inputs[0].node.name for n in graph.of("Assign")}  # type: ignore[union-attr]
+        self.written = frozenset(n.inputs[0].node.name for n in graph.of("Assign"))  # type: ignore[union-attr]
         self.table = SlotTable(plan, steps)
         self.sources = symbol_sources(boundary.arguments)
         self.sizes = Sizes([THREADS, *dict.fromkeys([s.symbol for s in self.sources])])
@@ -183,7 +183,7 @@ class PlannedExecutable(TakesArguments):
         sizes = {slot: term(bytes_of(t)) for slot, t in table.memory.items()}
         values = self.sizes.run(symbols)
         now = {slot: self.sizes.value(size, values) for slot, size in sizes.items()}
-        return memory(rooms(alive, now, sizes, table.outputs), sizes)
+        return memory(buffers(alive, now, sizes, table.outputs), sizes)
 
     def releases(self, steps: Sequence[EngineStep]) -> dict[int, Released]:
         """For each library call what nothing reads from there on. (A result that is a view of an argument needs it.)"""

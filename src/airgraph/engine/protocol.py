@@ -172,7 +172,7 @@ class Engine(Protocol):
         """Called when a compilation begins, before the graph is known: prepares in another thread what takes long."""
 
     def plan(self, request: Request) -> Plan | None:
-        """The plan of the graph; None for an engine that runs it node by node. Raises `Refuse` where it cannot run it."""
+        """The plan of the graph; None for an engine that runs it node by node. Raises UnsupportedPlan where it cannot."""
 
     def load(self, request: Request) -> Executable:
         """The graph made ready; `request.plan` is what `plan` gave."""

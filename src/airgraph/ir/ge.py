@@ -26,7 +26,7 @@ from airgraph.errors import VerifyError
 from airgraph.ir import attr
 from airgraph.ir.exact import checked_numbers
 from airgraph.ir.graph import Graph, Input, Node, Value
-from airgraph.ir.ops import OPS, REQUIRED, Call, Op
+from airgraph.ir.ops import OPS, REQUIRED, Op, typed
 from airgraph.ir.ops.table import refuse_text
 from airgraph.ir.types import COMPLEX, FLOATS, INTS, UNKNOWN, DataType, Dim, Place, TensorType, is_number
 
@@ -71,10 +71,10 @@ def build(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _check_call(op, given, kwargs)
     refuse_text(op.name, kwargs)
     inputs = promote(op, given)
-    call = Call(op, inputs, kwargs)
-    known = op.known(call) if op.known else None
+    view = typed(op, inputs, kwargs)
+    known = op.known(view) if op.known else None
     node = current_graph().add(
-        op.name, inputs, kwargs, op.infer(call), known=known, control=control, name=name, marks=marks
+        op.name, inputs, kwargs, op.infer(view), known=known, control=control, name=name, marks=marks
     )
     if not op.outputs:
         return node

@@ -78,6 +78,8 @@ class Note:
 
 @dataclass(eq=False)
 class Node:
+    """One op of a graph: what it reads (`inputs`, by the slots of the op table), its attributes, and its results."""
+
     op: str
     name: str
     inputs: tuple[Input, ...] = ()

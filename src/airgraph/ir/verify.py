@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir.graph import Graph, Node
-from airgraph.ir.ops import REQUIRED, Call, row
+from airgraph.ir.ops import REQUIRED, row, typed
 from airgraph.ir.text import call_text, targets
 from airgraph.ir.types import TensorType
 
@@ -99,7 +99,7 @@ def types_follow(node: Node, names: set[str], seen: set[Node]) -> str | None:
     op = row(node)
     if op is None or op.infer is None:
         return None
-    expected = op.infer(Call(op, node.inputs, node.attrs))
+    expected = op.infer(typed(op, node.inputs, node.attrs))
     if len(expected) != len(node.outputs):
         return f"{node.op} has {len(expected)} outputs, this one has {len(node.outputs)}"
     for value, wanted in zip(node.outputs, expected):

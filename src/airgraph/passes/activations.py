@@ -8,7 +8,7 @@ from typing import Any
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Node, Value
-from airgraph.passes.rewrite import Either, No, P, Rule, RulePass
+from airgraph.passes.rewrite import Either, P, Rule, RulePass, UnsupportedRewrite
 from airgraph.passes.shapes import rounds
 
 
@@ -33,8 +33,8 @@ INNER = Either(
 TANH = P("Add", P("Tanh", INNER), 1)
 
 
-def becomes(make: Callable[[Value], Value]) -> Callable[..., Value | No]:
-    def replace(node: Node, x: Value) -> Value | No:
+def becomes(make: Callable[[Value], Value]) -> Callable[..., Value | UnsupportedRewrite]:
+    def replace(node: Node, x: Value) -> Value | UnsupportedRewrite:
         return rounds(x) or make(x)
 
     return replace

@@ -17,7 +17,7 @@ from typing import Any
 from airgraph.ir import ge
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import Dim, TensorType, dim, numel
-from airgraph.passes.rewrite import Either, No, P, Rule, RulePass, constant_number, no
+from airgraph.passes.rewrite import Either, P, Rule, RulePass, UnsupportedRewrite, constant_number, no
 from airgraph.passes.shapes import axis_of, can_reshape, permutation, reshaped, rounds, same_type, swapped
 
 
@@ -41,7 +41,7 @@ MASKS = ("mask", "bias", "keep", "drop", "fill")
 
 def attention(
     node: Node, q: Value, k: Value, v: Value, scores: Value, softmax: Value, **given: Value
-) -> Value | No | None:
+) -> Value | UnsupportedRewrite | None:
     logits = softmax.type.shape
     if logits is None or axis_of(tuple(softmax.node.attrs.get("axes", (-1,))), softmax.rank) != softmax.rank - 1:
         return None
@@ -55,11 +55,11 @@ def attention(
     heads = head_sizes(
         q, k, v, logits, keys_last=not scores.node.attrs.get("adj_x2"), values_last=not node.attrs.get("adj_x2")
     )
-    if isinstance(heads, No):
+    if isinstance(heads, UnsupportedRewrite):
         return heads
     batch, (rows, columns, size) = heads
     mask = mask_fits({n: given[n] for n in MASKS if n in given}, softmax, (*batch, rows, columns))
-    if isinstance(mask, No):
+    if isinstance(mask, UnsupportedRewrite):
         return mask
     sources = [behind_view(x) for x in (q, k, v)]
     if not all(can_reshape((*batch, n, size), *sources) for n in (rows, columns)):
@@ -87,7 +87,7 @@ Sizes = tuple[tuple[Dim, Dim], tuple[Dim, Dim, Dim]]
 
 def head_sizes(
     q: Value, k: Value, v: Value, logits: Sequence[Dim], *, keys_last: bool, values_last: bool
-) -> Sizes | No:
+) -> Sizes | UnsupportedRewrite:
     """(batch, heads), (rows, columns, size of a head). Three-dimensional code is a batch of one with many heads."""
     query, key, value = (x.type.shape or () for x in (q, k, v))
     n, rows, size = query
@@ -128,7 +128,7 @@ def transposed(x: Value) -> Value:
 
 
 # -- masks ----------------------------------------------------------------------------------------------------------
-def mask_fits(given: dict[str, Value], softmax: Value, scores: Sequence[Dim]) -> bool | No:
+def mask_fits(given: dict[str, Value], softmax: Value, scores: Sequence[Dim]) -> bool | UnsupportedRewrite:
     """Whether there is a mask; or why it cannot be one of the op's, which has the type of the queries."""
     fill = given.get("fill")
     if fill is not None and constant_number(fill) != float("-inf"):
@@ -178,7 +178,9 @@ TURNED = P("ConcatV2", (P("Neg", part("upper")), part("lower")), "axis")
 ROTARY = P("Add", P("Mul", "x", "cos"), P("Mul", TURNED, "sin"))
 
 
-def rotary(node: Node, x: Value, cos: Value, sin: Value, axis: Value, **bounds: Value) -> Value | No | None:
+def rotary(
+    node: Node, x: Value, cos: Value, sin: Value, axis: Value, **bounds: Value
+) -> Value | UnsupportedRewrite | None:
     shape = x.type.shape
     if shape is None or not same_type(x, node.output) or axis_of(axis.known, x.rank) != x.rank - 1:
         return None

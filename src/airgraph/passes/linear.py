@@ -8,7 +8,7 @@ import numpy as np
 
 from airgraph.ir import ge
 from airgraph.ir.graph import Node, Value
-from airgraph.passes.rewrite import No, P, Rule, RulePass, no
+from airgraph.passes.rewrite import P, Rule, RulePass, UnsupportedRewrite, no
 from airgraph.passes.shapes import EXACT, rounds
 
 # Add(MatMul(x, w), b) → MatMul(x, w, b)
@@ -18,7 +18,7 @@ PRODUCT = P(("MatMul", "MatMulV2"), "x", "w", bind="product")
 
 def add_bias(
     node: Node, x: Value, w: Value, b: Value, product: Value, view: Value | None = None, s: Value | None = None
-) -> Value | No | None:
+) -> Value | UnsupportedRewrite | None:
     shape, old = product.type.shape, product.node
     if shape is None or b.type.shape != shape[-1:] or old.inputs[2] is not None:
         return None
@@ -44,7 +44,9 @@ matmul_bias = RulePass(
 
 # BNInfer(Conv(x, f, b), scale, offset, mean, var) → Conv(x, f·k, (b - mean)·k + offset) with k = scale / √(var + ε)
 # The same for BatchNormV3(…, is_training=False), and where a Reshape that keeps the channels stands in between.
-def fold_batch_norm(node: Node, x: Value, filter: Value, conv: Value, s: Value | None = None) -> Value | No | None:
+def fold_batch_norm(
+    node: Node, x: Value, filter: Value, conv: Value, s: Value | None = None
+) -> Value | UnsupportedRewrite | None:
     scale, offset, mean, variance = node.inputs[1:5]
     bias = conv.node.inputs[2]
     given = [v for v in (filter, bias, scale, offset, mean, variance) if isinstance(v, Value)]

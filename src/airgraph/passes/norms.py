@@ -5,7 +5,7 @@ from __future__ import annotations
 from airgraph.ir import ge
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType, TensorType
-from airgraph.passes.rewrite import Either, No, P, Rule, RulePass, constant_number, no
+from airgraph.passes.rewrite import Either, P, Rule, RulePass, UnsupportedRewrite, constant_number, no
 from airgraph.passes.shapes import axis_of, last_axes, rounds
 
 
@@ -23,7 +23,7 @@ POWERS = P("Exp", P("Sub", "x", PEAK))
 
 def softmax(
     node: Node, x: Value, total: Value, axes: Value | None = None, peak: Value | None = None
-) -> Value | No | None:
+) -> Value | UnsupportedRewrite | None:
     over = axis_of(total.known, x.rank)
     first = axis_of(axes.known if axes else (peak.node.attrs["dimension"],) if peak else None, x.rank)
     if over is None or first is None:
@@ -46,7 +46,7 @@ NORMAL = Either(P("RealDiv", CENTERED, P("Sqrt", SHIFTED)), P("Mul", CENTERED, P
 
 def layer_norm(
     node: Node, x: Value, axes: Value, eps: Value, again: Value | None = None, variance: Value | None = None
-) -> Value | No | None:
+) -> Value | UnsupportedRewrite | None:
     count = last_axes(axes.known, x.rank)
     over = tuple(variance.node.attrs.get("dim", ())) if variance else again.known if again else None
     if count is None or last_axes(over, x.rank) != count:
@@ -93,7 +93,7 @@ RMS = P("Mul", "gamma", Either(*SCALED, P("Cast", Either(*SCALED), bind="narrow"
 
 def rms_norm(
     node: Node, x: Value, gamma: Value, axes: Value, eps: Value, narrow: Value | None = None
-) -> Value | No | None:
+) -> Value | UnsupportedRewrite | None:
     if axis_of(axes.known, x.rank) != x.rank - 1 or gamma.rank != 1:
         return None
     if gamma.type.shape != (x.type.shape or ())[-1:]:

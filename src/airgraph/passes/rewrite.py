@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from airgraph.errors import Unsupported
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import Op, row
@@ -66,20 +67,19 @@ class Either:
         object.__setattr__(self, "choices", choices)
 
 
-@dataclass(frozen=True)
-class No:
-    reason: str
+class UnsupportedRewrite(Unsupported):
+    """What a rule returns where its pattern matched and it still does not apply."""
 
 
-def no(reason: str, *about: Any) -> No:
-    return No(f"{reason}: {', '.join(map(str, about))}" if about else reason)
+def no(reason: str, *about: Any) -> UnsupportedRewrite:
+    return UnsupportedRewrite(f"{reason}: {', '.join(map(str, about))}" if about else reason)
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
     name: str
     pattern: P | Either
-    replace: Callable[..., Value | No | None]
+    replace: Callable[..., Value | UnsupportedRewrite | None]
     private: bool = False
 
 
@@ -212,6 +212,8 @@ def apply(
 
 
 class _Rewriting:
+    """One run of a set of rules over a graph, until none applies; `queue` has the nodes that are still to be tried."""
+
     def __init__(self, graph: Graph, rules: Sequence[Rule], helpers: Sequence[Rule], live: Liveness | None) -> None:
         self.graph = graph
         roots = {op for rule in rules for op, _ in screens(rule)}
@@ -247,9 +249,9 @@ class _Rewriting:
 
     def attempt(self, rule: Rule, node: Node) -> Value | None:
         """The new value, once everything reads it."""
-        refusal: No | None = None
+        refusal: UnsupportedRewrite | None = None
         for bound, nodes in matches(rule.pattern, node):
-            new: Value | No | None = self.elsewhere(node, nodes) if rule.private else None
+            new: Value | UnsupportedRewrite | None = self.elsewhere(node, nodes) if rule.private else None
             if new is None:
                 outer = self.graph.stand_before(node)
                 new = rule.replace(node=node, **bound)
@@ -263,7 +265,7 @@ class _Rewriting:
             self.notes[rule.name, node] = f"{rule.name} refused {node.name}: {refusal.reason}"
         return None
 
-    def elsewhere(self, root: Node, nodes: Sequence[Node]) -> No | None:
+    def elsewhere(self, root: Node, nodes: Sequence[Node]) -> UnsupportedRewrite | None:
         inside = {root, *nodes}
         for node in nodes:
             for value in node.outputs:

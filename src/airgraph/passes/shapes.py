@@ -9,7 +9,7 @@ from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.types import DataType, Dim, TensorType
-from airgraph.passes.rewrite import No, no
+from airgraph.passes.rewrite import UnsupportedRewrite, no
 
 EXACT = (DataType.DT_FLOAT, DataType.DT_DOUBLE)
 
@@ -18,7 +18,7 @@ def same_type(a: Value, b: Value) -> bool:
     return a.type.dtype == b.type.dtype and a.type.shape == b.type.shape and a.type.shape is not None
 
 
-def rounds(*values: Value) -> No | None:
+def rounds(*values: Value) -> UnsupportedRewrite | None:
     """Half types round after every op: one op in their place gives other digits than the ops it replaces."""
     other = [v.dtype.name for v in values if v.dtype not in EXACT]
     return no("only float32 and float64 are fused", *dict.fromkeys(other)) if other else None

@@ -12,7 +12,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.ops import OPS, row
 from airgraph.ir.ops.elementwise import UNARY
 from airgraph.ir.types import DataType
-from airgraph.passes.rewrite import No, P, Rule, RulePass, constant_number, no
+from airgraph.passes.rewrite import P, Rule, RulePass, UnsupportedRewrite, constant_number, no
 from airgraph.passes.shapes import can_reshape, permutation, reshaped, same_type, swapped
 
 
@@ -125,7 +125,7 @@ def constant_cast(node: Node, x: Value) -> Value | None:
 
 # -- views ----------------------------------------------------------------------------------------------------------
 # Transpose(Transpose(x, p), q) → Transpose(x, p∘q);  Transpose(x, identity) → x
-def compose_transposes(node: Node, x: Value, p: Value, q: Value) -> Value | No:
+def compose_transposes(node: Node, x: Value, p: Value, q: Value) -> Value | UnsupportedRewrite:
     first, second = permutation(p), permutation(q)
     if first is None or second is None:
         return no("a permutation is not a constant")
@@ -204,7 +204,7 @@ def on_side(side: int, pattern: P, ops: tuple[str, ...] = tuple(FLAGS)) -> P:
 
 
 def into_matmul(side: int) -> Rule:
-    def replace(node: Node, x: Value, p: Value, **_: Value) -> Value | No:
+    def replace(node: Node, x: Value, p: Value, **_: Value) -> Value | UnsupportedRewrite:
         perm = permutation(p)
         if perm is None:
             return no("a permutation is not a constant")

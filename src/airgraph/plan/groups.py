@@ -1,7 +1,7 @@
 """From a graph to ordered steps: which tensors get memory, and which loops compute them.
 
 1. Every node becomes a formula (lower.py) or a step of its own (opaque.py): a matrix product, an attention, a call, ….
-2. Memory is given to what leaves the graph, what a step other than a loop reads, and what is dear and read more than once.
+2. Memory is given to what leaves the graph, what a step other than a loop reads, and expensive values with several uses.
 3. In the order of the graph each of these joins the loop that computes what it reads, if one kernel can do both.
 """
 
@@ -16,21 +16,22 @@ import sympy
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Refuse, same, strides_of
+from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
-from airgraph.plan.lowerings.core import TYPES, NoFormula
+from airgraph.plan.lowerings.core import TYPES, UnsupportedLowering
 from airgraph.plan.nest import schedule
-from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, made, opaque, written_back
+from airgraph.plan.opaque import Convolution, Opaque, Scatter, TorchCall, channels_last, made, opaque, written_back
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, expand_to, from_last, iota, next_id, point
+from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
+from airgraph.plan.widening import Widening
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
-DEAR = 8  # what costs more is not computed again for every row of a broadcast
+EXPENSIVE = 8  # what costs more is not computed again for every row of a broadcast
 
 
 def make_plan(graph: Graph, boundary: Boundary, target: Target) -> Plan:
@@ -59,9 +60,17 @@ class Known:
 
 
 class Planner:
+    """Makes the plan of one graph for one target, in the three stages above; `plan()` runs them in order.
+
+    `tensors` has the formula of every value, `opaque` the nodes that are steps of their own, `roots` the tensors that get
+    memory (`places`), and `steps` what is planned so far. `made_by` says which step computes a tensor, so that a loop is
+    not joined by what reads a later one.
+    """
+
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
+        self.wide = Widening(self.of)
         self.places: dict[int, Place] = {}
         self.opaque: dict[Node, Opaque] = {}
         self.roots: dict[int, Tensor] = {}
@@ -99,7 +108,7 @@ class Planner:
                 and not isinstance(known, tuple | float | bool)
             ):
                 return iota((), -1, known, 0, value.dtype)
-            raise NoFormula("a value without a tensor")
+            raise UnsupportedLowering("a value without a tensor")
         return found
 
     def data(self, node: Node) -> None:
@@ -133,7 +142,7 @@ class Planner:
         self.makers.append((next_id(), node))
         try:
             if not self.bound(node):
-                raise NoFormula("sizes that only running can tell")
+                raise UnsupportedLowering("sizes that only running can tell")
             if (
                 all(isinstance(v.known, int | sympy.Basic) and not isinstance(v.known, bool) for v in node.outputs)
                 and node.outputs
@@ -148,7 +157,7 @@ class Planner:
                 if t is not None:
                     self.tensors[id(value)] = t
                     self.order.append(t)
-        except (NoFormula, Refuse) as reason:
+        except (UnsupportedLowering, UnsupportedPlan) as reason:
             self.call(node, str(reason))
 
     def bound(self, node: Node) -> bool:
@@ -161,6 +170,8 @@ class Planner:
         return True
 
     def call(self, node: Node, reason: str) -> None:
+        if node.op == "AtenCall" and node.attrs["target"] == "aten.sym_storage_offset.default":
+            raise UnsupportedPlan("the offset of a view is asked for, and what calls make may have been moved")
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
         self.opaque[node] = TorchCall(node, reads, [made(value) for value in node.outputs])
@@ -172,13 +183,21 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.target)
+        found = opaque(node, self.of, self.wide if self.target.widens else self.of)
         if found is None:
             return False
+        refused = None if isinstance(found, Scatter) else self.target.refuses(found)
+        if refused is not None:
+            raise UnsupportedLowering(refused)
+        if isinstance(found, Convolution) and self.target.channels_last:
+            found = channels_last(found)
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            self.tensors[id(value)] = from_last(t) if isinstance(found, Convolution) and found.last else t
+            result = from_last(t) if isinstance(found, Convolution) and found.last else t
+            self.tensors[id(value)] = rounded = cast(result, value.dtype)
+            if rounded is not result:
+                self.order.append(rounded)
         if isinstance(found, Scatter) and found.in_place:
             memory = self.places[found.x.id]
             self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)
@@ -219,7 +238,7 @@ class Planner:
         if t.id in self.calls and self.places[t.id].source is value:
             return None  # PyTorch made it: handed out as it is
         if t.dtype not in TYPES:
-            raise Refuse(f"{t.dtype.name} leaves the graph as it came")
+            raise UnsupportedPlan(f"{t.dtype.name} leaves the graph as it came")
         if strides is not None and not dense(t.shape, strides):
             self.loose.add(number)  # gaps or overlaps: laid out anew by the program
             strides = None
@@ -248,7 +267,7 @@ class Planner:
         return target, made
 
     def share(self) -> None:
-        """Dear formulas that are read more than once get memory."""
+        """Expensive formulas with several uses get memory."""
         uses: dict[int, set[int]] = {}
         seen: set[int] = set()
         partial: set[int] = set()
@@ -273,10 +292,10 @@ class Planner:
                 stack.append(x)
                 whole = x
                 while whole.op in VIEWS:
-                    if whole.op == "expand" and spreads(whole.inputs[0].shape, whole.shape) and whole.cost >= DEAR:
+                    if whole.op == "expand" and spreads(whole.inputs[0].shape, whole.shape) and whole.cost >= EXPENSIVE:
                         self.need(whole.inputs[0])
                     whole = whole.inputs[0]
-                if t.op == "point" and whole.cost >= DEAR and spreads(x.shape, t.shape):
+                if t.op == "point" and whole.cost >= EXPENSIVE and spreads(x.shape, t.shape):
                     self.need(x)
                 if t.op not in VIEWS:
                     uses.setdefault(whole.id, set()).add(t.id)
@@ -353,7 +372,7 @@ class Planner:
 
     def add_root(self, t: Tensor) -> None:
         if t.dtype not in TYPES:
-            raise Refuse(f"{t.dtype.name} would have to be moved, and loops have no such type")
+            raise UnsupportedPlan(f"{t.dtype.name} would have to be moved, and loops have no such type")
         if t.id not in self.places:
             self.places[t.id] = Place(t, "arena", strides_of(t.shape))
         reads = self.reads_of(t)
@@ -369,7 +388,7 @@ class Planner:
         """A kernel for t alone. Where one kernel cannot do it, what t reads gets memory first, from near to far."""
         try:
             return self.kernel([t], None)
-        except Refuse:
+        except UnsupportedPlan:
             open_inputs = [x for x in t.inputs if x.op not in ("buffer", "const", "iota") and x.id not in self.made_by]
             for x in open_inputs:
                 self.add_root(x)
@@ -395,7 +414,7 @@ class Planner:
                 continue
             try:
                 kernel, found = self.kernel(roots, domain, number)
-            except (Refuse, NeedsRows):
+            except (UnsupportedPlan, NeedsRows):
                 continue
             if len(kernel.parts) > len(step.kernel.parts) and len(step.roots) > 1:
                 continue
@@ -490,7 +509,7 @@ class Planner:
             try:
                 step.kernel, step.domain = self.kernel(kept, step.domain, number)
                 step.roots = kept
-            except (Refuse, NeedsRows):
+            except (UnsupportedPlan, NeedsRows):
                 for t in gone:
                     self.made_by[t.id] = number
 

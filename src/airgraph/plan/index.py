@@ -15,12 +15,13 @@ from typing import Any
 
 import sympy
 
+from airgraph.errors import Unsupported
 from airgraph.ir.types import Dim, dim, numel
 
 _ids = itertools.count()
 
 
-class Refuse(Exception):
+class UnsupportedPlan(Unsupported):
     """This cannot be one kernel; the text says why."""
 
 
@@ -168,7 +169,7 @@ def matching(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[int], li
                 b = expand(b * new[j])
                 j += 1
             else:
-                raise Refuse(f"cannot match shapes {list(old)} and {list(new)}")
+                raise UnsupportedPlan(f"cannot match shapes {list(old)} and {list(new)}")
         groups.append((left, right))
     return groups
 
@@ -221,7 +222,7 @@ def divide(e: Affine, by: Dim, sizes: Sequence[Dim]) -> tuple[Affine, Affine]:
     const_low: Dim = 0
     if const_high is None:
         if not isinstance(e.const, int) or not isinstance(by, int):
-            raise Refuse(f"{e.const} does not divide by {by}")
+            raise UnsupportedPlan(f"{e.const} does not divide by {by}")
         const_high, const_low = divmod(e.const, by)
     rest = Affine.make(const_low, low)
     if not fits(rest, by):
@@ -230,7 +231,7 @@ def divide(e: Affine, by: Dim, sizes: Sequence[Dim]) -> tuple[Affine, Affine]:
             outer = quotient(v.size, inner) if inner is not None else None
             if inner is not None and outer is not None and not same(outer, 1):
                 raise SplitVar(v, (outer, inner))
-        raise Refuse(f"an index over {list(sizes)} is no sum over loops")
+        raise UnsupportedPlan(f"an index over {list(sizes)} is no sum over loops")
     return Affine.make(const_high, high), rest
 
 

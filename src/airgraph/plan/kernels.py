@@ -5,7 +5,7 @@
 A part with inner loops is a row kernel: for each iteration of the outer loops it runs over the inner ones once per level
 of reductions (softmax: the maximum, then the sum, then the result). `build` reads formulas backwards from the tensors to
 be stored until it meets memory; where an index turns out to be no sum over the loops, a loop is split or cut and it starts
-again, or it gives up (`Refuse`) and the groups decide otherwise.
+again, or it gives up (`UnsupportedPlan`) and the groups decide otherwise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from airgraph.plan.index import (
     ZERO,
     Affine,
     CutVar,
-    Refuse,
     SplitVar,
+    UnsupportedPlan,
     Var,
     expand,
     linear,
@@ -106,15 +106,15 @@ def build(roots: Sequence[Tensor], memory: Memory, domain: Domain | None = None)
             ), domain
         except NeedsRows as need:
             if domain.axes:
-                raise Refuse("reductions over different axes") from None
+                raise UnsupportedPlan("reductions over different axes") from None
             domain, splits, cuts = need.domain, {}, {}
-        except Position as position:
+        except LoopChange as position:
             apply_split(position, domain, splits, cuts)
-    raise Refuse("too many loops")
+    raise UnsupportedPlan("too many loops")
 
 
 @dataclass
-class Position(Exception):
+class LoopChange(Exception):
     """Which of the kernel's loops has to change, and how."""
 
     loop: int
@@ -123,14 +123,14 @@ class Position(Exception):
 
 
 def apply_split(
-    position: Position, domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, tuple[Dim, ...]]
+    position: LoopChange, domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, tuple[Dim, ...]]
 ) -> None:
     """Loops are counted over the refined shape; a later count moves when an earlier loop becomes two."""
     sizes = refined(domain, splits)
     match position.cause:
         case SplitVar(sizes=parts):
             if position.loop in cuts:
-                raise Refuse("a loop would have to be cut and split")
+                raise UnsupportedPlan("a loop would have to be cut and split")
             axis, within = sizes[position.loop][1:]
             old = splits.get(axis, (domain.shape[axis],))
             splits[axis] = (*old[:within], *parts, *old[within + 1 :])
@@ -142,11 +142,11 @@ def apply_split(
             point = expand(at + position.start)
             before = [at_least(point, p) for p in points]
             if None in before or any(same(point, p) for p in points):
-                raise Refuse("several cuts at symbolic places")
+                raise UnsupportedPlan("several cuts at symbolic places")
             points.insert(sum(1 for b in before if b), point)
             cuts[position.loop] = tuple(points)
             if math.prod(len(points) + 1 for points in cuts.values()) > PIECES or len(cuts) > 2:
-                raise Refuse("too many cuts")
+                raise UnsupportedPlan("too many cuts")
 
 
 def refined(domain: Domain, splits: dict[int, tuple[Dim, ...]]) -> list[tuple[Dim, int, int]]:
@@ -163,7 +163,7 @@ def pieces(domain: Domain, splits: dict[int, tuple[Dim, ...]], cuts: dict[int, t
     """The ranges of the loops; with two loops cut, every piece of one with every piece of the other."""
     loops = refined(domain, splits)
     if any(loops[loop][1] in domain.axes for loop in cuts):
-        raise Refuse("a reduced loop would have to be cut")
+        raise UnsupportedPlan("a reduced loop would have to be cut")
     edges = {loop: itertools.pairwise([0, *points, loops[loop][0]]) for loop, points in cuts.items()}
     for chosen in itertools.product(*edges.values()):
         cut = dict(zip(edges, chosen))
@@ -192,9 +192,9 @@ def part(
         stores = [reader.store(root) for root in roots]
     except (SplitVar, CutVar) as cause:
         if cause.var not in variables:
-            raise Refuse("a loop of a reduction would have to change") from None
+            raise UnsupportedPlan("a loop of a reduction would have to change") from None
         at = variables.index(cause.var)
-        raise Position(at, cause, ranges[at][0]) from None
+        raise LoopChange(at, cause, ranges[at][0]) from None
     return Part(outer, inner, stores, reader.pool)
 
 
@@ -240,7 +240,7 @@ class FormulaReader:
         value = self.compute(root, index)
         self.stored[root.id] = (tuple(index), value)
         if len(self.pool.made) > LARGEST:
-            raise Refuse("more formulas than one kernel takes")
+            raise UnsupportedPlan("more formulas than one kernel takes")
         return Store(root, linear(index, *self.memory.target(root)), value)
 
     def index_of(self, root: Tensor) -> list[Affine]:
@@ -250,12 +250,14 @@ class FormulaReader:
             return list(self.index)
         kept = [s for _, s in self.kept]
         if same(product(root.shape), 0) and not same(product(kept), 0):
-            raise Refuse("an empty tensor in a kernel whose outer loops run")  # no index of it names an inner loop
+            raise UnsupportedPlan(
+                "an empty tensor in a kernel whose outer loops run"
+            )  # no index of it names an inner loop
         if same(product(root.shape), product(domain.shape)):
             return reshape_index(self.index, domain.shape, root.shape)
         if domain.axes and same(product(root.shape), product(kept)):
             return reshape_index([self.index[i] for i, _ in self.kept], kept, root.shape)
-        raise Refuse(f"shape {list(root.shape)} in a kernel over {list(domain.shape)}")
+        raise UnsupportedPlan(f"shape {list(root.shape)} in a kernel over {list(domain.shape)}")
 
     # -- one element ------------------------------------------------------------------------------------------------
     def read(self, t: Tensor, index: Sequence[Affine]) -> Expr:
@@ -270,7 +272,7 @@ class FormulaReader:
             at, value = self.stored[t.id]
             if at == tuple(index):
                 return value
-            raise Refuse("it reads other elements of what this kernel writes")
+            raise UnsupportedPlan("it reads other elements of what this kernel writes")
         layout = self.memory(t)
         if layout is not None:
             return self.pool.make("load", (), t.dtype, t, linear(index, *layout))
@@ -317,9 +319,9 @@ class FormulaReader:
         whole = [next(inner, None) if i in axes else next(kept) for i in range(len(x.shape))]
         sizes = [x.shape[i] for i in axes], [self.domain.shape[i] for i in self.domain.axes]
         if None in whole or not same_shape(*sizes):
-            raise Refuse("reductions of different sizes")
+            raise UnsupportedPlan("reductions of different sizes")
         if any(v in self.inner for e in index for v in e.vars()):
-            raise Refuse("a reduction of a reduction's row")
+            raise UnsupportedPlan("a reduction of a reduction's row")
         body = self.read(x, [e for e in whole if e is not None])
         return self.pool.make("reduce", (body,), t.dtype, op)
 
@@ -335,7 +337,7 @@ class FormulaReader:
                 layout = (strides_of(x.shape), layout[1]) if is_contiguous(source.shape, layout[0]) else None
                 break
         if layout is None:
-            raise Refuse("gathers from what is not in memory")
+            raise UnsupportedPlan("gathers from what is not in memory")
         strides, offset = layout
         place: list[Affine] = []
         args: list[Expr] = []
@@ -412,7 +414,7 @@ def compare(e: Affine, edge: Dim) -> Any:
     if len(e.terms) == 0:
         beyond = at_least(e.const, edge)
         if beyond is None:
-            raise Refuse("a symbolic position in a concatenation")
+            raise UnsupportedPlan("a symbolic position in a concatenation")
         return "above" if beyond else "below"
     (v, c), *others = sorted(e.terms, key=lambda t: -1 if same(t[1], 1) else 0)
     if others or not same(c, 1):
@@ -424,7 +426,7 @@ def compare(e: Affine, edge: Dim) -> Any:
                 return "below"
             if bottom >= edge:
                 return "above"
-        raise Refuse("a concatenation read across loops")
+        raise UnsupportedPlan("a concatenation read across loops")
     at = expand(edge - e.const)
     if at_least(at, v.size):
         return "below"

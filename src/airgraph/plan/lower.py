@@ -7,23 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from airgraph.ir.graph import Node, Value
-from airgraph.ir.ops import row
+from airgraph.ir.ops import NodeView, row
 from airgraph.ir.types import Dim
 from airgraph.plan.index import same
-from airgraph.plan.lowerings import LOWERINGS, TYPES, NoFormula, Use
+from airgraph.plan.lowerings import LOWERINGS, TYPES, UnsupportedLowering
 from airgraph.plan.tensors import Tensor, buffer, cast, const, converted, expand_to, reshape
 
 
 def lower(node: Node, of: Callable[[Value], Tensor]) -> list[Tensor | None]:
-    """The formula of each output. Raises NoFormula where the library has to do it."""
-    if row(node) is None or node.control or node.op not in LOWERINGS:
-        raise NoFormula("it has no formula")
+    """The formula of each output. Raises UnsupportedLowering where the library has to do it."""
+    op = row(node)
+    if op is None or node.control or node.op not in LOWERINGS:
+        raise UnsupportedLowering("it has no formula")
     if any(v.dtype not in TYPES or v.type.shape is None for v in (*node.values(), *node.outputs)):
-        raise NoFormula("an element type or a rank that loops do not have")
-    result = LOWERINGS[node.op](Use(node, of))
+        raise UnsupportedLowering("an element type or a rank that loops do not have")
+    result = LOWERINGS[node.op](NodeView(op, node.inputs, node.attrs, of, node))
     results = [result] if isinstance(result, Tensor) else result
     if results is None:
-        raise NoFormula("its formula does not cover this case")
+        raise UnsupportedLowering("its formula does not cover this case")
     return [None if t is None else shaped(cast(t, v.dtype), v.type.shape) for t, v in zip(results, node.outputs)]
 
 

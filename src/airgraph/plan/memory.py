@@ -25,22 +25,24 @@ BLOCK = 0  # the home that is no output: slot 0 is nobody's
 
 
 @dataclass(eq=False)
-class Room:
+class Buffer:
     """Memory for one tensor, or for several that are written over each other."""
 
     slots: list[int]
     size: int  # bytes, at the sizes for which the arrangement is made
     first: int
     last: int
-    home: int = BLOCK  # the slot of the output it lies in; every output is the home of one room from the start
+    home: int = BLOCK  # the slot of the output it lies in; every output is the home of one buffer from the start
 
-    def take(self, later: Room) -> None:
+    def take(self, later: Buffer) -> None:
         """What is written over this one lies here, too."""
         self.slots += later.slots
         self.last, self.home = later.last, later.home
 
 
-class Spot(NamedTuple):
+class FixedLocation(NamedTuple):
+    """A location at the sizes for which the arrangement is made."""
+
     home: int
     offset: int
 
@@ -72,10 +74,13 @@ def aligned(size: Amount) -> Amount:
     return (size + (ALIGN - 1)) // ALIGN * ALIGN
 
 
-def rooms(alive: Lifetimes, sizes: Mapping[int, int], same: Mapping[int, Amount], outputs: Sequence[int]) -> list[Room]:
+def buffers(
+    alive: Lifetimes, sizes: Mapping[int, int], same: Mapping[int, Amount], outputs: Sequence[int]
+) -> list[Buffer]:
     """`sizes`: bytes by slot now; `same`: for any sizes (equal amounts are one object or equal numbers)."""
     found = {
-        slot: Room([slot], sizes[slot], *span, slot if slot in outputs else BLOCK) for slot, span in alive.spans.items()
+        slot: Buffer([slot], sizes[slot], *span, slot if slot in outputs else BLOCK)
+        for slot, span in alive.spans.items()
     }
     for t, x in alive.over:
         above, below = found[t], found[x]
@@ -86,42 +91,48 @@ def rooms(alive: Lifetimes, sizes: Mapping[int, int], same: Mapping[int, Amount]
     return list(dict.fromkeys(found.values()))
 
 
-def arrange(units: Sequence[Room], lend: bool = True) -> tuple[dict[int, Spot], int]:
+def arrange(units: Sequence[Buffer], lend: bool = True) -> tuple[dict[int, FixedLocation], int]:
     """Where each slot lies, and the bytes of the block. `lend`: also in outputs that are not written yet."""
-    outputs = {room.home: room for room in units if room.home != BLOCK}
-    placed: dict[int, list[tuple[int, Room]]] = {BLOCK: [], **{home: [(0, room)] for home, room in outputs.items()}}
+    outputs = {buffer.home: buffer for buffer in units if buffer.home != BLOCK}
+    placed: dict[int, list[tuple[int, Buffer]]] = {
+        BLOCK: [],
+        **{home: [(0, buffer)] for home, buffer in outputs.items()},
+    }
     smallest_first = sorted(outputs.items(), key=lambda output: output[1].size) if lend else []
     top = 0
-    for room in sorted((u for u in units if u.home == BLOCK), key=lambda u: (-u.size, u.first)):
-        free = [home for home, output in smallest_first if room.last < output.first and room.size <= output.size]
-        home = next((home for home in free if gap(placed[home], room) + room.size <= outputs[home].size), BLOCK)
-        offset = gap(placed[home], room)
-        placed[home].append((offset, room))
+    for buffer in sorted((u for u in units if u.home == BLOCK), key=lambda u: (-u.size, u.first)):
+        free = [home for home, output in smallest_first if buffer.last < output.first and buffer.size <= output.size]
+        home = next((home for home in free if gap(placed[home], buffer) + buffer.size <= outputs[home].size), BLOCK)
+        offset = gap(placed[home], buffer)
+        placed[home].append((offset, buffer))
         if home == BLOCK:
-            top = max(top, offset + int_aligned(room.size))
-    spots = {
-        slot: Spot(home, offset) for home, inside in placed.items() for offset, room in inside for slot in room.slots
+            top = max(top, offset + int_aligned(buffer.size))
+    fixed = {
+        slot: FixedLocation(home, offset)
+        for home, inside in placed.items()
+        for offset, buffer in inside
+        for slot in buffer.slots
     }
-    return spots, top
+    return fixed, top
 
 
 def int_aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-def gap(placed: Sequence[tuple[int, Room]], room: Room) -> int:
+def gap(placed: Sequence[tuple[int, Buffer]], buffer: Buffer) -> int:
     """The lowest offset at which there is space for it while it lives."""
     at = 0
-    meeting = [(o, u) for o, u in placed if u.first <= room.last and room.first <= u.last]
+    meeting = [(o, u) for o, u in placed if u.first <= buffer.last and buffer.first <= u.last]
     for offset, other in sorted(meeting, key=itemgetter(0)):
-        if offset - at >= room.size:
+        if offset - at >= buffer.size:
             break
         at = max(at, offset + int_aligned(other.size))
     return at
 
 
 # -- for all sizes ------------------------------------------------------------------------------------------------------
-def memory(units: Sequence[Room], sizes: Mapping[int, Amount]) -> Arrangement:
+def memory(units: Sequence[Buffer], sizes: Mapping[int, Amount]) -> Arrangement:
     """The arrangement for any sizes; `sizes`: bytes by slot."""
     block, loans, size, fits = stacked(units, sizes, lend=True)
     if isinstance(fits, int):
@@ -138,41 +149,41 @@ def memory(units: Sequence[Room], sizes: Mapping[int, Amount]) -> Arrangement:
 
 
 def stacked(
-    units: Sequence[Room], sizes: Mapping[int, Amount], lend: bool
+    units: Sequence[Buffer], sizes: Mapping[int, Amount], lend: bool
 ) -> tuple[dict[int, Location], dict[int, Location], Amount, Amount]:
     """(locations in the block, locations in outputs, bytes of the block, whether all fits in the outputs it lies in)"""
-    spots, _ = arrange(units, lend)
-    order = sorted(units, key=lambda u: spots[u.slots[0]].offset)
+    fixed, _ = arrange(units, lend)
+    order = sorted(units, key=lambda u: fixed[u.slots[0]].offset)
     block, loans, top, fits = dict[int, Location](), dict[int, Location](), 0, 1
-    ends: dict[Room, Amount] = {}
-    for room, below in lying_below(order, spots):
-        home = spots[room.slots[0]].home
+    ends: dict[Buffer, Amount] = {}
+    for buffer, below in lying_below(order, fixed):
+        home = fixed[buffer.slots[0]].home
         offset: Amount = 0
         for other in below:
             offset = maximum(offset, ends[other])
-        ends[room] = offset + aligned(sizes[room.slots[0]])
-        for slot in room.slots:
+        ends[buffer] = offset + aligned(sizes[buffer.slots[0]])
+        for slot in buffer.slots:
             (block if home == BLOCK else loans)[slot] = Location(home, offset)
         if home == BLOCK:
-            top = maximum(top, ends[room])  # type: ignore[assignment]
-        elif room.home == BLOCK:
-            fits = both(fits, less(offset + sizes[room.slots[0]], sizes[home] + 1))  # type: ignore[assignment]
+            top = maximum(top, ends[buffer])  # type: ignore[assignment]
+        elif buffer.home == BLOCK:
+            fits = both(fits, less(offset + sizes[buffer.slots[0]], sizes[home] + 1))  # type: ignore[assignment]
     return block, loans, top, fits
 
 
-def lying_below(order: Sequence[Room], spots: Mapping[int, Spot]) -> list[tuple[Room, list[Room]]]:
-    """For each room those right below it that are in use at the same time; what lies below these is implied."""
-    covered = dict[Room, int]()
+def lying_below(order: Sequence[Buffer], fixed: Mapping[int, FixedLocation]) -> list[tuple[Buffer, list[Buffer]]]:
+    """For each buffer those right below it that are in use at the same time; what lies below these is implied."""
+    covered = dict[Buffer, int]()
     found = []
-    for i, room in enumerate(order):
-        home = spots[room.slots[0]].home
+    for i, buffer in enumerate(order):
+        home = fixed[buffer.slots[0]].home
         right_below, known = [], 0
         for j in reversed(range(i)):
             other = order[j]
-            meets = other.first <= room.last and room.first <= other.last
-            if meets and spots[other.slots[0]].home == home and not known >> j & 1:
+            meets = other.first <= buffer.last and buffer.first <= other.last
+            if meets and fixed[other.slots[0]].home == home and not known >> j & 1:
                 right_below.append(other)
                 known |= covered[other] | 1 << j
-        covered[room] = known
-        found.append((room, right_below))
+        covered[buffer] = known
+        found.append((buffer, right_below))
     return found

@@ -1,6 +1,7 @@
 """Nodes that are a step of their own, which no loop looks into: matrix products, attention, convolutions, scatters, calls.
 
-Each knows what it reads and makes, and which step it becomes once what it reads lies in memory.
+Each knows what it reads and makes, and which step it becomes once what it reads lies in memory. What a target's kernels
+cannot do is not asked here: `Target.refuses` says it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import FLOAT, FLOATS, NoFormula
+from airgraph.plan.lowerings.core import UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import (
     AttentionSizes,
@@ -25,27 +26,25 @@ from airgraph.plan.steps import (
     GemmStep,
     Matrix,
 )
-from airgraph.plan.target import Target
 from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
+from airgraph.plan.widening import pays
 
 Of = Callable[[Value], Tensor]
-DEEPEST = 1 << 16  # values of a patch in a convolution with channels last
-DEPTHS = (16, 32, 64, 128, 256)  # of heads in attention of a single token
-GROUPED = 64  # query heads that may share a key head there
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """out = a · b (+ bias), with the batch in front."""
+    """out = a · b (+ bias), with the batch in front; `ends`: see GemmStep."""
 
     a: Tensor
     b: Tensor
     bias: Tensor | None
     out: Tensor
+    ends: Tensor | None = None
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.a, self.b, self.bias)
+        return there(self.a, self.b, self.bias, self.ends)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -58,12 +57,17 @@ class Product:
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
-        sizes = GemmSizes(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
-        return GemmStep(self.out, left, right, bias, sizes)
+        sizes = GemmSizes(b.shape[0], a.shape[1], b.shape[2], a.shape[2])
+        if self.ends is None:
+            return GemmStep(self.out, left, right, bias, sizes)
+        left = Matrix(left.tensor, left.offset, (0, *left.strides[1:]))  # one for all members of the batch
+        return GemmStep(self.out, left, right, bias, sizes, operands.contiguous(self.ends))
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
+    """softmax(q · kᵀ · scale + mask) · v for each head."""
+
     q: Tensor
     k: Tensor
     v: Tensor
@@ -72,6 +76,7 @@ class Attention:
     causal: bool
     outputs: list[Tensor]
     lse: bool  # the second output is read
+    more: bool  # one behind it is read
 
     @property
     def operands(self) -> list[Tensor]:
@@ -89,6 +94,8 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
+    """The 2-d convolution of x with w (+ bias)."""
+
     x: Tensor
     w: Tensor
     bias: Tensor | None
@@ -169,94 +176,89 @@ def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
     return Matrix(m.tensor, m.offset, tuple(strides))
 
 
-Opaque = Product | Attention | Convolution | Scatter | TorchCall
+KernelStep = Product | Attention | Convolution  # needs a kernel of the engine's own
+Opaque = KernelStep | Scatter | TorchCall
 
 
 def there(*tensors: Tensor | None) -> list[Tensor]:
     return [t for t in tensors if t is not None]
 
 
-def made(value: Value) -> Tensor:
-    return buffer(value.type.shape or (), value.dtype, value)
+def made(value: Value, dtype: DataType | None = None) -> Tensor:
+    return buffer(value.type.shape or (), value.dtype if dtype is None else dtype, value)
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of, target: Target) -> Opaque | None:
-    """What this node is, if it is not to be a formula."""
+def opaque(node: Node, of: Of, wide: Of) -> Scatter | KernelStep | None:
+    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it.
+    `wide`: as `of`, but halves as float32 where the target widens them."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
-    if node.op in ("FlashAttentionScore", "FusedAttentionScore") and "decode" in target.kernels and not node.control:
-        return single_token(node, of)
-    kernel, recognise = RECOGNISED.get(node.op, ("", None))
-    if recognise is None or kernel not in target.kernels or node.control:
+    recognise = RECOGNISED.get(node.op)
+    if recognise is None or node.control:
         return None
-    if not all(v.dtype in (FLOAT, DataType.DT_BOOL) for v in node.values()):
-        return None
-    found = recognise(node, of)
-    return channels_last(found) if isinstance(found, Convolution) and target.channels_last else found
+    return recognise(node, wide if pays(node) else of)
 
 
-def matmul(node: Node, of: Of) -> Product | None:
+def matmul(node: Node, of: Of) -> Product:
     x1, x2, bias = node.inputs[:3]
     if any(e is not None for e in node.inputs[3:]) or not isinstance(x1, Value) or not isinstance(x2, Value):
-        return None
+        raise UnsupportedLowering("a product with an offset")
     a, b = of(x1), of(x2)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        return None
+        raise UnsupportedLowering("a product of what are no matrices")
     if node.attrs.get("transpose_x1"):
         a = permute(a, (1, 0))
     if node.attrs.get("transpose_x2"):
         b = permute(b, (1, 0))
     c = of(bias) if isinstance(bias, Value) else None
     if c is not None and len(c.shape) != 1:
-        return None
-    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output))
+        raise UnsupportedLowering("a bias that is no vector")
+    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output, a.dtype))
 
 
-def batch_matmul(node: Node, of: Of) -> Product | None:
+def batch_matmul(node: Node, of: Of) -> Product:
     a, b = (of(v) for v in node.values())
     if len(a.shape) < 3 or not same_shape(a.shape[:-2], b.shape[:-2]):
-        return None
+        raise UnsupportedLowering("a product of batches of different shapes")
     batch = product(a.shape[:-2])
     a, b = reshape(a, (batch, *a.shape[-2:])), reshape(b, (batch, *b.shape[-2:]))
     if node.attrs.get("adj_x1"):
         a = permute(a, (0, 2, 1))
     if node.attrs.get("adj_x2"):
         b = permute(b, (0, 2, 1))
-    return Product(a, b, None, made(node.output))
+    return Product(a, b, None, made(node.output, a.dtype))
 
 
-def attention(node: Node, of: Of) -> Attention | None:
+def grouped(node: Node, of: Of) -> Product:
+    """Experts: each has a matrix and the rows up to where it ends."""
+    x, weight, ends = (of(v) for v in node.values())
+    if ends.dtype != DataType.DT_INT32:
+        raise UnsupportedLowering("a grouped product whose ends are not int32")
+    if not same(x.shape[1], weight.shape[1]) or not same(ends.shape[0], weight.shape[0]):
+        raise UnsupportedLowering("a grouped product of other groups than there are weights")
+    return Product(reshape(x, (1, *x.shape)), weight, None, made(node.output), ends)
+
+
+def attention(node: Node, of: Of) -> Attention:
     q, k, v = (of(x) for x in list(node.values())[:3])
     entry = node.inputs[3] if len(node.inputs) > 3 else None
     mask = of(entry) if isinstance(entry, Value) else None
     if len(q.shape) != 4 or any(same(s, 0) for t in (q, k, v) for s in t.shape):
-        return None
+        raise UnsupportedLowering("attention of empty tensors, or without a batch and heads")
     scale = node.attrs.get("scale_value")
     if scale is None:
         if not isinstance(q.shape[3], int):
-            return None
+            raise UnsupportedLowering("attention whose scale is known only when it runs")
         scale = q.shape[3] ** -0.5
     if mask is not None:
         mask = expand_to(mask, (*q.shape[:3], k.shape[2]))
     few_k, few_v = ungrouped(k), ungrouped(v)
     if same_shape(few_k.shape[:3], few_v.shape[:3]):
         k, v = few_k, few_v
-    lse = len(node.outputs) > 1 and bool(node.outputs[1].users)
-    causal = bool(node.attrs.get("is_causal", False))
-    return Attention(q, k, v, mask, float(scale), causal, [made(o) for o in node.outputs], lse)
-
-
-def single_token(node: Node, of: Of) -> Attention | None:
-    """Attention of one query per head, as in decoding, whose other results nobody reads."""
-    if any(o.users for o in node.outputs[1:]) or node.attrs.get("is_causal"):
-        return None
-    found = attention(node, of)
-    if found is None or not same(found.q.shape[2], 1) or found.q.dtype not in FLOATS - {DataType.DT_DOUBLE}:
-        return None
-    (_, h, _, d), hk, dv = found.q.shape, found.k.shape[1], found.v.shape[3]
-    whole = all(isinstance(n, int) for n in (h, hk, d)) and same(d, dv)
-    return found if whole and h % hk == 0 and h // hk <= GROUPED and d in DEPTHS else None
+    read = [bool(o.users) for o in node.outputs]
+    causal, outputs = bool(node.attrs.get("is_causal", False)), [made(o) for o in node.outputs]
+    return Attention(q, k, v, mask, float(scale), causal, outputs, lse=any(read[1:2]), more=any(read[2:]))
 
 
 def ungrouped(t: Tensor) -> Tensor:
@@ -272,20 +274,20 @@ def ungrouped(t: Tensor) -> Tensor:
     return reshape(x, rest) if same_rest else t
 
 
-def conv(node: Node, of: Of) -> Convolution | None:
+def conv(node: Node, of: Of) -> Convolution:
     x, w = (of(v) for v in list(node.values())[:2])
     entry = node.inputs[2]
     attrs = node.attrs
     if len(x.shape) != 4 or not all(isinstance(s, int) for s in (*x.shape, *w.shape)):
-        return None
+        raise UnsupportedLowering("a convolution of symbolic sizes, or not of images")
     top, bottom, left, right = attrs["pads"]
     (_, _, sh, sw), (_, _, dh, dw) = attrs["strides"], attrs["dilations"]
     groups = attrs.get("groups", 1)
     out = made(node.output)
     if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
-        return None
-    if x.shape[1] != w.shape[1] * groups or w.shape[2] * w.shape[3] > (49 if groups > 1 else 2048):
-        return None
+        raise UnsupportedLowering("a convolution of an empty image, or padded on one side")
+    if x.shape[1] != w.shape[1] * groups:
+        raise UnsupportedLowering("a convolution whose groups do not cover its channels")
     n, c, h, wd = x.shape
     o, _, kh, kw = w.shape
     oh, ow = out.shape[2:]
@@ -293,10 +295,9 @@ def conv(node: Node, of: Of) -> Convolution | None:
     return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
 
 
-def channels_last(found: Convolution) -> Convolution | None:
-    s, out = found.sizes, found.out
-    if s.depth > DEEPEST or (s.few and s.groups * s.depth > DEEPEST):
-        return None
+def channels_last(found: Convolution) -> Convolution:
+    """With its result laid out so."""
+    out = found.out
     return replace(found, out=buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs), last=True)
 
 
@@ -316,7 +317,7 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
         index, values = (of(v) for v in list(node.values())[1:3])
         axis, rank = node.attrs.get("axis", 0), len(x.shape)
         if node.attrs.get("reduction", "none") != "none" or not rank or not same_shape(index.shape, values.shape):
-            raise NoFormula("with a reduction, or of a part of the values")
+            raise UnsupportedLowering("with a reduction, or of a part of the values")
         at: list[Any] = list(range(rank))
         at[axis % rank] = ("at", 0, False, 0, rank)
         return x, [index], values, tuple(at)
@@ -328,9 +329,9 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
     places = [i for i, here in enumerate(known) if here]
     whole = all(n.dtype.is_int for n in numbers)
     if node.attrs.get("accumulate") or not whole or len(places) != len(numbers) or not places:
-        raise NoFormula("adding up, or by a mask")
+        raise UnsupportedLowering("adding up, or by a mask")
     if places != list(range(places[0], places[0] + len(places))):
-        raise NoFormula("by numbers that are apart")
+        raise UnsupportedLowering("by numbers that are apart")
     picked = broadcast(numbers)
     first, rank = places[0], len(picked)
     rest = iter([*range(first), *range(first + rank, len(x.shape) - len(places) + rank)])
@@ -339,11 +340,12 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
     return x, numbers, expand_to(values, shape), how
 
 
-# GE op → (the kernel it needs, what it is)
-RECOGNISED: dict[str, tuple[str, Callable[[Node, Of], Opaque | None]]] = {
-    "MatMul": ("gemm", matmul),
-    "MatMulV2": ("gemm", matmul),
-    "BatchMatMul": ("gemm", batch_matmul),
-    "FlashAttentionScore": ("attention", attention),
-    "Conv2D": ("conv", conv),
+RECOGNISED: dict[str, Callable[[Node, Of], KernelStep]] = {
+    "MatMul": matmul,
+    "MatMulV2": matmul,
+    "BatchMatMul": batch_matmul,
+    "GroupedMatmul": grouped,
+    "FlashAttentionScore": attention,
+    "FusedAttentionScore": attention,
+    "Conv2D": conv,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Affine, CutVar, Refuse, SplitVar, backwards, expand, same, strides_of, vars_for
+from airgraph.plan.index import Affine, CutVar, SplitVar, UnsupportedPlan, backwards, expand, same, strides_of, vars_for
 from airgraph.plan.kernels import Domain, FormulaReader, Memory, NeedsRows
 from airgraph.plan.steps import Matrix
 from airgraph.plan.tensors import Tensor
@@ -24,7 +24,7 @@ class Operands:
         reader = FormulaReader(self.memory(), Domain(t.shape), index, ())
         try:
             e = reader.read(t, index)
-        except (Refuse, SplitVar, CutVar, NeedsRows):
+        except (UnsupportedPlan, SplitVar, CutVar, NeedsRows):
             return None
         if e.op != "load" or e.picks or e.at is None:
             return None

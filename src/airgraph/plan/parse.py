@@ -9,15 +9,11 @@ wrong with it is a VerifyError that shows the line.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir.boundary import Boundary
-from airgraph.ir.exact import LARGEST, DataReader
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim, dim
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS
@@ -41,15 +37,9 @@ from airgraph.plan.steps import (
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr, ExprPool, Pick, Tensor, buffer
 from airgraph.plan.text import DEFAULT_TYPES, type_name
+from airgraph.plan.tokens import Line, SizeReader
 
-TOKEN = re.compile(
-    r"""\s*(?:([A-Za-z_][\w.]*'*)|(\d+(?:\.\d+)?(?:e[+-]?\d+)?)|("(?:[^"\\]|\\.)*")|(\*\*|[-+*()\[\],:=<@])|(\S))""",
-    re.ASCII,
-)
-NESTED = 100  # parentheses within each other
-DIGITS = 40  # of a number
 TYPES = {type_name(d): d for d in DataType}
-KINDS_OF_TOKENS = ("", "name", "number", "string", "sign", "other")
 
 
 def parse_plan(
@@ -63,168 +53,13 @@ def parse_plan(
     return PlanReader(graph, boundary, target, functions).plan(text)
 
 
-class Line:
-    """The tokens of one line, taken from left to right. The line may end in plain text, of which tokens mean nothing."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        found = [(KINDS_OF_TOKENS[m.lastindex or 0], m[m.lastindex or 0], m.end()) for m in TOKEN.finditer(text)]
-        ends = [("end", "", len(text))] * 2
-        self.kinds, self.words, self.ends = (list(x) for x in zip(*found, *ends))
-        self.at = self.depth = 0
-
-    def peek(self, ahead: int = 0) -> str:
-        return self.words[self.at + ahead]
-
-    def kind(self, ahead: int = 0) -> str:
-        return self.kinds[self.at + ahead]
-
-    def next(self, kind: str | None = None) -> str:
-        found, text = self.kinds[self.at], self.words[self.at]
-        if found in ("end", "other") or (kind is not None and kind != found):
-            raise VerifyError(f"a {kind or 'word'} expected, not {text or 'the end'}")
-        self.at += 1
-        return text
-
-    def take(self, token: str) -> bool:
-        """Whether this comes next; then it is taken."""
-        if self.words[self.at] != token or self.kinds[self.at] == "string":
-            return False
-        self.at += 1
-        return True
-
-    def expect(self, token: str) -> None:
-        if not self.take(token):
-            raise VerifyError(f"{token!r} expected, not {self.peek() or 'the end'}")
-
-    def end(self) -> None:
-        if self.kind() != "end":
-            raise VerifyError(f"{self.peek()!r} is not expected")
-
-    def rest(self) -> str:
-        """The text behind the last token."""
-        text = self.text[self.ends[self.at - 1] :].strip()
-        self.at = len(self.words) - 2
-        return str(json.loads(text)) if text.startswith('"') else text
-
-    def separated(self, close: str) -> Iterator[None]:
-        """Items with commas between them, up to and with `close`."""
-        if self.take(close):
-            return
-        while True:
-            yield
-            if self.take(close):
-                return
-            self.expect(",")
-
-    def name(self) -> str:
-        """A name, or a string that stands for one."""
-        return str(json.loads(self.next())) if self.kind() == "string" else self.next("name")
-
-    def whole(self) -> int:
-        text = self.next("number")
-        if not text.isdigit() or len(text) > DIGITS:
-            raise VerifyError(f"{text[:DIGITS]} is not a whole number")
-        return int(text)
-
-    def nest(self) -> None:
-        self.depth += 1
-        if self.depth > NESTED:
-            raise VerifyError("too many parentheses within each other")
-
-
-class SizeReader:
-    """Reads sizes: sums of products of integers, symbols, powers and functions."""
-
-    def __init__(self, functions: Mapping[str, Callable[..., Any]] | None) -> None:
-        self.reader = DataReader({}, functions)
-
-    def symbol(self, line: Line) -> tuple[str, bool]:
-        """(the name of a symbol that is declared, whether the arguments tell its value)"""
-        name = line.next("name")
-        line.expect(":")
-        words: list[str] = []
-        while line.kind() == "name":
-            words.append(line.next())
-        bound = "unbound" not in words
-        assumed = {w.removeprefix("not_"): not w.startswith("not_") for w in words if w != "unbound"}
-        self.reader.symbols[name] = self.reader.symbol(name, assumed)
-        return name, bound
-
-    def __call__(self, line: Line) -> Dim:
-        return self.sum([self.term(line), *self.more(line)])
-
-    def more(self, line: Line) -> Iterator[Any]:
-        while line.take("+"):
-            yield self.term(line)
-
-    def sum(self, terms: list[Any]) -> Dim:
-        return dim(terms[0] if len(terms) == 1 else self.applied("Add", terms))
-
-    def term(self, line: Line) -> Any:
-        factors = [self.factor(line)]
-        while line.take("*"):
-            factors.append(self.factor(line))
-        return self.product(factors)
-
-    def product(self, factors: list[Any]) -> Any:
-        return factors[0] if len(factors) == 1 else self.applied("Mul", factors)
-
-    def factor(self, line: Line) -> Any:
-        base = self.atom(line)
-        return self.applied("Pow", [base, line.whole()]) if line.take("**") else base
-
-    def atom(self, line: Line) -> Any:
-        if line.take("-"):
-            return -line.whole()
-        if line.kind() == "number":
-            return line.whole()
-        if line.take("("):
-            line.nest()
-            inside = self(line)
-            line.expect(")")
-            line.depth -= 1
-            return inside
-        name = line.next("name")
-        if not line.take("("):
-            if name not in self.reader.symbols:
-                raise VerifyError(f"{name} is no symbol that the plan declares")
-            return self.reader.symbols[name]
-        return self.function(name, line)
-
-    def function(self, name: str, line: Line) -> Any:
-        line.nest()
-        if name == "Float":
-            found = self.reader.float_of(line.next("number"))
-            line.expect(")")
-        else:
-            args = [self(line) for _ in line.separated(")")]
-            found = sympy.Rational(*args) if name == "Rational" and is_ratio(args) else self.applied(name, args)
-        line.depth -= 1
-        return found
-
-    def applied(self, name: str, args: list[Any]) -> Any:
-        if name not in self.reader.functions or not args:
-            raise VerifyError(f"{name} is no function of sizes")
-        if all(isinstance(a, int) for a in args) and name in ("Add", "Mul"):
-            total = args[0]
-            for a in args[1:]:
-                total = total + a if name == "Add" else total * a
-                if abs(total) > LARGEST:
-                    raise VerifyError("a number is too large for a size")
-            return total
-        return self.reader.applied(name, [sympy.Integer(a) if isinstance(a, int) else a for a in args])
-
-    def many(self, line: Line) -> tuple[Dim, ...]:
-        line.expect("[")
-        return tuple(self(line) for _ in line.separated("]"))
-
-
-def is_ratio(args: list[Any]) -> bool:
-    return len(args) == 2 and all(isinstance(a, int) for a in args) and args[1] != 0
-
-
 class PlanReader:
+    """Reads the text of a plan line by line (the grammar is in text.py); whatever is wrong with one is a VerifyError.
+
+    The text names nodes of `graph` and tensors by the names its memory lines give them. `functions` are those that sizes
+    may use besides sympy's.
+    """
+
     def __init__(
         self, graph: Graph, boundary: Boundary, target: Target, functions: Mapping[str, Callable[..., Any]] | None
     ) -> None:
@@ -383,7 +218,8 @@ class PlanReader:
                 line.expect("@")
                 b = self.matrix(line)
                 bias = self.matrix(line) if line.take("+") else None
-                return GemmStep(out, a, b, bias, self.sizes(line, GemmSizes))
+                ends = self.matrix(line) if line.take("rows") else None
+                return GemmStep(out, a, b, bias, self.sizes(line, GemmSizes), ends)
             case "attention":
                 return self.attention(line)
             case "conv":
@@ -427,7 +263,7 @@ class PlanReader:
             mask = self.matrix(line)
         sizes = self.sizes(line, AttentionSizes)
         line.expect("scale")
-        scale = float(number(line))
+        scale = float(line.number())
         return AttentionStep(out, lse, q, k, v, mask, sizes, line.take("causal"), scale)
 
     def call(self, line: Line) -> CallStep:
@@ -517,6 +353,10 @@ class KernelReader:
         numbers: list[Expr] = []
         picks: list[Pick] = []
         while True:
+            if self.plain_term(line, terms):
+                if not line.take("+"):
+                    break
+                continue
             factors: list[Any] = []
             while True:
                 name = line.peek() if line.kind() == "name" else ""
@@ -538,6 +378,19 @@ class KernelReader:
                 break
         line.expect(close)
         return Affine(self.size.sum(const) if const else 0, tuple(terms)), numbers, picks
+
+    def plain_term(self, line: Line, terms: list[tuple[Var, Dim]]) -> bool:
+        """Reads `8*o0` or `o0`, which nearly all terms are, if it comes next."""
+        at, words = line.at, line.words
+        if words[at] in self.loops:
+            terms.append((self.loops[line.next("name")], 1))
+        elif line.kinds[at] == "number" and words[at + 1] == "*" and words[at + 2] in self.loops:
+            coefficient = line.whole()
+            line.expect("*")
+            terms.append((self.loops[line.next("name")], coefficient))
+        else:
+            return False
+        return True
 
     def coefficient(self, factors: list[Any]) -> Dim:
         return dim(self.size.product(factors)) if factors else 1
@@ -572,7 +425,7 @@ class KernelReader:
         return found
 
     def const(self, line: Line) -> Expr:
-        value = number(line)
+        value = line.number()
         return self.pool.make("const", (), self.suffix(line, DEFAULT_TYPES[type(value)]), value)
 
     def suffix(self, line: Line, expected: DataType) -> DataType:
@@ -603,16 +456,3 @@ class KernelReader:
         if function is None or function.arity != len(args):
             raise VerifyError(f"{name} is no function of {len(args)} numbers")
         return self.pool.make(name, args, self.suffix(line, function.result(types)))
-
-
-def number(line: Line) -> float | int | bool:
-    minus = line.take("-")
-    text = line.next()
-    if text in ("True", "False"):
-        return text == "True"
-    if text in ("inf", "nan"):
-        return -float(text) if minus else float(text)
-    if not text[0].isdigit() or len(text) > DIGITS:
-        raise VerifyError(f"{text[:DIGITS]} is no number")
-    value: float | int = int(text) if text.isdigit() else float(text)
-    return -value if minus else value

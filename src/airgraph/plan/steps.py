@@ -56,13 +56,18 @@ class GemmSizes(NamedTuple):
 
 @dataclass(eq=False)
 class GemmStep:
-    """out[b, m, n] = Σ a[b, m, k] · b[b, k, n] (+ bias[n])"""
+    """out[b, m, n] = Σ a[b, m, k] · b[b, k, n] (+ bias[n])
+
+    With `ends`, which has int32, the rows of a single a and out are divided among the matrices of b: those from ends[b - 1]
+    to ends[b] belong to b[b]. Rows behind the last are zero.
+    """
 
     out: Tensor
     a: Matrix
     b: Matrix
     bias: Matrix | None
     sizes: GemmSizes
+    ends: Matrix | None = None
 
 
 class MaskKind(IntEnum):
@@ -170,6 +175,8 @@ Step = LoopStep | GemmStep | AttentionStep | ConvStep | CallStep
 
 @dataclass
 class Plan:
+    """What an engine runs: steps in order, the memory each tensor has (`places`), and what leaves the graph."""
+
     graph: Graph
     boundary: Boundary
     steps: list[Step]
@@ -200,7 +207,7 @@ def step_reads(step: Step) -> Iterator[Tensor]:
                     if e.op == "load" and e.source.id not in own:
                         yield e.source
         case GemmStep():
-            yield from (m.tensor for m in (step.a, step.b, step.bias) if m is not None)
+            yield from (m.tensor for m in (step.a, step.b, step.bias, step.ends) if m is not None)
         case AttentionStep():
             yield from (m.tensor for m in (step.q, step.k, step.v, step.mask) if m is not None)
         case ConvStep():

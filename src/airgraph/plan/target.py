@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airgraph.plan.opaque import KernelStep
 
 
 @dataclass(frozen=True)
 class Target:
-    """The properties of a machine that scheduling depends on.
+    """The properties of a machine that scheduling depends on, and the limits of its engine's kernels.
 
     Target("cpu", lanes=8)        a CPU whose kernels handle eight elements of the vectorised loop per iteration
+
+    An engine with kernels beside loops has a subclass that says what they cannot do: `refuses`.
     """
 
     name: str
@@ -21,4 +27,11 @@ class Target:
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
     channels_last: bool = False  # convolutions make their results with channels last
-    kernels: frozenset[str] = frozenset()  # which of gemm, attention, conv and decode its engine brings
+    widens: bool = False  # matrix products in half precision are done in float32
+
+    def refuses(self, step: KernelStep) -> str | None:
+        """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.
+
+        The step is asked for before its operands have memory: shapes and element types are what it is about.
+        """
+        return "the engine has no kernel for it"

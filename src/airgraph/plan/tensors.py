@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import cost
-from airgraph.plan.index import Affine, Refuse, expand, same
+from airgraph.plan.index import Affine, UnsupportedPlan, expand, same
 
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
@@ -93,7 +93,7 @@ def check_spread(old: Sequence[Dim], new: Sequence[Dim]) -> None:
     """A size is spread or it is not: where only running can tell, no loop can be written."""
     for a, b in zip(reversed(old), reversed(new)):
         if not same(a, b) and not same(a, 1):
-            raise Refuse(f"sizes {a} and {b} of which only running tells whether they are equal")
+            raise UnsupportedPlan(f"sizes {a} and {b} of which only running tells whether they are equal")
 
 
 def cast(x: Tensor, dtype: DataType) -> Tensor:

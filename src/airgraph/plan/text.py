@@ -109,6 +109,8 @@ class SizeText:
 
 
 class PlanText:
+    """Writes a plan line by line and gives tensors their names, in the order in which they are met."""
+
     def __init__(self, plan: Plan, functions: Mapping[str, Any] | None = None) -> None:
         self.plan = plan
         self.size = SizeText(functions)
@@ -183,7 +185,8 @@ class PlanText:
                 return [line for part in step.kernel.parts for line in self.part(number, step, part)]
             case GemmStep():
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
-                product = f"{self.matrix(step.a)} @ {self.matrix(step.b)}{bias}"
+                rows = f" rows {self.matrix(step.ends)}" if step.ends else ""
+                product = f"{self.matrix(step.a)} @ {self.matrix(step.b)}{bias}{rows}"
                 return [f"{number} gemm {self.name(step.out)} = {product} {self.sizes(step.sizes)}"]
             case AttentionStep():
                 out = ", ".join(map(self.name, (step.out, *([step.lse] if step.lse is not None else []))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.lanes import CudaStreams
 from airgraph.runtime.slots import Slots
 
@@ -78,12 +78,10 @@ class Arena:
         self.empty_graph(torch.cuda.graph_pool_handle())
 
     def empty_graph(self, pool: Any) -> Any:
-        graph = torch.cuda.CUDAGraph()
-        with warnings.catch_warnings(), torch.cuda.stream(self.stream):
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-            graph.capture_begin(pool, capture_error_mode="thread_local")
-            graph.capture_end()
-        return graph
+        capture = GraphCapture(pool, "thread_local", self.stream)
+        capture.begin()
+        capture.end()
+        return capture.graphs[0]
 
     @property
     def stream(self) -> torch.cuda.Stream:

@@ -11,9 +11,7 @@ first time, and a recording is a call like any other: its results are the caller
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,6 +23,7 @@ from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
+from airgraph.runtime.graph_capture import GraphCapture, no_collection
 from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
 
 Work = Callable[[Env, Symbols], None]
@@ -48,18 +47,6 @@ class BoundPart:
     run = record
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees (another graph, an event) cannot be freed while one captures."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 @dataclass
 class CapturedPart:
     """A CUDA graph."""
@@ -71,24 +58,21 @@ class CapturedPart:
     graph: Any = None
 
     def record(self, env: Env, symbols: Symbols) -> None:
-        graph = torch.cuda.CUDAGraph()
+        capture = GraphCapture(self.pool, self.error_mode, self.arena.stream, recover=self.recover)
         torch.cuda.synchronize(self.arena.device)
-        with torch.cuda.stream(self.arena.stream), no_collection():
+        with capture.on_stream(), no_collection():
             try:
-                graph.capture_begin(self.pool, capture_error_mode=self.error_mode)
+                capture.begin()
                 self.work(env, symbols)
-                graph.capture_end()
+                capture.end()
             except BaseException:
-                self.abandon(graph)
+                capture.abort()
                 raise
-        self.graph = graph
+        self.graph = capture.graphs[0]
         self.work = nothing  # it holds what it was recorded with
-        graph.replay()
+        self.graph.replay()
 
-    def abandon(self, graph: Any) -> None:
-        """Leave a capture that failed. Ending it fails with the error that is on its way already."""
-        with suppress(RuntimeError):
-            graph.capture_end()
+    def recover(self) -> None:
         self.arena.spoil(self.pool)
         self.arena.recover(self.pool)
 

@@ -278,7 +278,7 @@ class Program:
 
 
 def derived_sizes(boundary: Boundary) -> Iterator[tuple[int, TensorIn, int, Any]]:
-    """(argument, axis, expression) wherever a size is computed from symbols that other arguments tell."""
+    """(index, argument, axis, expression) wherever a size is computed from symbols that other arguments tell."""
     told = {size for spec in boundary.arguments if isinstance(spec, TensorIn) for size in spec.type.shape or ()}
     told |= {spec.expr for spec in boundary.arguments if isinstance(spec, NumberIn)}
     for i, spec in enumerate(boundary.arguments):

@@ -87,7 +87,7 @@ class ReplayProgram(Program):
         for i in self.changing:
             if any(is_updatable(node) for node in self.changing[i]):
                 self.leave(i)
-        self.tellers = [*self.find_tellers()]
+        self.key_sources = [*self.find_key_sources()]
         self.sizes: set[Any] = set()
         self.entries: dict[Key, SizeEntry] = {}
         self.told: set[Any] = set()  # those the journal knows of
@@ -102,7 +102,7 @@ class ReplayProgram(Program):
         devices = [torch.device(a.device) for a in self.boundary.arguments if isinstance(a, TensorIn)]
         return all(d == self.arena.device or d.type == "cpu" for d in devices)
 
-    def find_tellers(self) -> Sequence[tuple[int, int | None]]:
+    def find_key_sources(self) -> Sequence[tuple[int, int | None]]:
         """Where the key of a call is read: (argument, axis), or (argument, None) for a number."""
         found: list[tuple[int, int | None]] = []
         seen: set[Any] = set()
@@ -118,7 +118,7 @@ class ReplayProgram(Program):
         return found
 
     def key(self, args: Sequence[Any]) -> Key:
-        return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.tellers])
+        return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.key_sources])
 
     # -- a call ---------------------------------------------------------------------------------------------------------
     def attempt(self, args: list[Any]) -> list[Any] | None:
@@ -192,7 +192,7 @@ class ReplayProgram(Program):
                 self.leave(i)
                 self.forget([r for e in self.entries.values() for r in e.recordings])
                 self.entries.clear()
-                self.tellers, self.short = [*self.find_tellers()], False
+                self.key_sources, self.short = [*self.find_key_sources()], False
 
     def leave(self, i: int) -> None:
         self.left.add(i)
@@ -357,7 +357,7 @@ class ReplayProgram(Program):
 
     # -- a budget -------------------------------------------------------------------------------------------------------
     def make_room(self, new: Recording) -> None:
-        """For a new recording: the coldest of this graph, or of the device, go."""
+        """For a new recording: evict the least recently used of this graph, or of the device."""
         mine = [r for e in self.entries.values() for r in e.recordings if r is not new]
         if len(mine) >= self.config.capture_limit:
             self.evict(min(mine, key=lambda r: r.used), f"capture_limit is {self.config.capture_limit}")
@@ -366,12 +366,12 @@ class ReplayProgram(Program):
             every = [r for p in programs_on(self.arena) for e in p.entries.values() for r in e.recordings]
             if sum(r.nbytes for r in every) <= limit or every == [new]:
                 break
-            coldest = min((r for r in every if r is not new), key=lambda r: r.used)
-            coldest.program.evict(coldest, f"capture_bytes is {limit}")
+            oldest = min((r for r in every if r is not new), key=lambda r: r.used)
+            oldest.program.evict(oldest, f"capture_bytes is {limit}")
 
     def evict(self, recording: Recording, why: str) -> None:
         self.journal.counters["evicted"] += 1
-        self.journal.remark(f"the recording used least lately is dropped ({why})")
+        self.journal.remark(f"the least recently used recording is evicted ({why})")
         self.forget([recording])
 
     def forget(self, recordings: Sequence[Recording]) -> None:

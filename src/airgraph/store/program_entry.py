@@ -21,6 +21,7 @@ from airgraph.store.programs import KIND, KeptPrograms, Remembered
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
 REASONS: Mapping[str, str] = {
     "dump": "dump writes the graph at every stage",
+    "node_dump": "node_dump has the reference engine write tensors",
     "summary": "summary lists what each op becomes",
     "fusion_result": "fusion_result lists what the passes do",
     "trace": "trace writes every stage",

@@ -27,6 +27,7 @@ from airgraph.convert.registry import Registry
 from airgraph.convert.walk import storage_key
 from airgraph.disk_cache import Key
 from airgraph.engine.native.llvm.machine import machine
+from airgraph.errors import Unsupported
 from airgraph.ir.exact import assumptions
 from airgraph.source_hash import source_hash
 
@@ -36,7 +37,7 @@ MODULES = {m.__name__ for m in (builtins, math, operator)} | {"_operator"}
 LARGEST = 64 << 20  # bytes of a constant
 
 
-class NotKept(Exception):
+class NotKept(Unsupported):
     """Why a program is not kept in the compilation cache."""
 
 

@@ -24,11 +24,11 @@ from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.engine.protocol import Env, Step
 from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
-from airgraph.errors import AirgraphError, EngineError, ExportError, VerifyError
+from airgraph.errors import AirgraphError, EngineError, ExportError, Unsupported, VerifyError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.ge import nested_tuple
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.ops import OPS, Call, row
+from airgraph.ir.ops import OPS, row, typed
 from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place
@@ -53,7 +53,7 @@ PER_ELEMENT = {"BatchNormGradV3": "dy", "GroupNormGrad": "dy", "LayerNormGradV3"
 ADDS_AXES = ("Unsqueeze", "Pack")
 
 
-class Unrehearsable(Exception):
+class UnsupportedRehearsal(Unsupported):
     """Only running can tell the sizes of this graph."""
 
 
@@ -65,7 +65,7 @@ def rehearsal_of(stored: StoredModel, path: str, note: Callable[[str], None]) ->
         rehearsal = Rehearsal(stored.stated, stored.boundary)
         symbols = {symbol: stored.contract.ranges.get(symbol, (2, None))[0] or 2 for symbol in told(stored.boundary)}
         rehearsal(symbols)
-    except Unrehearsable as reason:
+    except UnsupportedRehearsal as reason:
         note(
             f"the reference engine runs it, since its sizes cannot be checked before: {reason} (trust=True: not checked)"
         )
@@ -93,10 +93,10 @@ class Rehearsal:
         symbols = told(boundary)
         for node in graph.nodes:
             if row(node) is None or node.op in USER_KERNELS:
-                raise Unrehearsable(f"{node.op} is computed by a kernel of yours")
+                raise UnsupportedRehearsal(f"{node.op} is computed by a kernel of yours")
             for value in node.outputs:
                 if not free_symbols((value.type.shape, value.known)) <= symbols:
-                    raise Unrehearsable(f"the sizes of {value.tensor} depend on data")
+                    raise UnsupportedRehearsal(f"the sizes of {value.tensor} depend on data")
                 value.type = replace(value.type, place="NPU")  # which is the device meta, and nothing is on the host
         self.executable = ReferenceExecutable(graph, META, lambda device: META)
         self.forms = {node: form(node) for node in graph.nodes}
@@ -153,7 +153,7 @@ class _Run:
         op, value = row(node), node.output
         if op is None or op.known is None:
             raise self.wrong(node, f"{value.tensor} is stated to be {value.known}, which {node.op} cannot know")
-        found = op.known(Call(op, node.inputs, node.attrs))
+        found = op.known(typed(op, node.inputs, node.attrs))
         if found is None or self.size(found) != self.size(value.known):
             raise self.wrong(node, f"{value.tensor} is {found}, not {value.known} as stated")
         env[id(value)] = torch.tensor(self.size(found), dtype=TORCH_TYPES[value.type.dtype])
@@ -177,7 +177,7 @@ class _Run:
             replace(step, last_uses=()).advance(env, self.symbols, self.graph, self.observe)
         except EngineError as error:
             if isinstance(error.__cause__, NotImplementedError):
-                raise Unrehearsable(f"{node.op}: {error.__cause__}") from error
+                raise UnsupportedRehearsal(f"{node.op}: {error.__cause__}") from error
             raise
 
     def axes(self, node: Node, env: Env) -> None:

@@ -216,7 +216,7 @@ def flops(step: Step) -> int | None:
     """Multiplications and additions of what is made of them; None for other steps and symbolic sizes."""
     match step:
         case GemmStep(sizes=sizes):
-            found = 2 * math.prod(sizes)
+            found = 2 * math.prod(sizes if step.ends is None else sizes[1:])
         case AttentionStep(sizes=(b, h, _, rows, columns, d, width)):
             found = 2 * b * h * rows * columns * (d + width)
         case ConvStep(out=out, w=w):

@@ -49,6 +49,8 @@ def run_script(script: Script, command: str = "run") -> int:
     too.
     """
     from airgraph import compat
+    from airgraph.compat import task_traces
+    from airgraph.compat.mirrors import COMMANDS
     from airgraph.compat.npu import state
 
     script.check(command)
@@ -56,14 +58,17 @@ def run_script(script: Script, command: str = "run") -> int:
         # As Python does: the current folder can be imported from, and is searched before the module is looked for.
         sys.path.insert(0, str(Path.cwd()))
         compat.install(host=script.host, devices=script.devices)
-        check_module(script.name, command)
+        if script.name not in COMMANDS:
+            check_module(script.name, command)
     else:
         compat.install(host=script.host, devices=script.devices)
         sys.path.insert(0, str(Path(script.name).resolve().parent))
     sys.argv = [script.name, *script.args]
     try:
         with emulation_for_children(script.host, max(1, state.device_count())):
-            if script.module:
+            if script.module and script.name in COMMANDS:
+                task_traces.main([COMMANDS[script.name], *script.args])
+            elif script.module:
                 runpy.run_module(script.name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(script.name, run_name="__main__")

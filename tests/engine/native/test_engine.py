@@ -50,7 +50,7 @@ def test_one_native_call_for_a_graph(monkeypatch):
         monkeypatch.setattr(engine.NativeExecutable, "library", lambda *_: pytest.fail("a step went back to Python"))
         torch.testing.assert_close(run(x), model(x))
     assert calls == [1]
-    assert {s.kind for s in program.native.steps} == {"loop", "gemm"}
+    assert {s.kind for s in program.native.kernels} == {"loop", "gemm"}
 
 
 def test_blocks_are_shared_and_kept():
@@ -106,7 +106,7 @@ def test_training_runs_natively():
     made = programs(lambda: torch.autograd.grad(run(x).square().sum(), list(model.parameters())))
     found = torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
     assert [p.journal.phase for p in made] == ["forward", "backward"]
-    assert not [s for p in made for s in p.native.steps if s.kind == "call"]
+    assert not [s for p in made for s in p.native.kernels if s.kind == "call"]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -117,6 +117,27 @@ def test_an_index_out_of_range():
         with pytest.raises(IndexError, match="index out of range in self"):
             run(table, torch.tensor([1, 7]))
         torch.testing.assert_close(run(table, torch.tensor([4, 0])), table(torch.tensor([4, 0])) * 2)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda table, i: table[i].sum(1),
+        lambda table, i: table.t()[0][i] * 2,
+        lambda table, i: torch.zeros(90).index_put((i,), i.float()),
+    ],
+    ids=["rows", "lanes", "places"],
+)
+def test_one_index_among_many_is_out_of_range(f):
+    """Wherever it is: in a vector of indices, in the rest, in either thread's share."""
+    table, good = torch.randn(90, 3), torch.arange(70)
+    run = torch.compile(f, backend="airgraph")
+    for place in (0, 5, 16, 33, 69):
+        torch.testing.assert_close(run(table, good), f(table, good))
+        bad = good.clone()
+        bad[place] = 95
+        with pytest.raises(IndexError):
+            run(table, bad)
 
 
 def test_several_threads_call_one_program():
@@ -231,7 +252,7 @@ def test_equal_kernels_are_compiled_once():
     layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.SiLU()) for _ in range(5)]).eval()
     with torch.no_grad():
         (program,) = programs(torch.compile(layers, backend="airgraph"), torch.randn(3, 8))
-    functions = [s.function for s in program.native.steps if s.kind == "loop"]
+    functions = [s.function for s in program.native.kernels if s.kind == "loop"]
     assert len(functions) == 5 and len(set(functions[:4])) == 1
 
 

@@ -147,7 +147,7 @@ def test_two_results_do_not_lie_over_one_input():
 
     args = torch.randn(24, 24), torch.randn(24, 24) / 8
     run, (native,) = compiled(model, args)
-    assert sum(s.kind == "loop" for s in native.steps) == 1
+    assert sum(s.kind == "loop" for s in native.kernels) == 1
     torch.testing.assert_close(run(*args), model(*args))
 
 
@@ -162,7 +162,7 @@ def test_library_calls_let_go_of_arguments_and_results(monkeypatch):
 
     args = torch.randn(6, 5), torch.randn(6, 5), torch.randn(4)
     run, (native,) = compiled(model, args)
-    assert [s.kind for s in native.steps].count("call") == 3
+    assert [s.kind for s in native.kernels].count("call") == 3
     seen = []
     library = engine.NativeExecutable.library_step
 
@@ -187,7 +187,7 @@ def test_the_dispatchers_results_are_let_go_of():
 
     x = torch.randn(256, 64)
     run, (native,) = compiled(model, (x,))
-    assert [s.kind for s in native.steps].count("call") == 6 and not native.by_python
+    assert [s.kind for s in native.kernels].count("call") == 6 and not native.by_python
     with torch.no_grad():
         assert most(allocations(lambda: run(x))) <= 3 * x.nbytes  # the sum before, the one after it, the output
 

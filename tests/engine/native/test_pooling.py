@@ -33,7 +33,7 @@ def check(function, x):
     want = function(x)
     torch.testing.assert_close(got, want, equal_nan=True)
     assert got.stride() == want.stride()
-    assert all(step.kind == "loop" for step in made[0].native.steps)
+    assert all(step.kind == "loop" for step in made[0].native.kernels)
 
 
 def spotted(*shape):
@@ -71,5 +71,5 @@ def test_windows_at_the_border_are_loops_of_their_own():
     with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
         torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend="airgraph", dynamic=False)(spotted(1, 3, 14, 14))
     (native,) = (program.native for program in made)
-    assert len(native.plan.steps) == 1 and len(native.steps) == 4
+    assert len(native.plan.steps) == 1 and len(native.kernels) == 4
     assert native.frames[-1].arena == 0

@@ -15,9 +15,9 @@ from airgraph.analysis.padding.facts import (
     INFINITY,
     Fact,
     Facts,
-    Mixed,
     Number,
-    Site,
+    PaddingView,
+    UnsupportedPadding,
     aligned,
     has,
     numel_of,
@@ -29,12 +29,12 @@ from airgraph.ir.types import DataType, Dim
 
 
 # -- elementwise ----------------------------------------------------------------------------------------------------
-def combined(site: Site, facts: Sequence[Fact], compute: Callable[[list[Number | None]], Number | None]) -> Fact:
+def combined(view: PaddingView, facts: Sequence[Fact], compute: Callable[[list[Number | None]], Number | None]) -> Fact:
     """The result of an elementwise op: what it makes of the added parts, if that is known."""
-    axes = aligned(site, facts)
+    axes = aligned(view, facts)
     pad = {}
     for axis, factors in enumerate(axes):
-        if site.carries(factors):
+        if view.carries(factors):
             at = [(f, axis - len(axes) + f.rank) for f in facts]
             number = compute([f.padded(a) if a >= 0 and f.axes[a] else f.fill for f, a in at])
             if number is not None:
@@ -113,24 +113,24 @@ ELEMENTWISE = (
 
 
 @rule(*ELEMENTWISE)
-def each_element(site: Site) -> Facts:
-    facts = [site.walk.of(v) for v in site.node.values()]
-    fact = combined(site, facts, NUMBERS.get(site.node.op, unknown))
-    if site.node.op in COMPARED:
-        fact = replace(fact, pad={**compared_places(site, facts, fact), **fact.pad})
-    if site.node.op in ("Add", "Sub"):
-        fact = replace(fact, place=moved_place(site, facts))
+def each_element(view: PaddingView) -> Facts:
+    facts = [view.walk.of(v) for v in view.node.values()]
+    fact = combined(view, facts, NUMBERS.get(view.node.op, unknown))
+    if view.node.op in COMPARED:
+        fact = replace(fact, pad={**compared_places(view, facts, fact), **fact.pad})
+    if view.node.op in ("Add", "Sub"):
+        fact = replace(fact, place=moved_place(view, facts))
     return [fact]
 
 
 @rule("Identity", "TensorMove", "Cast")
-def same(site: Site) -> Facts:
-    fact = site.fact("x")
-    if site.node.op != "Cast":
+def same(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    if view.node.op != "Cast":
         return [fact]
-    convert = number_as(DataType(site.attr("dst_type")))
+    convert = number_as(DataType(view.attr("dst_type")))
     pad = {axis: convert(n) for axis, n in fact.pad.items()}
-    place = fact.place if site.node.output.dtype in EXACT else None
+    place = fact.place if view.node.output.dtype in EXACT else None
     return [Fact(fact.axes, pad, place, None if fact.fill is None else convert(fact.fill))]
 
 
@@ -148,12 +148,12 @@ def number_as(dtype: DataType) -> Callable[[Number], Number]:
 COMPARED = {"Less": True, "LessEqual": True, "Greater": False, "GreaterEqual": False, "Equal": False}
 
 
-def moved_place(site: Site, facts: Sequence[Fact]) -> tuple[int, Dim] | None:
+def moved_place(view: PaddingView, facts: Sequence[Fact]) -> tuple[int, Dim] | None:
     """Index + number, where the number is the same for all."""
     first, second = facts
-    numbers = [f.fill if v.known is None else v.known for f, v in zip(facts, site.node.values())]
+    numbers = [f.fill if v.known is None else v.known for f, v in zip(facts, view.node.values())]
     rank = max(f.rank for f in facts)
-    sign = 1 if site.node.op == "Add" else -1
+    sign = 1 if view.node.op == "Add" else -1
     if first.place and numbers[1] is not None and not isinstance(numbers[1], tuple) and second.rank <= first.rank:
         return first.place[0] + rank - first.rank, first.place[1] + sign * numbers[1]
     if second.place and sign > 0 and numbers[0] is not None and not isinstance(numbers[0], tuple):
@@ -161,7 +161,7 @@ def moved_place(site: Site, facts: Sequence[Fact]) -> tuple[int, Dim] | None:
     return None
 
 
-def compared_places(site: Site, facts: Sequence[Fact], result: Fact) -> dict[int, Number]:
+def compared_places(view: PaddingView, facts: Sequence[Fact], result: Fact) -> dict[int, Number]:
     """`j <= i` is False in the added part of j as long as i is a true row: i < size_i and size_j <= j."""
     first, second = facts
     if first.place is None or second.place is None:
@@ -170,41 +170,41 @@ def compared_places(site: Site, facts: Sequence[Fact], result: Fact) -> dict[int
     if a == m:
         return {}
     ends = numel_of(result.axes[a]) + b, numel_of(result.axes[m]) + n
-    grows = COMPARED[site.node.op]
+    grows = COMPARED[view.node.op]
     found: dict[int, Number] = {}
-    if site.carries(result.axes[m]) and sympy.sympify(ends[1] - ends[0]).is_nonnegative:
+    if view.carries(result.axes[m]) and sympy.sympify(ends[1] - ends[0]).is_nonnegative:
         found[m] = grows  # there the second is larger
-    if site.carries(result.axes[a]) and sympy.sympify(ends[0] - ends[1]).is_nonnegative:
-        found[a] = not grows if site.node.op != "Equal" else False
+    if view.carries(result.axes[a]) and sympy.sympify(ends[0] - ends[1]).is_nonnegative:
+        found[a] = not grows if view.node.op != "Equal" else False
     return found
 
 
 @rule("Range")
-def counted(site: Site) -> Facts:
-    start, delta = site.numbers("start"), site.numbers("delta")
-    if has((start, delta), site.symbol):
-        raise Mixed(f"begins or steps by a number computed from {site.symbol}")
-    axes = plain(site.node.output.type.shape)
-    if any(map(site.carries, axes)):
-        site.keep_order()
+def counted(view: PaddingView) -> Facts:
+    start, delta = view.numbers("start"), view.numbers("delta")
+    if has((start, delta), view.symbol):
+        raise UnsupportedPadding(f"begins or steps by a number computed from {view.symbol}")
+    axes = plain(view.node.output.type.shape)
+    if any(map(view.carries, axes)):
+        view.keep_order()
     return [Fact(axes, place=(0, start) if delta == 1 and start is not None else None)]
 
 
 @rule("Tril", "Triu")
-def triangle(site: Site) -> Facts:
+def triangle(view: PaddingView) -> Facts:
     """Element (i, j) stays if j <= i + diagonal (Tril) or j >= i + diagonal (Triu), else it is 0."""
-    fact, diagonal = site.fact("x"), site.attr("diagonal")
+    fact, diagonal = view.fact("x"), view.attr("diagonal")
     i, j = fact.rank - 2, fact.rank - 1
-    if not site.carrying(fact):
+    if not view.carrying(fact):
         return [replace(fact, fill=None)]
-    if {i, j} & set(site.carrying(fact)):
-        site.keep_order()
+    if {i, j} & set(view.carrying(fact)):
+        view.keep_order()
     pad = {axis: n for axis, n in fact.pad.items() if n == 0}  # what is cut away is 0
     # In the added part of j, with i a true row, j - i is 1 + size_j - size_i at least.
     least = 1 + numel_of(fact.axes[j]) - numel_of(fact.axes[i]) - diagonal
-    if site.carries(fact.axes[j]):
-        cut_away = site.node.op == "Tril" and sympy.sympify(least - 1).is_nonnegative  # j > i + diagonal
-        stays = site.node.op == "Triu" and sympy.sympify(least).is_nonnegative  # j >= i + diagonal
+    if view.carries(fact.axes[j]):
+        cut_away = view.node.op == "Tril" and sympy.sympify(least - 1).is_nonnegative  # j > i + diagonal
+        stays = view.node.op == "Triu" and sympy.sympify(least).is_nonnegative  # j >= i + diagonal
         number = 0 if cut_away else fact.padded(j) if stays else None
         if number is not None:
             pad[j] = number
@@ -213,23 +213,23 @@ def triangle(site: Site) -> Facts:
 
 # -- creation -------------------------------------------------------------------------------------------------------
 @rule("Fill")
-def fill(site: Site) -> Facts:
-    return [Fact(plain(site.node.output.type.shape), fill=site.fact("value").fill)]
+def fill(view: PaddingView) -> Facts:
+    return [Fact(plain(view.node.output.type.shape), fill=view.fact("value").fill)]
 
 
 @rule("Empty")
-def empty(site: Site) -> Facts:
-    return [Fact(plain(site.node.output.type.shape), fill=0)]
+def empty(view: PaddingView) -> Facts:
+    return [Fact(plain(view.node.output.type.shape), fill=0)]
 
 
 @rule("ZerosLike", "OnesLike")
-def filled_like(site: Site) -> Facts:
-    return [Fact(site.fact("x").axes, fill=0 if site.node.op == "ZerosLike" else 1)]
+def filled_like(view: PaddingView) -> Facts:
+    return [Fact(view.fact("x").axes, fill=0 if view.node.op == "ZerosLike" else 1)]
 
 
 @rule("Assign")
-def assign(site: Site) -> Facts:
-    raise Mixed(f"writes to an argument that has {site.symbol}")
+def assign(view: PaddingView) -> Facts:
+    raise UnsupportedPadding(f"writes to an argument that has {view.symbol}")
 
 
 # Ops that are followed even where the size does not come near: a mask may be made with what they give.

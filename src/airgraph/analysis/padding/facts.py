@@ -1,7 +1,8 @@
 """What the analysis of `padding` knows of a value, and what a rule sees of its node.
 
-A rule gets a `Site` and returns a `Fact` for each output (None for one nobody reads), or raises `Mixed` with the reason.
-`RULES` has them by the name of the op; what is not in it is refused wherever the size comes near.
+A rule gets a `PaddingView` and returns a `Fact` for each output (None for one nobody reads), or raises
+`UnsupportedPadding` with the reason. `RULES` has them by the name of the op; what is not in it is refused wherever the
+size comes near.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sympy
 
-from airgraph.ir.graph import Node, Value
-from airgraph.ir.ops import OPS
+from airgraph.errors import Unsupported
+from airgraph.ir.graph import Node
+from airgraph.ir.ops import OPS, NodeView
 from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.types import DataType, Dim
 
@@ -26,7 +28,7 @@ Factors = tuple[Dim, ...]
 INFINITY = float("inf")
 
 
-class Mixed(Exception):
+class UnsupportedPadding(Unsupported):
     """Why the node at hand does not commute with cutting."""
 
 
@@ -48,7 +50,7 @@ class Fact:
 
 
 Facts = Sequence[Fact | None]
-Rule = Callable[["Site"], Facts]
+Rule = Callable[["PaddingView"], Facts]
 RULES: dict[str, Rule] = {}
 
 
@@ -60,34 +62,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-class Site:
-    """One node, as its rule sees it."""
+class PaddingView(NodeView[Fact]):
+    """One node, as its rule sees it, and the walk it is met on."""
 
     def __init__(self, walk: Walk, node: Node) -> None:
-        self.walk, self.node = walk, node
-
-    def value(self, name: str) -> Value | None:
-        """The input of that name; None where it was left out."""
-        entry = self.node.inputs[OPS[self.node.op].slot(name)]
-        assert not isinstance(entry, tuple)
-        return entry
+        super().__init__(OPS[node.op], node.inputs, node.attrs, walk.of, node)
+        self.walk = walk
 
     def fact(self, name: str) -> Fact:
-        value = self.value(name)
-        if value is None:
-            raise Mixed(f"has no input {name}")
-        return self.walk.of(value)
-
-    def many(self, name: str) -> list[Fact]:
-        entry = self.node.inputs[OPS[self.node.op].slot(name)]
-        return [self.walk.of(v) for v in (entry if isinstance(entry, tuple) else (entry,)) if v is not None]
+        if not self.has(name):
+            raise UnsupportedPadding(f"has no input {name}")
+        return self[name]
 
     def numbers(self, name: str) -> Any:
-        value = self.value(name)
-        return None if value is None else value.known
-
-    def attr(self, name: str) -> Any:
-        return self.node.attrs.get(name, OPS[self.node.op].attrs.get(name))
+        return super().numbers(name) if self.has(name) else None
 
     def carries(self, factors: Sequence[Dim]) -> bool:
         return self.walk.carries(factors)
@@ -117,7 +105,7 @@ def has(thing: Any, symbol: Any) -> bool:
 
 def plain(shape: Sequence[Dim] | None) -> tuple[Factors, ...]:
     if shape is None:
-        raise Mixed("reads a value of unknown rank")
+        raise UnsupportedPadding("reads a value of unknown rank")
     return tuple(() if d == 1 else (d,) for d in shape)
 
 
@@ -131,33 +119,33 @@ def numel_of(factors: Factors) -> Dim:
 def whole_axes(fact: Fact, numbers: Any) -> list[int]:
     axes = axes_of(numbers if not isinstance(numbers, list) else tuple(numbers), fact.rank)
     if axes is None:
-        raise Mixed("works along axes that are not known when compiling")
+        raise UnsupportedPadding("works along axes that are not known when compiling")
     return axes
 
 
-def aligned(site: Site, facts: Sequence[Fact]) -> tuple[Factors, ...]:
+def aligned(view: PaddingView, facts: Sequence[Fact]) -> tuple[Factors, ...]:
     """The axes of values that are broadcast against each other, from the last on."""
     rank = max((f.rank for f in facts), default=0)
     return tuple(
-        aligned_axis(site, [f.axes[i - rank + f.rank] for f in facts if i - rank + f.rank >= 0]) for i in range(rank)
+        aligned_axis(view, [f.axes[i - rank + f.rank] for f in facts if i - rank + f.rank >= 0]) for i in range(rank)
     )
 
 
-def aligned_axis(site: Site, entries: Sequence[Factors]) -> Factors:
-    wide = {coarse(site, e): e for e in entries if e}
-    if not any(map(site.carries, wide)):
+def aligned_axis(view: PaddingView, entries: Sequence[Factors]) -> Factors:
+    wide = {coarse(view, e): e for e in entries if e}
+    if not any(map(view.carries, wide)):
         return next(iter(wide.values()), ())
     if len(wide) > 1:
         first, second, *_ = wide.values()
-        raise Mixed(f"meets {site.symbol} with {shown(first)} against {shown(second)}")
+        raise UnsupportedPadding(f"meets {view.symbol} with {shown(first)} against {shown(second)}")
     return next(iter(wide.values()))
 
 
-def coarse(site: Site, factors: Factors) -> Factors:
+def coarse(view: PaddingView, factors: Factors) -> Factors:
     """The factors with those beside each other taken together that are not the size: (s, 2, 2) and (s, 4) are the same."""
     found: list[Dim] = []
     for factor in factors:
-        if found and not site.carries((factor,)) and not site.carries(found[-1:]):
+        if found and not view.carries((factor,)) and not view.carries(found[-1:]):
             found[-1] = found[-1] * factor
         else:
             found.append(factor)

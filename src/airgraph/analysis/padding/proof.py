@@ -37,10 +37,10 @@ from airgraph.analysis.padding.facts import (
     INFINITY,
     RULES,
     Fact,
-    Mixed,
     Number,
+    PaddingView,
     Rule,
-    Site,
+    UnsupportedPadding,
     has,
     numel_of,
     plain,
@@ -146,7 +146,7 @@ class Walk:
                 self.ordered = self.ordered or op_name(node)
             try:
                 self.visit(node)
-            except Mixed as mixed:
+            except UnsupportedPadding as mixed:
                 return self.refusal(node, str(mixed))
         inputs = {n.name: self.axes(n.output) for n in self.graph.inputs if self.axes(n.output)}
         outputs = [self.of(v) for v in self.graph.net_output.values()]
@@ -179,8 +179,8 @@ class Walk:
         else:
             self.check_numbers(node)
             if rule is None:
-                raise Mixed(f"is not known to keep the rows of {self.symbol} apart")
-            facts = zip(node.outputs, rule(Site(self, node)))
+                raise UnsupportedPadding(f"is not known to keep the rows of {self.symbol} apart")
+            facts = zip(node.outputs, rule(PaddingView(self, node)))
             self.facts |= {value: fact for value, fact in facts if fact is not None}
 
     def pass_by(self, node: Node, rule: Rule | None) -> None:
@@ -190,8 +190,8 @@ class Walk:
             self.facts[node.output] = Fact(plain(node.output.type.shape), fill=number)
         elif node.op in CONSTANTS and rule:
             try:
-                fact = rule(Site(self, node))[0]
-            except Mixed:
+                fact = rule(PaddingView(self, node))[0]
+            except UnsupportedPadding:
                 return
             if fact is not None:
                 self.facts[node.output] = fact
@@ -211,14 +211,14 @@ class Walk:
         for slot, entry in zip(op.slots if op and op.name != "AtenCall" else (), node.inputs):
             values = entry if isinstance(entry, tuple) else (entry,)
             if not slot.index and any(v is not None and has(v.known, self.symbol) for v in values):
-                raise Mixed(f"computes with the size {self.symbol} as a number")
+                raise UnsupportedPadding(f"computes with the size {self.symbol} as a number")
 
     def enter(self, value: Value) -> None:
         shape = value.type.shape
         if value.known is not None or not has(shape, self.symbol):
             return
         if any(d != self.symbol for d in shape or () if has(d, self.symbol)):
-            raise Mixed(f"{value.node.name} has a size computed from {self.symbol}: {list(shape or ())}")
+            raise UnsupportedPadding(f"{value.node.name} has a size computed from {self.symbol}: {list(shape or ())}")
         number = self.masks.get(value.node.name)
         pad = {} if number is None else dict.fromkeys(self.axes(value), number)
         self.facts[value] = Fact(plain(shape), pad)
@@ -226,16 +226,16 @@ class Walk:
     def leave(self, node: Node) -> None:
         for value in node.values():
             if has(value.known, self.symbol):
-                raise Mixed(f"gives the size {self.symbol} back as a number")
+                raise UnsupportedPadding(f"gives the size {self.symbol} back as a number")
             for factors in self.of(value).axes:
                 if self.carries(factors) and (not self.carries(factors[:1]) or self.carries(factors[1:])):
-                    raise Mixed(f"gives back {self.symbol} flattened with another dimension")
+                    raise UnsupportedPadding(f"gives back {self.symbol} flattened with another dimension")
 
     # -- asked by rules ---------------------------------------------------------------------------------------------
     def of(self, value: Value) -> Fact:
         if value not in self.facts:
             if has(value.type.shape, self.symbol):
-                raise Mixed(f"reads {value.tensor}, of which too little is known")
+                raise UnsupportedPadding(f"reads {value.tensor}, of which too little is known")
             number = None if has(value.known, self.symbol) or value.known is None else uniform(value.known, value.dtype)
             known = number if isinstance(number, int | float) else None
             self.facts[value] = Fact(plain(value.type.shape), fill=known)

@@ -11,8 +11,8 @@ import sympy
 from airgraph.analysis.padding.facts import (
     Fact,
     Facts,
-    Mixed,
-    Site,
+    PaddingView,
+    UnsupportedPadding,
     aligned,
     has,
     numel_of,
@@ -35,15 +35,15 @@ def moved(fact: Fact, axes: Sequence[int | None]) -> Fact:
 
 
 @rule("Transpose")
-def transpose(site: Site) -> Facts:
-    fact = site.fact("x")
-    return [moved(fact, whole_axes(fact, site.numbers("perm")))]
+def transpose(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    return [moved(fact, whole_axes(fact, view.numbers("perm")))]
 
 
 @rule("Unsqueeze", "ExpandDims")
-def unsqueeze(site: Site) -> Facts:
-    fact = site.fact("x")
-    numbers = site.attr("axes") if site.node.op == "Unsqueeze" else (site.numbers("axis"),)
+def unsqueeze(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    numbers = view.attr("axes") if view.node.op == "Unsqueeze" else (view.numbers("axis"),)
     rank = fact.rank + len(numbers)
     at = {int(a) % rank for a in numbers}
     rest = iter(range(fact.rank))
@@ -51,18 +51,18 @@ def unsqueeze(site: Site) -> Facts:
 
 
 @rule("Squeeze")
-def squeeze(site: Site) -> Facts:
-    fact = site.fact("x")
-    gone = {a % fact.rank for a in site.attr("axis")} or {i for i, f in enumerate(fact.axes) if not f}
+def squeeze(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    gone = {a % fact.rank for a in view.attr("axis")} or {i for i, f in enumerate(fact.axes) if not f}
     return [moved(fact, [i for i in range(fact.rank) if i not in gone])]
 
 
 @rule("BroadcastTo", "Expand")
-def broadcast(site: Site) -> Facts:
-    fact = site.fact("x")
-    shape = site.node.output.type.shape
+def broadcast(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    shape = view.node.output.type.shape
     if shape is None:
-        raise Mixed("is broadcast to a size that is not known when compiling")
+        raise UnsupportedPadding("is broadcast to a size that is not known when compiling")
     lead = len(shape) - fact.rank
     whole = moved(fact, [*[None] * lead, *range(fact.rank)])
     axes = tuple(f or plain((d,))[0] for f, d in zip(whole.axes, shape))
@@ -70,29 +70,29 @@ def broadcast(site: Site) -> Facts:
 
 
 @rule("Tile")
-def tile(site: Site) -> Facts:
-    fact, times = site.fact("x"), site.numbers("multiples")
+def tile(view: PaddingView) -> Facts:
+    fact, times = view.fact("x"), view.numbers("multiples")
     if not isinstance(times, tuple):
-        raise Mixed("is repeated a number of times that is not known when compiling")
+        raise UnsupportedPadding("is repeated a number of times that is not known when compiling")
     whole = moved(fact, [*[None] * (len(times) - fact.rank), *range(fact.rank)])
     times = (1,) * (whole.rank - len(times)) + times
     for factors, count in zip(whole.axes, times):
-        if site.carries(factors) and count != 1:
-            raise Mixed(f"repeats {site.symbol}")
+        if view.carries(factors) and count != 1:
+            raise UnsupportedPadding(f"repeats {view.symbol}")
     return [Fact(tuple(f if n == 1 else (n, *f) for f, n in zip(whole.axes, times)), fill=fact.fill)]
 
 
 @rule("Reshape")
-def reshape(site: Site) -> Facts:
-    fact, shape = site.fact("x"), site.node.output.type.shape
+def reshape(view: PaddingView) -> Facts:
+    fact, shape = view.fact("x"), view.node.output.type.shape
     if shape is None:
-        raise Mixed("has a shape that is not known when compiling")
+        raise UnsupportedPadding("has a shape that is not known when compiling")
     source = [(axis, f) for axis, factors in enumerate(fact.axes) for f in factors]
-    groups = [take(site, source, d) for d in shape]
+    groups = [take(view, source, d) for d in shape]
     axes = tuple(tuple(f for _, f in group) for group in groups)
-    if source or any(sum(site.carries((f,)) for f in factors) > 1 for factors in axes):
-        raise Mixed(f"flattens {site.symbol} so that its rows cannot be told apart")
-    home = {axis: i for i, group in enumerate(groups) for axis, f in group if site.carries((f,))}
+    if source or any(sum(view.carries((f,)) for f in factors) > 1 for factors in axes):
+        raise UnsupportedPadding(f"flattens {view.symbol} so that its rows cannot be told apart")
+    home = {axis: i for i, group in enumerate(groups) for axis, f in group if view.carries((f,))}
     pad = {home[axis]: n for axis, n in fact.pad.items() if axis in home}
     alone = {group[0][0]: i for i, group in enumerate(groups) if len(group) == 1}
     kept = fact.place is not None and len(fact.axes[fact.place[0]]) == 1 and fact.place[0] in alone
@@ -102,12 +102,12 @@ def reshape(site: Site) -> Facts:
     return [Fact(axes, pad, place, fact.fill)]
 
 
-def take(site: Site, source: list[tuple[int, Dim]], size: Dim) -> list[tuple[int, Dim]]:
+def take(view: PaddingView, source: list[tuple[int, Dim]], size: Dim) -> list[tuple[int, Dim]]:
     """The next factors whose product is `size`; a plain number among them may be split."""
     group: list[tuple[int, Dim]] = []
     while size != 1:
         if not source:
-            raise Mixed(f"changes sizes in a way {site.symbol} cannot be followed through")
+            raise UnsupportedPadding(f"changes sizes in a way {view.symbol} cannot be followed through")
         axis, factor = source[0]
         rest = quotient(size, factor)
         if rest is not None:
@@ -118,7 +118,9 @@ def take(site: Site, source: list[tuple[int, Dim]], size: Dim) -> list[tuple[int
             group.append((axis, size))
             size = 1
         else:
-            raise Mixed(f"flattens or splits {shown((factor,))} so that the rows of {site.symbol} cannot be told apart")
+            raise UnsupportedPadding(
+                f"flattens or splits {shown((factor,))} so that the rows of {view.symbol} cannot be told apart"
+            )
     return group
 
 
@@ -133,45 +135,45 @@ def quotient(size: Dim, factor: Dim) -> Dim | None:
 
 # -- parts ----------------------------------------------------------------------------------------------------------
 @rule("StridedSliceV2")
-def strided_slice(site: Site) -> Facts:
-    fact = site.fact("x")
-    bounds = [site.numbers(name) for name in ("begin", "end", "strides")]
+def strided_slice(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    bounds = [view.numbers(name) for name in ("begin", "end", "strides")]
     if not all(isinstance(b, tuple) for b in bounds):
-        raise Mixed("is cut at places that are not known when compiling")
-    for axis, begin, end, step in zip(whole_axes(fact, site.numbers("axes")), *bounds):
-        fact = cut_axis(site, fact, axis, begin, end, step)
+        raise UnsupportedPadding("is cut at places that are not known when compiling")
+    for axis, begin, end, step in zip(whole_axes(fact, view.numbers("axes")), *bounds):
+        fact = cut_axis(view, fact, axis, begin, end, step)
     return [fact]
 
 
 @rule("aten.slice.Tensor")
-def slice_call(site: Site) -> Facts:
-    x, axis, begin, end, step = [*arguments(site), *[None] * 4][:5]
-    fact = site.walk.of(x)
-    return [cut_axis(site, fact, int(axis or 0) % fact.rank, begin or 0, 2**63 - 1 if end is None else end, step or 1)]
+def slice_call(view: PaddingView) -> Facts:
+    x, axis, begin, end, step = [*arguments(view), *[None] * 4][:5]
+    fact = view.walk.of(x)
+    return [cut_axis(view, fact, int(axis or 0) % fact.rank, begin or 0, 2**63 - 1 if end is None else end, step or 1)]
 
 
-def cut_axis(site: Site, fact: Fact, axis: int, begin: Any, end: Any, step: Any) -> Fact:
+def cut_axis(view: PaddingView, fact: Fact, axis: int, begin: Any, end: Any, step: Any) -> Fact:
     """Element i is element begin + i · step: where it ends does not matter, where it begins must not depend on the size."""
     size = numel_of(fact.axes[axis])
-    if has((begin, step), site.symbol):
-        raise Mixed(f"begins at a place computed from {site.symbol}")
+    if has((begin, step), view.symbol):
+        raise UnsupportedPadding(f"begins at a place computed from {view.symbol}")
     if begin == 0 and step == 1 and (end == size or (isinstance(end, int) and end >= 2**62)):
         return fact
-    if site.carries(fact.axes[axis]):
+    if view.carries(fact.axes[axis]):
         if not sympy.sympify(begin).is_nonnegative:
-            raise Mixed(f"counts rows from the end of {site.symbol}")
+            raise UnsupportedPadding(f"counts rows from the end of {view.symbol}")
         if len(fact.axes[axis]) > 1:
-            raise Mixed(f"cuts {site.symbol} while it is flattened with another dimension")
-        site.keep_order()
-    shape = site.node.output.type.shape
+            raise UnsupportedPadding(f"cuts {view.symbol} while it is flattened with another dimension")
+        view.keep_order()
+    shape = view.node.output.type.shape
     if shape is not None:
         new = shape[axis]
     elif begin >= 0 and step == 1 and isinstance(end, int) and end >= 2**62:
         new = size - begin
     else:
-        raise Mixed("gives a size that is not known when compiling")
+        raise UnsupportedPadding("gives a size that is not known when compiling")
     beyond = sympy.sympify(begin + new * step - size).is_nonnegative  # what is added here was added there
-    pad = {a: n for a, n in fact.pad.items() if a != axis or (beyond and has(new, site.symbol))}
+    pad = {a: n for a, n in fact.pad.items() if a != axis or (beyond and has(new, view.symbol))}
     place = fact.place if fact.place and (fact.place[0] != axis or step == 1) else None
     if place and place[0] == axis:
         place = (axis, place[1] + begin)
@@ -179,36 +181,36 @@ def cut_axis(site: Site, fact: Fact, axis: int, begin: Any, end: Any, step: Any)
 
 
 @rule("aten.select.int")
-def select_call(site: Site) -> Facts:
-    x, axis, index = arguments(site)
-    fact = site.walk.of(x)
+def select_call(view: PaddingView) -> Facts:
+    x, axis, index = arguments(view)
+    fact = view.walk.of(x)
     axis %= fact.rank
-    if site.carries(fact.axes[axis]):
-        if has(index, site.symbol) or not sympy.sympify(index).is_nonnegative:
-            raise Mixed(f"takes a row counted from the end of {site.symbol}")
-        site.keep_order()
+    if view.carries(fact.axes[axis]):
+        if has(index, view.symbol) or not sympy.sympify(index).is_nonnegative:
+            raise UnsupportedPadding(f"takes a row counted from the end of {view.symbol}")
+        view.keep_order()
     return [moved(fact, [i for i in range(fact.rank) if i != axis])]
 
 
-def arguments(site: Site) -> list[Any]:
+def arguments(view: PaddingView) -> list[Any]:
     """Of a call into PyTorch: tensors as values, numbers as what is known of them."""
-    values = list(site.node.values())
-    found = [values[int(a[1:])] if isinstance(a, str) and a.startswith("%") else a for a in site.node.attrs["args"]]
+    values = list(view.node.values())
+    found = [values[int(a[1:])] if isinstance(a, str) and a.startswith("%") else a for a in view.node.attrs["args"]]
     return [a.known if isinstance(a, Value) and a.known is not None else a for a in found]
 
 
 @rule("aten._assert_tensor_metadata.default")
-def nothing(site: Site) -> Facts:
+def nothing(view: PaddingView) -> Facts:
     return []
 
 
 @rule("SplitV")
-def split(site: Site) -> Facts:
-    fact = site.fact("x")
-    (axis,) = whole_axes(fact, site.numbers("split_dim"))
-    if site.carries(fact.axes[axis]):
-        raise Mixed(f"splits {site.symbol}")
-    return [parts(fact, v, axis) for v in site.node.outputs]
+def split(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    (axis,) = whole_axes(fact, view.numbers("split_dim"))
+    if view.carries(fact.axes[axis]):
+        raise UnsupportedPadding(f"splits {view.symbol}")
+    return [parts(fact, v, axis) for v in view.node.outputs]
 
 
 def parts(fact: Fact, value: Value, axis: int) -> Fact | None:
@@ -216,30 +218,30 @@ def parts(fact: Fact, value: Value, axis: int) -> Fact | None:
         return None
     shape = value.type.shape
     if shape is None:
-        raise Mixed("gives parts of unknown size")
+        raise UnsupportedPadding("gives parts of unknown size")
     return Fact((*fact.axes[:axis], *plain((shape[axis],)), *fact.axes[axis + 1 :]), fact.pad)
 
 
 @rule("Unpack")
-def unpack(site: Site) -> Facts:
-    fact = site.fact("x")
-    (axis,) = whole_axes(fact, site.attr("axis"))
-    if site.carries(fact.axes[axis]):
-        raise Mixed(f"takes {site.symbol} apart")
-    return [moved(fact, [i for i in range(fact.rank) if i != axis])] * len(site.node.outputs)
+def unpack(view: PaddingView) -> Facts:
+    fact = view.fact("x")
+    (axis,) = whole_axes(fact, view.attr("axis"))
+    if view.carries(fact.axes[axis]):
+        raise UnsupportedPadding(f"takes {view.symbol} apart")
+    return [moved(fact, [i for i in range(fact.rank) if i != axis])] * len(view.node.outputs)
 
 
 @rule("ConcatV2")
-def concat(site: Site) -> Facts:
-    facts = site.many("x")
-    (axis,) = whole_axes(facts[0], site.numbers("concat_dim"))
-    others = aligned(site, [Fact((*f.axes[:axis], (), *f.axes[axis + 1 :])) for f in facts])
+def concat(view: PaddingView) -> Facts:
+    facts = view.many("x")
+    (axis,) = whole_axes(facts[0], view.numbers("concat_dim"))
+    others = aligned(view, [Fact((*f.axes[:axis], (), *f.axes[axis + 1 :])) for f in facts])
     sizes = [f.axes[axis] for f in facts]
-    if any(map(site.carries, sizes)):
-        if any(map(site.carries, sizes[:-1])):
-            raise Mixed(f"puts something behind the rows of {site.symbol}")
+    if any(map(view.carries, sizes)):
+        if any(map(view.carries, sizes[:-1])):
+            raise UnsupportedPadding(f"puts something behind the rows of {view.symbol}")
         if len(sizes) > 1:
-            site.keep_order()
+            view.keep_order()
     total = sizes[0] if len(sizes) == 1 else plain((sum(map(numel_of, sizes)),))[0]
     pad = {axis: facts[-1].pad[axis]} if axis in facts[-1].pad else {}
     pad |= {
@@ -249,46 +251,46 @@ def concat(site: Site) -> Facts:
 
 
 @rule("Pack")
-def pack(site: Site) -> Facts:
-    facts = site.many("x")
-    axes = aligned(site, facts)
-    at = site.attr("axis") % (len(axes) + 1)
+def pack(view: PaddingView) -> Facts:
+    facts = view.many("x")
+    axes = aligned(view, facts)
+    at = view.attr("axis") % (len(axes) + 1)
     return [Fact((*axes[:at], *plain((len(facts),)), *axes[at:]))]
 
 
 # -- picking --------------------------------------------------------------------------------------------------------
 @rule("GatherV2")
-def gather(site: Site) -> Facts:
+def gather(view: PaddingView) -> Facts:
     """By indices PyTorch does not allow to be negative, so that a true row points to a true row."""
-    x, indices = site.fact("x"), site.fact("indices")
-    (axis,) = whole_axes(x, site.numbers("axis"))
-    if site.carries(x.axes[axis]):
-        site.keep_order()
+    x, indices = view.fact("x"), view.fact("indices")
+    (axis,) = whole_axes(x, view.numbers("axis"))
+    if view.carries(x.axes[axis]):
+        view.keep_order()
     return [Fact((*x.axes[:axis], *indices.axes, *x.axes[axis + 1 :]))]
 
 
 @rule("GatherElements")
-def gather_elements(site: Site) -> Facts:
-    x, index = site.fact("x"), site.fact("index")
-    axis = site.attr("dim") % max(x.rank, 1)
-    if site.carries(x.axes[axis]):
-        site.keep_order()
+def gather_elements(view: PaddingView) -> Facts:
+    x, index = view.fact("x"), view.fact("index")
+    axis = view.attr("dim") % max(x.rank, 1)
+    if view.carries(x.axes[axis]):
+        view.keep_order()
     for i in range(x.rank):
-        if i != axis and x.axes[i] != index.axes[i] and (site.carries(x.axes[i]) or site.carries(index.axes[i])):
-            raise Mixed(f"picks by an index with other rows of {site.symbol}")
+        if i != axis and x.axes[i] != index.axes[i] and (view.carries(x.axes[i]) or view.carries(index.axes[i])):
+            raise UnsupportedPadding(f"picks by an index with other rows of {view.symbol}")
     return [Fact(index.axes)]
 
 
 @rule("IndexByTensor")
-def index(site: Site) -> Facts:
-    x, indices, mask = site.fact("x"), site.many("indices"), site.attr("indices_mask")
+def index(view: PaddingView) -> Facts:
+    x, indices, mask = view.fact("x"), view.many("indices"), view.attr("indices_mask")
     at = [i for i, here in enumerate(mask) if here]
     for axis, fact in zip(at, indices):
-        if site.carries(x.axes[axis]):
+        if view.carries(x.axes[axis]):
             if not sympy.sympify(-1 if fact.place is None else fact.place[1]).is_nonnegative:
-                raise Mixed(f"picks by indices that may count from the end of {site.symbol}")
-            site.keep_order()
-    picked = aligned(site, indices)
+                raise UnsupportedPadding(f"picks by indices that may count from the end of {view.symbol}")
+            view.keep_order()
+    picked = aligned(view, indices)
     rest = [f for i, f in enumerate(x.axes) if i not in at]
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
     pad = {first + to: x.pad[axis] for axis, to in followed(x, at, indices, len(picked))}

@@ -153,7 +153,7 @@ class DeviceCountGuard:
             found = _guard_object()
             places = tables.places(_virtual_functions(), OURS, HEADER)
             _check_table(found, places)
-        except tables.Unlike as error:
+        except tables.UnsupportedLayout as error:
             raise _refusal(str(error)) from error
         code = _build(count)
         self.current: Callable[[], int] = ctypes.CFUNCTYPE(ctypes.c_int64)(code["current"])
@@ -192,12 +192,12 @@ def _guard_object() -> int:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         registry = (ctypes.c_void_p * (TYPE + 1)).in_dll(library, REGISTRY)
     except (OSError, ValueError) as error:
-        raise tables.Unlike(str(error)) from error
+        raise tables.UnsupportedLayout(str(error)) from error
     found = registry[TYPE]
     if not found:
-        raise tables.Unlike("none is registered")
+        raise tables.UnsupportedLayout("none is registered")
     if tables.class_of(found) != CLASS:
-        raise tables.Unlike(f"it is of class {tables.class_of(found).decode(errors='replace')}")
+        raise tables.UnsupportedLayout(f"it is of class {tables.class_of(found).decode(errors='replace')}")
     return found
 
 
@@ -209,10 +209,12 @@ def _check_table(guard: int, places: Mapping[str, int]) -> None:
     """Every place must be code, what follows must not, and two harmless ones must answer as a guard with one device."""
     table, size = tables.word(guard), places[tables.END]
     if tables.are_code(table, size + 1) != [True] * size + [False]:
-        raise tables.Unlike(f"its table has not the {size} functions that {HEADER} says")
+        raise tables.UnsupportedLayout(f"its table has not the {size} functions that {HEADER} says")
     count, device = (_ask(guard, table, places[name]) for name in ("deviceCount", "getDevice"))
     if (count & 0xFF, device & 0xFFFF) != (1, TYPE):
-        raise tables.Unlike(f"it answers {count:#x} for the number of devices and {device:#x} for the current one")
+        raise tables.UnsupportedLayout(
+            f"it answers {count:#x} for the number of devices and {device:#x} for the current one"
+        )
 
 
 def _ask(guard: int, table: int, place: int) -> int:

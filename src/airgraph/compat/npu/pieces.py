@@ -1,6 +1,6 @@
 """A capture on a CUDA host: CUDA graphs, and between them what a CUDA graph cannot hold.
 
-    tasks    Piece ─ Wait ─ Reset ─ Call (a task group's) ─ Piece ─ LoadState ─ Piece …
+    tasks    Piece ─ Wait ─ Reset ─ RecordedOp (a task group's) ─ Piece ─ LoadState ─ Piece …
 
 A CUDA graph has no arguments to update, does not wait for the host, and runs nothing on it. So CUDA's capture ends where
 one of these is asked for and another begins behind it, in the same memory pool; a replay does all of it in order, on one
@@ -14,9 +14,8 @@ them and copies their results there, so whatever comes behind finds them at one 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -30,10 +29,9 @@ from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.arena import arena_of
-from airgraph.runtime.parts import no_collection
+from airgraph.runtime.graph_capture import GraphCapture, no_collection
 
 aten = torch.ops.aten
-EMPTY = "CUDA Graph is empty"
 
 
 @dataclass(eq=False)
@@ -56,9 +54,8 @@ class Pieces(TaskList):
 
     def __init__(self, new_graph: Callable[[], Any], pool: Any, error_mode: str, side: Any) -> None:
         super().__init__(pool)
-        self.new_graph, self.error_mode, self.side = new_graph, error_mode, side
-        self.graphs: list[Any] = []  # the empty ones as well: a pool ends with its last graph
-        self.generators: list[Any] = []  # besides the default one
+        self.error_mode, self.side = error_mode, side
+        self.capture = GraphCapture(pool, error_mode, side, new_graph)
         self.piece: Piece | None = None  # the one that captures now; none in a task group
         self.failed = False
         self.thread = threading.get_ident()
@@ -74,7 +71,7 @@ class Pieces(TaskList):
         self.meanwhile.enter_context(no_collection())
         # A backward pass belongs to the capture: it runs in this thread and on this stream, not in those of autograd.
         self.meanwhile.enter_context(torch.autograd.set_multithreading_enabled(False))
-        self.meanwhile.enter_context(self.with_side())
+        self.meanwhile.enter_context(self.capture.on_stream())
         try:
             self.begin_piece()
         except BaseException:
@@ -99,54 +96,39 @@ class Pieces(TaskList):
         if self.side is not None:
             self.outer.wait_stream(self.side)
 
-    def with_side(self) -> Any:
-        return nullcontext() if self.side is None else torch.cuda.stream(self.side)
-
     def clear(self) -> None:
         super().clear()
-        for graph in self.graphs:
-            graph.reset()
-        self.graphs.clear()
+        self.capture.clear()
 
     # Pieces.
 
     def begin_piece(self) -> None:
-        graph = self.new_graph()
-        for generator in self.generators:
-            graph.register_generator_state(generator)
-        with self.with_side():
-            graph.capture_begin(pool=self.pool, capture_error_mode=self.error_mode)
-        self.graphs.append(graph)
-        self.piece = Piece(graph)
+        self.capture.begin()
+        self.piece = Piece(self.capture.current)
 
     def end_piece(self) -> None:
         piece, self.piece = self.piece, None
         assert piece is not None
         try:
-            with warnings.catch_warnings(record=True) as said, self.with_side():
-                warnings.simplefilter("always")
-                piece.graph.capture_end()
+            captured = self.capture.end()
         except BaseException:
             self.failed = True
-            self.set_right()
+            self.recover()
             raise
-        for one in said:
-            if EMPTY not in str(one.message):
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        if not any(EMPTY in str(one.message) for one in said):
+        if captured is not None:
             self.tasks.append(piece)
 
-    def set_right(self) -> None:
+    def recover(self) -> None:
         """After a capture that failed."""
         if self.side is not None:
             arena_of(self.side.device).recover(self.pool)
 
     def draw_from(self, generator: Any) -> None:
         """A graph must know a generator before it begins."""
-        known: list[Any] = [random.generator(), *self.generators]
+        known: list[Any] = [random.generator(), *self.capture.generators]
         if generator._cdata not in {g._cdata for g in known}:
             with self.between():
-                self.generators.append(generator)
+                self.capture.generators.append(generator)
 
     @contextmanager
     def between(self) -> Iterator[None]:

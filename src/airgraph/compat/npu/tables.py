@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
+from airgraph.errors import Unsupported
+
 WORD = ctypes.sizeof(ctypes.c_void_p)
 BEFORE = 2  # words of a table that lie before the place the object points to
 END = "the end"
 
 
-class Unlike(Exception):
+class UnsupportedLayout(Unsupported):
     """Something is not as it is expected to be; nothing has been changed."""
 
 
@@ -40,11 +42,11 @@ def virtual_functions(header: str, name: str) -> list[str]:
     """The virtual functions of a struct in the order of PyTorch's header."""
     file = Path(torch.__file__).parent / header
     if not file.is_file():
-        raise Unlike(f"this PyTorch comes without {header}")
+        raise UnsupportedLayout(f"this PyTorch comes without {header}")
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
     begin = re.search(rf"\bstruct\s+(?:\w+\s+)?{name}\s*\{{", text)
     if begin is None:
-        raise Unlike(f"{header} does not declare it")
+        raise UnsupportedLayout(f"{header} does not declare it")
     body = text[begin.end() : text.index("\n};", begin.end())]
     return re.findall(r"\bvirtual\b[^();]*?(~?\w+)\s*\(", body)
 
@@ -58,7 +60,9 @@ def places(functions: Sequence[str], needed: Sequence[str], header: str) -> dict
         place += 2 if name.startswith("~") else 1
     lacking = [name for name in needed if name not in found]
     if lacking or len(found) != len(functions):
-        raise Unlike(f"{header} has no function {lacking[0]}" if lacking else f"{header} has one of a name twice")
+        raise UnsupportedLayout(
+            f"{header} has no function {lacking[0]}" if lacking else f"{header} has one of a name twice"
+        )
     return {**found, END: place}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import to
-from airgraph.convert.registry import NoConversion, TensorSpec, register_converter
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, register_converter
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -27,9 +27,9 @@ FLOAT = DataType.DT_FLOAT
 def rms_norm(self: Value, gamma: Value, epsilon: float = 1e-6) -> list[Value]:
     """npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)"""
     if gamma.type.rank != 1:
-        raise NoConversion("RmsNorm is over the last axis")
+        raise UnsupportedConversion("RmsNorm is over the last axis")
     if gamma.dtype != self.dtype:
-        raise NoConversion("RmsNorm computes in one type, and gamma has another")
+        raise UnsupportedConversion("RmsNorm computes in one type, and gamma has another")
     outputs: list[Value] = ge.RmsNorm(self, gamma, epsilon=epsilon)
     return outputs
 
@@ -59,7 +59,7 @@ def swiglu(self: Value, dim: int = -1, *, meta_outputs: TensorSpec) -> Value:
     """npu_swiglu(Tensor self, int dim=-1) -> Tensor"""
     half = meta_outputs.symsize[dim]
     if not isinstance(half, int):
-        raise NoConversion("the size of a half is symbolic")
+        raise UnsupportedConversion("the size of a half is symbolic")
     gate, up = ge.SplitV(self, [half, half], dim % meta_outputs.rank, num_split=2)
     return to(ge.Mul(ge.Swish(to(gate, FLOAT), scale=1.0), to(up, FLOAT)), self.dtype)
 
@@ -68,5 +68,5 @@ def swiglu(self: Value, dim: int = -1, *, meta_outputs: TensorSpec) -> Value:
 def rotary_mul(self: Value, r1: Value, r2: Value, rotary_mode: str = "half") -> Value:
     """npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor"""
     if rotary_mode != "half":
-        raise NoConversion("RotaryMul turns halves")
+        raise UnsupportedConversion("RotaryMul turns halves")
     return to(ge.RotaryMul(to(self, FLOAT), to(r1, FLOAT), to(r2, FLOAT)), self.dtype)

@@ -2,6 +2,7 @@
 
     torch_npu.print_npugraph_tensor(x, tensor_name="x")
     torch_npu.save_npugraph_tensor([x, y], save_path="values.pt")   values_device_0_0.pt, values_device_0_1.pt, …
+    torch_npu.save_npugraph_tensor(x, save_path="x.bin")             x_device_0_0.bin: the bytes of the elements alone
 
 Outside a capture they act at once.
 """
@@ -34,7 +35,16 @@ def _save(x: Sequence[Tensor], *, save_path: str | None = None, overwrite: bool 
     index = x[0].get_device() if x and not x[0].is_cpu else 0
     number = "" if overwrite else f"_{next(_numbers[str(path.resolve())])}"
     values = [t.detach().cpu() for t in x]
-    torch.save(values[0] if len(values) == 1 else values, path.with_name(f"{path.stem}_device_{index}{number}.pt"))
+    stem = f"{path.stem}_device_{index}{number}"
+    if path.suffix == ".bin":
+        path.with_name(f"{stem}.bin").write_bytes(b"".join(map(memory_of, values)))
+    else:
+        torch.save(values[0] if len(values) == 1 else values, path.with_name(f"{stem}.pt"))
+
+
+def memory_of(tensor: Tensor) -> bytes:
+    """The elements one after the other, as `numpy.fromfile` reads them."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 for _name in ("print_npugraph_tensor", "save_npugraph_tensor"):

@@ -11,6 +11,7 @@ import torch
 
 from airgraph import api
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
+from airgraph.compat.torchair.environment import warn_about_variables
 from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
 from airgraph.config import Config
 from airgraph.errors import ConfigError
@@ -21,6 +22,7 @@ def get_npu_backend(
 ) -> Callable[..., Any]:
     """A backend for torch.compile. (A partial, as in TorchAir: its `keywords["compiler_config"]` can be asked for.)"""
     config = checked(compiler_config)
+    warn_about_variables()
     check_support(config)
     to_config(config, custom_decompositions)  # a wrong setting is reported here, not inside torch.compile
     return functools.partial(npu_backend, compiler_config=config, decompositions=custom_decompositions)

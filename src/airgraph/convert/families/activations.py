@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -50,7 +50,7 @@ def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none")
 def leaky_relu(self: Value, negative_slope: Any = 0.01) -> Value:
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
     if not isinstance(negative_slope, int | float):
-        raise NoConversion("negative_slope is not a constant")
+        raise UnsupportedConversion("negative_slope is not a constant")
     return ge.LeakyRelu(self, negative_slope=float(negative_slope))
 
 
@@ -58,7 +58,7 @@ def leaky_relu(self: Value, negative_slope: Any = 0.01) -> Value:
 def threshold_backward(grad_output: Value, self: Value, threshold: Any) -> Value:
     """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
     if not isinstance(threshold, int | float):
-        raise NoConversion("threshold is not a constant")
+        raise UnsupportedConversion("threshold is not a constant")
     if threshold == 0:
         return ge.ReluGrad(grad_output, self)
     return ge.ThresholdGradV2D(grad_output, self, threshold=float(threshold))
@@ -82,7 +82,7 @@ def tanh_backward(grad_output: Value, output: Value) -> Value:
 def softmax(self: Value, dim: int, half_to_float: bool) -> Value:
     """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
     if half_to_float:
-        raise NoConversion("softmax of float16 with a float32 result")
+        raise UnsupportedConversion("softmax of float16 with a float32 result")
     return ge.SoftmaxV2(self, axes=[dim])
 
 
@@ -90,7 +90,7 @@ def softmax(self: Value, dim: int, half_to_float: bool) -> Value:
 def log_softmax(self: Value, dim: int, half_to_float: bool) -> Value:
     """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
     if half_to_float:
-        raise NoConversion("log_softmax of float16 with a float32 result")
+        raise UnsupportedConversion("log_softmax of float16 with a float32 result")
     return ge.LogSoftmaxV2(self, axes=[dim])
 
 
@@ -100,7 +100,7 @@ def softmax_backward(
 ) -> Value:
     """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
     if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
-        raise NoConversion("the gradient of softmax in another type than its output")
+        raise UnsupportedConversion("the gradient of softmax in another type than its output")
     return ge.SoftmaxGrad(output, grad_output, axes=[dim])
 
 
@@ -110,5 +110,5 @@ def log_softmax_backward(
 ) -> Value:
     """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
     if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
-        raise NoConversion("the gradient of log_softmax in another type than its output")
+        raise UnsupportedConversion("the gradient of log_softmax in another type than its output")
     return ge.LogSoftmaxGrad(grad_output, output, axis=[dim])

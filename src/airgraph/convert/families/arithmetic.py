@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.chip import newer
 from airgraph.convert.promote import TORCH_TYPES, common_type, promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -199,7 +199,7 @@ def div(self: Value, other: Any, *, rounding_mode: str | None, meta_outputs: Ten
     if rounding_mode == "floor":
         return ge.FloorDiv(self, other)
     if not meta_outputs.dtype.is_float:
-        raise NoConversion("integer division that rounds to zero")
+        raise UnsupportedConversion("integer division that rounds to zero")
     quotient = ge.RealDiv(self, other)
     return ge.Trunc(quotient) if rounding_mode == "trunc" else quotient
 

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.direct import bound, constant, direct, emitted, word_of
 from airgraph.convert.families.symbols import sym_size
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
 
@@ -64,7 +64,7 @@ def attention_backward(
 
 def settings(dropout_p: Any, is_causal: bool, scale: Any) -> dict[str, Any]:
     if constant("dropout_p", dropout_p) != 0:
-        raise NoConversion("attention with dropout")
+        raise UnsupportedConversion("attention with dropout")
     return {"scale_value": constant("scale", scale), "is_causal": is_causal}
 
 
@@ -87,7 +87,7 @@ def fused(target: Any, kernel: str, places: tuple[int, ...]) -> Any:
         given = bound(target, args, kwargs)
         query, key, mask = given["query"], given["key"], given.get("attn_bias")
         if given.get("return_debug_mask"):
-            raise NoConversion("the debug mask")
+            raise UnsupportedConversion("the debug mask")
         attrs = settings(given["dropout_p"], given["is_causal"], given["scale"])
         attrs |= {"kernel": kernel, "seed_type": int(meta_outputs[places[2]].dtype)}
         attrs["compute_lse"] = given.get("compute_log_sumexp", True)
@@ -106,7 +106,7 @@ def fused_gradient(target: Any, kernel: str) -> Any:
     def convert(*args: Any, meta_outputs: list[TensorSpec], **kwargs: Any) -> Outputs:
         given = bound(target, args, kwargs)
         if given.get("cum_seq_q") is not None or given.get("cum_seq_k") is not None:
-            raise NoConversion("sequences of several lengths")
+            raise UnsupportedConversion("sequences of several lengths")
         dy = given["grad_out_" if kernel == "efficient" else "grad_out"]
         names = ("out", "logsumexp", "philox_seed", "philox_offset")
         inputs = [given["query"], given["key"], given["value"], dy, *(given[n] for n in names), given.get("attn_bias")]
@@ -135,7 +135,7 @@ def embedding_bag(target: Any, forward_only: bool) -> Any:
         attrs = {name: constant(name, given[name]) for name in names}
         mode = word_of("sum", "mean", "max")(constant("mode", given["mode"]))
         if mode == "sum" and given["weight"].dtype == DataType.DT_BF16:
-            raise NoConversion("PyTorch records other sizes than its kernel gives for bags of bfloat16")
+            raise UnsupportedConversion("PyTorch records other sizes than its kernel gives for bags of bfloat16")
         inputs = [given[name] for name in ("weight", "indices", "offsets", "per_sample_weights")]
         return emitted("EmbeddingBag", inputs, {**attrs, "mode": mode, "forward_only": forward_only}, meta_outputs)
 

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.families.arithmetic import logic
 from airgraph.convert.promote import promoted
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -41,7 +41,7 @@ SHIFTS = {
 def shift(op: str) -> Any:
     def convert(self: Any, other: Any, *, meta_outputs: TensorSpec) -> Value:
         if not meta_outputs.dtype.is_int:
-            raise NoConversion("a shift of something that is no integer")
+            raise UnsupportedConversion("a shift of something that is no integer")
         return getattr(ge, op)(*promoted(self, other, dtype=meta_outputs.dtype))
 
     return convert

@@ -13,7 +13,7 @@ from airgraph.convert.families.random import rand, randn
 from airgraph.convert.families.symbols import sym_numel, sym_size
 from airgraph.convert.families.vectors import dot, mv
 from airgraph.convert.promote import real
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import Dim
@@ -36,7 +36,7 @@ for target, function in SAME.items():
 def size(self: Value, dim: int | None = None) -> Any:
     """sym_size.int(Tensor self, int dim) -> SymInt"""
     if dim is None:
-        raise NoConversion("all sizes at once")
+        raise UnsupportedConversion("all sizes at once")
     return sym_size(self, dim)
 
 
@@ -44,7 +44,7 @@ def size(self: Value, dim: int | None = None) -> Any:
 def prelu(self: Value, weight: Value) -> Value:
     """prelu(Tensor self, Tensor weight) -> Tensor: one weight, or one for each channel"""
     if self.dtype != weight.dtype or not self.dtype.is_float or weight.rank > 1:
-        raise NoConversion("weights that PyTorch refuses")
+        raise UnsupportedConversion("weights that PyTorch refuses")
     if weight.rank == 1 and self.rank > 2:
         weight = ge.Unsqueeze(weight, axes=list(range(1, self.rank - 1)))
     if weight.rank == 1 and self.rank < 2:
@@ -57,7 +57,7 @@ def prelu(self: Value, weight: Value) -> Value:
 def matmul(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
     """matmul(Tensor self, Tensor other) -> Tensor"""
     if self.dtype != other.dtype:
-        raise NoConversion("matrices of two types")
+        raise UnsupportedConversion("matrices of two types")
     match self.rank, other.rank:
         case 1, 1:
             return dot(self, other)
@@ -99,7 +99,7 @@ def matmul_backward(grad: Value, self: Value, other: Value, mask: Sequence[bool]
     real(grad, self, other)
     many = [shape_of(x)[:-2] for x in (grad, self, other)]
     if len({x.dtype for x in (grad, self, other)}) > 1 or self.rank < 2 or many[0] != many[1] or many[1] != many[2]:
-        raise NoConversion("vectors, or matrices that are repeated")
+        raise UnsupportedConversion("vectors, or matrices that are repeated")
     left = product_of(grad, turned(other)) if mask[0] else None
     return [left, product_of(turned(self), grad) if mask[1] else None]
 
@@ -119,14 +119,14 @@ def product_of(a: Value, b: Value) -> Value:
 
 def shape_of(x: Value) -> tuple[Dim, ...]:
     if x.type.shape is None:
-        raise NoConversion("sizes that are not known")
+        raise UnsupportedConversion("sizes that are not known")
     return x.type.shape
 
 
 def fixed(x: Value) -> list[int]:
     numbers = [d for d in shape_of(x) if isinstance(d, int)]
     if len(numbers) != x.rank:
-        raise NoConversion("symbolic sizes of many matrices")
+        raise UnsupportedConversion("symbolic sizes of many matrices")
     return numbers
 
 
@@ -141,5 +141,5 @@ def sizes(dims: Sequence[Dim]) -> list[int]:
     """For a Reshape: one symbolic size is the one left over."""
     numbers = [d if isinstance(d, int) else -1 for d in dims]
     if numbers.count(-1) > 1 or (-1 in numbers and 0 in numbers):
-        raise NoConversion("several symbolic sizes")
+        raise UnsupportedConversion("several symbolic sizes")
     return numbers

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.direct import bound, constant, direct, emitted, sized
 from airgraph.convert.promote import real
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -66,7 +66,7 @@ def convolution(
         return emitted("Convolution", [input, weight, bias], {**attrs, "transposed": transposed}, meta_outputs)
     real(input, weight, bias)
     if len({v.dtype for v in (input, weight, bias) if v is not None}) > 1:
-        raise NoConversion("a mixture of element types")
+        raise UnsupportedConversion("a mixture of element types")
     full, line = spatial(attrs, weight.rank - 2), weight.rank == 3
     x, filter = (raised(v) if line else v for v in (input, weight))
     kind = f"Conv{max(weight.rank - 2, 2)}D"
@@ -139,7 +139,7 @@ def convolution_backward(
         return emitted("ConvolutionBackward", values, attrs, meta_outputs)
     real(*values)
     if len({v.dtype for v in values}) > 1:
-        raise NoConversion("a mixture of element types")
+        raise UnsupportedConversion("a mixture of element types")
     full, line = spatial(attrs, weight.rank - 2), weight.rank == 3
     dy, x, filter = (raised(v) if line else v for v in values)
     kind = f"Conv{max(weight.rank - 2, 2)}DBackprop"

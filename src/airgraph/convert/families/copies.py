@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import TORCH_TYPES, real, to
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -40,9 +40,9 @@ def to_copy(
 ) -> Value:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, …) -> Tensor"""
     if meta_outputs.place != self.type.place or layout not in (None, torch.strided) or pin_memory:
-        raise NoConversion("a copy to another device or layout")
+        raise UnsupportedConversion("a copy to another device or layout")
     if self.dtype.is_complex and not meta_outputs.dtype.is_complex:
-        raise NoConversion("a cast from complex to real")
+        raise UnsupportedConversion("a cast from complex to real")
     if self.dtype == meta_outputs.dtype and self.dtype in TORCH_TYPES:
         return ge.TensorMove(self)
     return convert_element_type(self, dtype, meta_outputs=meta_outputs)
@@ -52,7 +52,7 @@ def to_copy(
 def convert_element_type(a: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
     """convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
     if a.dtype not in TORCH_TYPES or meta_outputs.dtype not in TORCH_TYPES:
-        raise NoConversion("an element type without a GE number")
+        raise UnsupportedConversion("an element type without a GE number")
     return ge.Identity(a) if a.dtype == meta_outputs.dtype else ge.Cast(a, dst_type=int(meta_outputs.dtype))
 
 
@@ -61,7 +61,7 @@ def copy(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: T
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
     real(self, src)
     if src.type.place != self.type.place:
-        raise NoConversion("a copy from another device")
+        raise UnsupportedConversion("a copy from another device")
     if src.type.shape is not None and src.type.shape == self.type.shape:
         return ge.Identity(to(src, meta_outputs.dtype))
     return ge.BroadcastTo(to(src, meta_outputs.dtype), ge.Shape(self, dtype=9))
@@ -71,5 +71,5 @@ def copy(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: T
 def copy_(self: Value, src: Value, non_blocking: bool = False, *, meta_outputs: TensorSpec) -> Value:
     """copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!): the write to an input at the end"""
     if self.node.op != "Data":
-        raise NoConversion("a write to something that is not an input")
+        raise UnsupportedConversion("a write to something that is not an input")
     return ge.Assign(self, src)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -28,7 +28,7 @@ def full(
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
     real(fill_value)
     if meta_outputs.dtype.is_complex or pin_memory:
-        raise NoConversion("complex or pinned memory")
+        raise UnsupportedConversion("complex or pinned memory")
     return ge.Fill(size, to(fill_value, meta_outputs.dtype), place=meta_outputs.place)
 
 
@@ -67,7 +67,7 @@ def filled(value: int, *, first: str) -> Any:
 def like(op: str) -> Any:
     def convert(self: Value, *, meta_outputs: TensorSpec, **options: Any) -> Value:
         if meta_outputs.place != self.type.place or meta_outputs.dtype.is_complex:
-            raise NoConversion("another device, or complex")
+            raise UnsupportedConversion("another device, or complex")
         return getattr(ge, op)(to(self, meta_outputs.dtype))
 
     return convert

@@ -9,7 +9,7 @@ import torch
 
 from airgraph.convert.numbers import number, numbers
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -128,7 +128,7 @@ def with_numbers(op: str) -> Any:
 def in_tensor(scalars: Value) -> Value:
     """A list of numbers in a tensor of the host."""
     if scalars.type.place != "CPU" or scalars.rank != 1:
-        raise NoConversion("numbers that are not in a vector of the host")
+        raise UnsupportedConversion("numbers that are not in a vector of the host")
     real(scalars)
     return scalars
 
@@ -180,7 +180,7 @@ def lerp_list(self: List, tensors1: List, weights: List, *, meta_outputs: Specs)
 def norm(self: List, ord: Any = 2, dtype: Any = None, *, meta_outputs: Specs) -> List:
     """_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"""
     if any(x.dtype != spec.dtype for x, spec in zip(self, meta_outputs)):
-        raise NoConversion("a norm in another type than its tensor")
+        raise UnsupportedConversion("a norm in another type than its tensor")
     return ge.ForeachNorm(each(self, meta_outputs), number(ord))
 
 
@@ -195,6 +195,6 @@ def zero(self: List) -> List:
 def copy(self: List, src: List, non_blocking: bool = False, *, meta_outputs: Specs) -> List:
     """_foreach_copy(Tensor[] self, Tensor[] src, bool non_blocking=False) -> Tensor[] self_out"""
     if any(x.type.place != y.type.place or x.type.shape != y.type.shape for x, y in zip(self, src)):
-        raise NoConversion("a copy between devices or shapes")
+        raise UnsupportedConversion("a copy between devices or shapes")
     real(*self, *src)
     return [ge.Identity(to(y, spec.dtype)) for y, spec in zip(src, meta_outputs)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -21,7 +21,7 @@ INT64, DOUBLE = DataType.DT_INT64, DataType.DT_DOUBLE
 def truediv(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
     """a / b"""
     if meta_outputs.dtype != DOUBLE:
-        raise NoConversion("a quotient that is no float")
+        raise UnsupportedConversion("a quotient that is no float")
     return ge.RealDiv(to(a, DOUBLE), to(b, DOUBLE))
 
 
@@ -30,7 +30,7 @@ def whole(op: str) -> Any:
 
     def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
         if meta_outputs.dtype != INT64:
-            raise NoConversion("floating-point arithmetic of the host")
+            raise UnsupportedConversion("floating-point arithmetic of the host")
         return getattr(ge, op)(to(a, INT64), to(b, INT64))
 
     return convert
@@ -64,7 +64,7 @@ def sym_float(a: Any) -> Value:
 def sym_sum(args: Any, *, meta_outputs: TensorSpec) -> Value:
     """a + b + …, of a list"""
     if not isinstance(args, Value) or meta_outputs.dtype != INT64:
-        raise NoConversion("a sum of fixed numbers")
+        raise UnsupportedConversion("a sum of fixed numbers")
     return ge.ReduceSum(args, [0])
 
 

@@ -10,7 +10,7 @@ import torch
 from airgraph.convert.families import limits, piecewise  # noqa: F401  (they register what `OUT` names)
 from airgraph.convert.families.arithmetic import masked_fill
 from airgraph.convert.families.norms import Outputs, batch_norm
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.convert.writes import returned
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
@@ -33,7 +33,7 @@ OUT = {
 def right_shift_(self: Value, other: Value, *, meta_outputs: TensorSpec) -> Value:
     """bitwise_right_shift_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"""
     if self.dtype != other.dtype or not self.dtype.is_int or self.dtype == DataType.DT_BOOL:
-        raise NoConversion("a shift of something that is no integer, or by another type")
+        raise UnsupportedConversion("a shift of something that is no integer, or by another type")
     return ge.RightShift(self, other)
 
 
@@ -45,7 +45,7 @@ def into(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         specs = {"meta_outputs": meta_outputs} if "meta_outputs" in function.__code__.co_varnames else {}
         outs = [kwargs.pop(name) for name in names]
         if any(out.dtype != self.dtype or out.type.shape != self.type.shape for out in outs):
-            raise NoConversion("an output of another type or shape than the input")
+            raise UnsupportedConversion("an output of another type or shape than the input")
         return function(self, *args, **kwargs, **specs)
 
     convert.__doc__ = str(target._schema).removeprefix("aten::")
@@ -73,7 +73,7 @@ def batch_norm_(
     bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor): its outputs, then the new running values"""
     types = [v.dtype for v in (input, weight, bias, running_mean, running_var) if v is not None]
     if len(set(types)) > 1:
-        raise NoConversion("parameters of another type than the input")
+        raise UnsupportedConversion("parameters of another type than the input")
     running = [TensorSpec(v.dtype, v.rank, v.type.shape or (), v.type.place) for v in (running_mean, running_var)]
     values = (input, weight, bias, running_mean, running_var, training, momentum, eps)
     return batch_norm(*values, meta_outputs=[*meta_outputs, *running])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real, to
-from airgraph.convert.registry import NoConversion, converts
+from airgraph.convert.registry import UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -20,7 +20,7 @@ def select(self: Value, dim: int, index: Any) -> Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
     size = self.type.shape[dim] if self.type.shape else None
     if not isinstance(index, int) or not isinstance(size, int):
-        raise NoConversion("a symbolic index or size")
+        raise UnsupportedConversion("a symbolic index or size")
     return ge.GatherV2(self, ge.Const(index % size, dtype=9), dim % self.rank)
 
 
@@ -36,7 +36,7 @@ def embedding(
 def index_select(self: Value, dim: int, index: Value) -> Value:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     if self.rank == 0 or index.rank != 1:
-        raise NoConversion("a scalar")
+        raise UnsupportedConversion("a scalar")
     return ge.GatherV2(self, index, dim % self.rank)
 
 
@@ -44,7 +44,7 @@ def index_select(self: Value, dim: int, index: Value) -> Value:
 def gather(self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     if self.rank == 0 or index.rank != self.rank:
-        raise NoConversion("a scalar")
+        raise UnsupportedConversion("a scalar")
     return ge.GatherElements(self, index, dim=dim)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.families.arithmetic import clamp
 from airgraph.convert.promote import TORCH_TYPES, promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -33,7 +33,7 @@ def nan_to_num(self: Value, nan: Any = None, posinf: Any = None, neginf: Any = N
     """nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"""
     real(self)
     if not all(n is None or isinstance(n, int | float) for n in (nan, posinf, neginf)):
-        raise NoConversion("a replacement that is not a constant")
+        raise UnsupportedConversion("a replacement that is not a constant")
     if not self.dtype.is_float:
         return ge.Identity(self)
     limits = torch.finfo(TORCH_TYPES[self.dtype])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real, to
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -37,7 +37,7 @@ def addmm(self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 
     real(self, mat1, mat2)
     if meta_outputs.dtype in HALVES:
         if (beta, alpha) != (1, 1):
-            raise NoConversion(ROUNDED_ONCE)
+            raise UnsupportedConversion(ROUNDED_ONCE)
         return ge.MatMulV2(mat1, mat2, self, None)
     product = ge.Mul(ge.MatMulV2(mat1, mat2, None, None), to(alpha, meta_outputs.dtype))
     return ge.Add(product, scaled(self, beta, meta_outputs))
@@ -50,7 +50,7 @@ def baddbmm(
     """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     real(self, batch1, batch2)
     if meta_outputs.dtype in HALVES:
-        raise NoConversion(ROUNDED_ONCE)
+        raise UnsupportedConversion(ROUNDED_ONCE)
     product = ge.Mul(ge.BatchMatMul(batch1, batch2), to(alpha, meta_outputs.dtype))
     return ge.Add(product, scaled(self, beta, meta_outputs))
 

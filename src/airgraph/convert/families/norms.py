@@ -12,7 +12,7 @@ import torch
 from airgraph.convert.chip import newer
 from airgraph.convert.direct import constant, direct, emitted, sized
 from airgraph.convert.promote import to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType, Dim
@@ -62,7 +62,7 @@ def rms_norm(
     In the operations it consists of: GE's RmsNorm rounds before it multiplies by the weight, PyTorch's kernel does not.
     """
     if eps is None:
-        raise NoConversion("the smallest eps, which depends on the kernel")
+        raise UnsupportedConversion("the smallest eps, which depends on the kernel")
     wide = meta_outputs[1].dtype
     x = to(input, wide)
     axes = list(range(input.rank - len(normalized_shape), input.rank))
@@ -130,7 +130,7 @@ def same_sizes(x: Value, *numbers: Any) -> None:
     """The first sizes of x are these; the engine takes them from there."""
     sizes: list[Dim] = [n.known if isinstance(n, Value) else n for n in numbers]
     if x.rank < len(sizes) or list((x.type.shape or ())[: len(sizes)]) != sizes:
-        raise NoConversion("sizes that are not those of the input")
+        raise UnsupportedConversion("sizes that are not those of the input")
 
 
 def shape_of(x: Value) -> Value:
@@ -176,7 +176,7 @@ class Batch:
 
 def batch_of(x: Value, most: int = 5) -> Batch:
     if x.rank < 2:
-        raise NoConversion("a batch norm of fewer than two dimensions")
+        raise UnsupportedConversion("a batch norm of fewer than two dimensions")
     return Batch(x, most)
 
 
@@ -262,7 +262,7 @@ def batch_norm_without_stats(
     float eps) -> (Tensor, Tensor, Tensor)"""
     batch = batch_of(input)
     if not training:
-        raise NoConversion("inference without statistics")
+        raise UnsupportedConversion("inference without statistics")
     running = [batch.given(None, number) for number in (0.0, 1.0)]
     return batch_norm_with(input, weight, bias, running, training, momentum, eps, meta_outputs)[:3]
 
@@ -362,7 +362,7 @@ def of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
         if len({v.dtype for v in args if isinstance(v, Value) and v.dtype.is_float}) > 1:
-            raise NoConversion("parameters of another type than the input")
+            raise UnsupportedConversion("parameters of another type than the input")
         return function(*args, **kwargs)
 
     return convert

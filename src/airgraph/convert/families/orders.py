@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import common_type, promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -134,7 +134,7 @@ def cdist(x1: Value, x2: Value, p: Any, compute_mode: int | None) -> Value:
     """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"""
     real(x1, x2)
     if compute_mode not in (None, 0) or not isinstance(p, int | float):
-        raise NoConversion("a way to compute of one's own")
+        raise UnsupportedConversion("a way to compute of one's own")
     return ge.Cdist(x1, x2, p=float(p))
 
 
@@ -143,5 +143,5 @@ def cdist_backward(grad: Value, x1: Value, x2: Value, p: Any, cdist: Value) -> V
     """_cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor"""
     real(grad, x1, x2)
     if not isinstance(p, int | float) or x1.type.shape is None or x1.rank != x2.rank:
-        raise NoConversion("batches of different rank")
+        raise UnsupportedConversion("batches of different rank")
     return to(ge.CdistGrad(grad, x1, x2, cdist, p=float(p)), x1.dtype)

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.direct import constant, direct, emitted, sized
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -56,7 +56,7 @@ def hardtanh(self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: 
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     bounds = (constant("min_val", min_val), constant("max_val", max_val))
     if self.dtype != meta_outputs.dtype or not self.dtype.is_float:
-        raise NoConversion("hardtanh of integers")
+        raise UnsupportedConversion("hardtanh of integers")
     x, low, high = promoted(self, *bounds, dtype=self.dtype)
     if bounds[0] >= bounds[1]:  # all numbers become the upper one, a NaN stays
         return ge.SelectV2(ge.IsNan(x), x, ge.Fill(ge.Shape(x), high, place=x.type.place))
@@ -75,7 +75,7 @@ def safe_softmax(self: Value, dim: int, dtype: torch.dtype | None = None, *, met
     """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor: a row of -inf gives zeros"""
     real(self)
     if self.dtype != meta_outputs.dtype:
-        raise NoConversion("softmax with a result of another type")
+        raise UnsupportedConversion("softmax with a result of another type")
     hidden = ge.Equal(self, to(float("-inf"), self.dtype))
     rows = ge.ReduceAll(hidden, [dim] if self.rank else [], keep_dims=True)
     return ge.SelectV2(rows, to(0.0, self.dtype), ge.SoftmaxV2(self, axes=[dim]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.families.arithmetic import binary, compare, unary
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -50,7 +50,7 @@ REDUCTIONS = {prims.amax.default: "ReduceMax", prims.amin.default: "ReduceMin", 
 def reduction(op: str) -> Any:
     def convert(inp: Value, dims: Any, *, output_dtype: Any = None, meta_outputs: TensorSpec) -> Value:
         if not inp.dtype.is_float or meta_outputs.dtype != inp.dtype or not dims:
-            raise NoConversion("no axes, or a result of another type")
+            raise UnsupportedConversion("no axes, or a result of another type")
         return getattr(ge, op)(inp, list(dims), keep_dims=False)
 
     return convert
@@ -65,5 +65,5 @@ for table, make in ((UNARY, unary), (BINARY, binary), (COMPARE, compare), (REDUC
 def where(pred: Value, a: Value, b: Value) -> Value:
     """where(Tensor pred, Tensor a, Tensor b) -> Tensor"""
     if a.dtype != b.dtype:
-        raise NoConversion("operands of several types")
+        raise UnsupportedConversion("operands of several types")
     return ge.SelectV2(pred, a, b)

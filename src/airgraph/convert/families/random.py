@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.numbers import number
 from airgraph.convert.promote import TORCH_TYPES, real
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -23,13 +23,13 @@ def in_order(*tensors: Value) -> None:
     dimension has more than one element there is no other order than that of a contiguous tensor."""
     for x in tensors:
         if not x.dense and (x.type.shape is None or sum(d != 1 for d in x.type.shape) > 1):
-            raise NoConversion("the numbers depend on the strides of the argument")
+            raise UnsupportedConversion("the numbers depend on the strides of the argument")
 
 
 def laid_out(spec: TensorSpec) -> dict[str, Any]:
     """For a result that lies in memory in another order than its dimensions: the engine draws into such memory too."""
     if spec.order is None:
-        raise NoConversion("the result does not fill its memory")
+        raise UnsupportedConversion("the result does not fill its memory")
     large = [d for d in spec.order if spec.symsize[d] != 1]
     return {} if large == sorted(large) else {"order": list(spec.order)}
 
@@ -37,15 +37,15 @@ def laid_out(spec: TensorSpec) -> dict[str, Any]:
 def options(spec: TensorSpec, generator: Any = None, pin_memory: Any = None, **others: Any) -> dict[str, Any]:
     """Type and place of the result; `others` (dtype, layout, device) are in it already."""
     if generator is not None or pin_memory:
-        raise NoConversion("a generator of its own, or pinned memory")
+        raise UnsupportedConversion("a generator of its own, or pinned memory")
     if spec.dtype not in TORCH_TYPES or spec.dtype.is_complex:
-        raise NoConversion("complex and special element types are left to PyTorch")
+        raise UnsupportedConversion("complex and special element types are left to PyTorch")
     return {"dtype": int(spec.dtype), "place": spec.place}
 
 
 def constant(*numbers: Any) -> list[float]:
     if not all(isinstance(n, int | float) for n in numbers):
-        raise NoConversion("a symbolic parameter of the distribution")
+        raise UnsupportedConversion("a symbolic parameter of the distribution")
     return [float(n) for n in numbers]
 
 
@@ -140,7 +140,7 @@ def normal_of_tensors(mean: Any, std: Any = 1.0, *, meta_outputs: TensorSpec, **
     options(meta_outputs, **how)
     tensors = {k: x for k, x in (("mean", mean), ("std", std)) if isinstance(x, Value) and x.known is None}
     if any(x.dtype != meta_outputs.dtype for x in tensors.values()):
-        raise NoConversion("tensors of several types")
+        raise UnsupportedConversion("tensors of several types")
     loc = {} if "mean" in tensors else {"loc": constant(mean)[0]}
     scale = {} if "std" in tensors else {"scale": constant(std)[0]}
     return ge.Normal(**tensors, **loc, **scale)
@@ -175,7 +175,7 @@ def multinomial(
     """multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"""
     options(meta_outputs, **how)
     if not isinstance(num_samples, int):
-        raise NoConversion("a symbolic number of samples")
+        raise UnsupportedConversion("a symbolic number of samples")
     if not replacement or num_samples == 1 or self.type.place != "CPU":
         in_order(self)
     return ge.MultinomialWithReplacement(self, numsamples=num_samples, replacement=replacement)
@@ -187,7 +187,7 @@ def native_dropout(input: Value, p: Any, train: bool | None, *, meta_outputs: li
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     real(input)
     if meta_outputs[1].dtype != BOOL or 0 in meta_outputs[0].symsize:
-        raise NoConversion("a mask that is none: nothing is dropped of an empty tensor")
+        raise UnsupportedConversion("a mask that is none: nothing is dropped of an empty tensor")
     if train is False:
         return [ge.Identity(input), ge.Fill(shape_of(input), ge.Const(True, dtype=int(BOOL)), place=input.type.place)]
     return ge.DropOutV3(input, None, number(p), **laid_out(meta_outputs[1]))
@@ -198,6 +198,6 @@ def native_dropout_backward(grad_output: Value, mask: Value, scale: Any, *, meta
     """native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor"""
     real(grad_output)
     if mask.dtype != BOOL or grad_output.dtype != meta_outputs.dtype:
-        raise NoConversion("a mask or gradient of another type")
+        raise UnsupportedConversion("a mask or gradient of another type")
     (scale,) = constant(scale)
     return ge.DropOutDoMask(grad_output, mask, number(1.0 / scale if scale else 0.0), scale=scale)

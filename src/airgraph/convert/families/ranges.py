@@ -11,7 +11,7 @@ import torch
 from airgraph.convert.families.creation import full
 from airgraph.convert.numbers import number
 from airgraph.convert.promote import TORCH_TYPES, real
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -23,7 +23,7 @@ INT64 = DataType.DT_INT64
 def placed(spec: TensorSpec, pin_memory: Any = None, **others: Any) -> dict[str, Any]:
     """Type and place of the result; `others` (dtype, layout, device) are in it already."""
     if pin_memory or spec.dtype.is_complex or spec.dtype not in TORCH_TYPES:
-        raise NoConversion("pinned memory, complex or special element types")
+        raise UnsupportedConversion("pinned memory, complex or special element types")
     return {"dtype": int(spec.dtype), "place": spec.place}
 
 
@@ -65,7 +65,7 @@ def linspace(start: Any, end: Any, steps: Any, *, meta_outputs: TensorSpec, **ho
 def eye_of(n: Any, m: Any, *, meta_outputs: TensorSpec, **how: Any) -> Value:
     """eye.m(SymInt n, SymInt m, *, ScalarType? dtype=None, …) -> Tensor"""
     if not isinstance(n, int) or not isinstance(m, int):
-        raise NoConversion("a symbolic size")
+        raise UnsupportedConversion("a symbolic size")
     return ge.Eye(num_rows=n, num_columns=m, **placed(meta_outputs, **how))
 
 
@@ -118,7 +118,7 @@ def empty_like(self: Value, *, memory_format: Any = None, meta_outputs: TensorSp
 def fill(self: Value, value: Any, *, meta_outputs: TensorSpec) -> Value:
     """fill.Scalar(Tensor self, Scalar value) -> Tensor"""
     if isinstance(value, Value) and value.type.place != self.type.place:
-        raise NoConversion("a value from another device")
+        raise UnsupportedConversion("a value from another device")
     return full(ge.Shape(self, dtype=int(INT64)), value, meta_outputs=meta_outputs)
 
 
@@ -153,5 +153,5 @@ def view_as_real(self: Value) -> Value:
 def fft(self: Value, dim: Any, normalization: int, forward: bool) -> Value:
     """_fft_c2c(Tensor self, SymInt[] dim, int normalization, bool forward) -> Tensor"""
     if isinstance(dim, Value):
-        raise NoConversion("symbolic axes")
+        raise UnsupportedConversion("symbolic axes")
     return ge.FFT(self, dims=list(dim), normalization=normalization, forward=forward)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -31,7 +31,7 @@ def reduction(op: str) -> Any:
         self: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, meta_outputs: TensorSpec
     ) -> Value:
         if isinstance(dim, Value):
-            raise NoConversion("symbolic axes")
+            raise UnsupportedConversion("symbolic axes")
         if op == "ReduceMean" and dtype is not None and self.dtype != meta_outputs.dtype:
             real(self)
             return ge.ReduceMeanWithCast(self, axes_of(self, dim), keep_dims=keepdim, dtype=int(meta_outputs.dtype))

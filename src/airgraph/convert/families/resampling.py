@@ -9,7 +9,7 @@ import torch
 
 from airgraph.convert.direct import bound, constant, direct, emitted, sized, word_of
 from airgraph.convert.promote import promoted
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -93,7 +93,7 @@ def spatial(given: dict[str, Any]) -> list[Any]:
 def chosen(scales: list[float | None]) -> list[float]:
     known = [scale for scale in scales if scale is not None]
     if known and len(known) < len(scales):
-        raise NoConversion("a scale for some dimensions and none for others")
+        raise UnsupportedConversion("a scale for some dimensions and none for others")
     return known
 
 
@@ -103,7 +103,7 @@ def items(sizes: Any) -> list[Any]:
         return list(sizes)
     packed = sizes.node.inputs[0]
     if sizes.node.op != "Pack" or not isinstance(packed, tuple):
-        raise NoConversion("sizes that are not a list")
+        raise UnsupportedConversion("sizes that are not a list")
     return list(packed)
 
 
@@ -116,7 +116,7 @@ def listed(entries: list[Any]) -> Any:
 def outermost_first(pad: Any) -> Any:
     numbers = items(pad)
     if len(numbers) % 2:
-        raise NoConversion("an odd number of paddings")
+        raise UnsupportedConversion("an odd number of paddings")
     return listed([n for i in range(len(numbers) - 2, -1, -2) for n in numbers[i : i + 2]])
 
 
@@ -124,9 +124,9 @@ def outermost_first(pad: Any) -> Any:
 def constant_pad(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     if not items(pad):
-        raise NoConversion("no paddings")
+        raise UnsupportedConversion("no paddings")
     if isinstance(value, float) and not math.isfinite(value) and not self.dtype.is_float:
-        raise NoConversion("an infinite padding of integers")
+        raise UnsupportedConversion("an infinite padding of integers")
     _, fill = promoted(self, value, dtype=self.dtype)
     return emitted("PadV3", [self, outermost_first(pad), fill], {}, meta_outputs)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import real, to
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType, Dim, TensorType
@@ -28,7 +28,7 @@ def mask_of(indices: Sequence[Value | None]) -> list[int]:
 def given(indices: Sequence[Value | None], *types: DataType) -> list[Value]:
     found = [i for i in indices if i is not None]
     if not found or any(i.dtype not in types for i in found):
-        raise NoConversion("a mask among the indices: the result's size is only known when run")
+        raise UnsupportedConversion("a mask among the indices: the result's size is only known when run")
     return found
 
 
@@ -68,7 +68,7 @@ def put(self: Value, index: Value, source: Value, accumulate: bool = False) -> V
 def index_add(self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
     if self.rank == 0 or index.rank > 1 or source.rank != self.rank:
-        raise NoConversion("a scalar")
+        raise UnsupportedConversion("a scalar")
     axis = dim % self.rank
     real(self, source, alpha)
     index = ge.Unsqueeze(index, axes=[0]) if index.rank == 0 else index
@@ -102,7 +102,7 @@ def index_fill(self: Value, dim: int, index: Value, value: Any) -> Value:
 
 def axis_of(x: Value, dim: int, index: Value) -> int:
     if x.rank == 0 or index.rank != 1:
-        raise NoConversion("a scalar")
+        raise UnsupportedConversion("a scalar")
     return dim % x.rank
 
 
@@ -136,7 +136,7 @@ def scatter_reduce(self: Value, dim: int, index: Value, src: Value, reduce: str,
     """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, …) -> Tensor"""
     real(self, src)
     if reduce not in REDUCTIONS_OF_TWO or not include_self:
-        raise NoConversion("ScatterElements knows no mean, and takes what is there into account")
+        raise UnsupportedConversion("ScatterElements knows no mean, and takes what is there into account")
     return ge.ScatterElements(self, index, src, axis=dim, reduction=REDUCTIONS_OF_TWO[reduce])
 
 
@@ -214,7 +214,7 @@ def place_of_one(x: Value, part: Value, axis: int, index: Any) -> Value:
     """The same index for every element of the part."""
     size = sizes_of(x)[axis]
     if not isinstance(index, int):
-        raise NoConversion("a symbolic index")
+        raise UnsupportedConversion("a symbolic index")
     if index < 0 and not isinstance(size, int):
         number = ge.Add(ge.Gather(ge.Shape(x, dtype=INT64), axis), index)
     else:
@@ -224,7 +224,7 @@ def place_of_one(x: Value, part: Value, axis: int, index: Any) -> Value:
 
 def sizes_of(x: Value) -> tuple[Dim, ...]:
     if not x.type.shape:
-        raise NoConversion("a scalar, or sizes that are not known")
+        raise UnsupportedConversion("a scalar, or sizes that are not known")
     return x.type.shape
 
 

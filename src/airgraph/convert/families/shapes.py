@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import promoted
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.convert.views import VIEWS
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 @converts(*VIEWS)
 def view(self: Value, *args: Any) -> Value:
     """view, reshape, t, transpose, permute: the walk keeps these back until they are needed (views.py)."""
-    raise NoConversion("views are emitted by the walk")
+    raise UnsupportedConversion("views are emitted by the walk")
 
 
 @converts(aten.t.default)
@@ -53,7 +53,7 @@ def slice_(self: Value, dim: int = 0, start: Any = None, end: Any = None, step: 
     """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
     start, end = 0 if start is None else start, 2**63 - 1 if end is None else end
     if not all(isinstance(n, int) for n in (start, end, step)):
-        raise NoConversion("symbolic bounds")
+        raise UnsupportedConversion("symbolic bounds")
     return ge.StridedSliceV2(self, [start], [end], [dim % self.rank], [step])
 
 
@@ -64,7 +64,7 @@ def cat(tensors: list[Value], dim: int = 0, *, meta_outputs: TensorSpec) -> Valu
         t for t in tensors if t.rank == meta_outputs.rank or t.type.shape != (0,)
     ]  # PyTorch skips a bare `tensor([])`
     if not full or any(t.rank != meta_outputs.rank for t in full):
-        raise NoConversion("tensors of several ranks")
+        raise UnsupportedConversion("tensors of several ranks")
     parts = promoted(*full, dtype=meta_outputs.dtype)
     return ge.ConcatV2(parts, dim % meta_outputs.rank, N=len(parts))
 
@@ -88,7 +88,7 @@ def split(self: Value, split_size: Any, dim: int = 0, *, meta_outputs: list[Tens
 def split_with_sizes(self: Value, split_sizes: Any, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
     """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
     if isinstance(split_sizes, Value):
-        raise NoConversion("symbolic sizes")
+        raise UnsupportedConversion("symbolic sizes")
     return ge.SplitV(self, list(split_sizes), dim % self.rank, num_split=len(meta_outputs))
 
 
@@ -96,7 +96,7 @@ def split_with_sizes(self: Value, split_sizes: Any, dim: int = 0, *, meta_output
 def unbind(self: Value, dim: int = 0, *, meta_outputs: list[TensorSpec]) -> list[Value]:
     """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
     if not meta_outputs:
-        raise NoConversion("a dimension of size 0")
+        raise UnsupportedConversion("a dimension of size 0")
     return ge.Unpack(self, num=len(meta_outputs), axis=dim % self.rank)
 
 
@@ -116,7 +116,7 @@ def flip(self: Value, dims: list[int]) -> Value:
 def tril(self: Value, diagonal: Any = 0) -> Value:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
     if not isinstance(diagonal, int):
-        raise NoConversion("a symbolic diagonal")
+        raise UnsupportedConversion("a symbolic diagonal")
     return ge.Tril(self, diagonal=diagonal)
 
 
@@ -124,5 +124,5 @@ def tril(self: Value, diagonal: Any = 0) -> Value:
 def triu(self: Value, diagonal: Any = 0) -> Value:
     """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
     if not isinstance(diagonal, int):
-        raise NoConversion("a symbolic diagonal")
+        raise UnsupportedConversion("a symbolic diagonal")
     return ge.Triu(self, diagonal=diagonal)

@@ -10,7 +10,7 @@ import torch
 from airgraph.convert.families.arithmetic import binary, unary
 from airgraph.convert.families.creation import full
 from airgraph.convert.promote import promoted
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -95,5 +95,5 @@ def frac(self: Value, *, meta_outputs: TensorSpec) -> Value:
 def logit(self: Value, eps: Any = None, *, meta_outputs: TensorSpec) -> Value:
     """logit(Tensor self, float? eps=None) -> Tensor"""
     if eps is not None and (not isinstance(eps, int | float) or eps < 0):
-        raise NoConversion("eps is not a constant, or negative")
+        raise UnsupportedConversion("eps is not a constant, or negative")
     return ge.Logit(*promoted(self, dtype=meta_outputs.dtype), eps=-1.0 if eps is None else float(eps))

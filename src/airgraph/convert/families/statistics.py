@@ -9,7 +9,7 @@ import torch
 from airgraph.convert.chip import newer
 from airgraph.convert.families.reductions import axes_of
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -33,7 +33,7 @@ def spread(op: str, *, mean: bool) -> Any:
 def whole(correction: Any) -> int:
     number = 1 if correction is None else correction
     if not isinstance(number, int | float) or int(number) != number:
-        raise NoConversion("a correction that is no whole number")
+        raise UnsupportedConversion("a correction that is no whole number")
     return int(number)
 
 
@@ -64,7 +64,7 @@ def vector_norm(
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
     (x,) = promoted(self, dtype=meta_outputs.dtype)
     if not isinstance(ord, int | float):
-        raise NoConversion("the order is not a constant")
+        raise UnsupportedConversion("the order is not a constant")
     axes = [] if not dim else axes_of(x, dim)
     return ge.LpNormV2(x, p=float(ord), axes=axes, keepdim=keepdim)
 

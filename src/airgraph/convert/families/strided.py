@@ -10,7 +10,7 @@ import torch
 
 from airgraph.convert.families.shapes import split, split_with_sizes
 from airgraph.convert.promote import TORCH_TYPES, promoted, real, to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -62,7 +62,7 @@ def plain_strides(size: Any) -> Any:
 
 def contiguous(x: Value) -> None:
     if not x.dense:
-        raise NoConversion("it counts in memory that does not lie in the order of the elements")
+        raise UnsupportedConversion("it counts in memory that does not lie in the order of the elements")
 
 
 @converts(aten.unfold.default)
@@ -70,7 +70,7 @@ def unfold(self: Value, dimension: int, size: int, step: int) -> Value:
     """unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"""
     shape = self.type.shape
     if not shape or not all(isinstance(n, int) for n in (*shape, size, step)):
-        raise NoConversion("a scalar or symbolic sizes")
+        raise UnsupportedConversion("a scalar or symbolic sizes")
     axis = dimension % len(shape)
     strides = [1]
     for length in reversed(shape[1:]):
@@ -87,7 +87,7 @@ def view_dtype(self: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
     real(self)
     new = TORCH_TYPES.get(meta_outputs.dtype)
     if new is None or new.is_complex or new.itemsize != TORCH_TYPES[self.dtype].itemsize:
-        raise NoConversion("elements of another size")
+        raise UnsupportedConversion("elements of another size")
     return ge.Bitcast(self, type=int(meta_outputs.dtype))
 
 
@@ -95,7 +95,7 @@ def view_dtype(self: Value, dtype: Any, *, meta_outputs: TensorSpec) -> Value:
 def roll(self: Value, shifts: Any, dims: Sequence[int] = ()) -> Value:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
     if isinstance(shifts, Value):
-        raise NoConversion("symbolic shifts")
+        raise UnsupportedConversion("symbolic shifts")
     return ge.Roll(self, shifts=list(shifts), dims=list(dims))
 
 

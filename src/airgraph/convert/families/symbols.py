@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from airgraph.convert.promote import to
-from airgraph.convert.registry import REGISTRY, NoConversion, TensorSpec, converts
+from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -33,7 +33,7 @@ def sym_numel(self: Value) -> Value:
 def arithmetic(op: str) -> Any:
     def convert(a: Any, b: Any, *, meta_outputs: TensorSpec) -> Value:
         if meta_outputs.dtype != INT64:
-            raise NoConversion("floating-point arithmetic of the host")
+            raise UnsupportedConversion("floating-point arithmetic of the host")
         return getattr(ge, op)(to(a, INT64), to(b, INT64))
 
     return convert
@@ -52,5 +52,5 @@ for target, op in (
 @converts(operator.neg)
 def neg(a: Value, *, meta_outputs: TensorSpec) -> Value:
     if meta_outputs.dtype != INT64:
-        raise NoConversion("floating-point arithmetic of the host")
+        raise UnsupportedConversion("floating-point arithmetic of the host")
     return ge.Neg(a)

@@ -8,7 +8,7 @@ import torch
 
 from airgraph.convert.families.matrices import scaled
 from airgraph.convert.promote import promoted, real, to
-from airgraph.convert.registry import NoConversion, TensorSpec, converts
+from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
@@ -42,7 +42,7 @@ def addmv(self: Value, mat: Value, vec: Value, *, beta: Any = 1, alpha: Any = 1,
 def addr(self: Value, vec1: Value, vec2: Value, *, beta: Any = 1, alpha: Any = 1, meta_outputs: TensorSpec) -> Value:
     """addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     if meta_outputs.dtype == DataType.DT_BOOL:
-        raise NoConversion("truth values")
+        raise UnsupportedConversion("truth values")
     x, v1, v2 = promoted(self, vec1, vec2, dtype=meta_outputs.dtype)
     column = ge.Mul(ge.Unsqueeze(v1, axes=[1]), to(alpha, meta_outputs.dtype))
     return ge.Add(scaled(x, beta, meta_outputs), ge.Mul(column, ge.Unsqueeze(v2, axes=[0])))

@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from airgraph.engine.cuda.target import GPU
 from airgraph.engine.fold import fold
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.ir.graph import Graph
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 from airgraph.plan.steps import Plan
-from airgraph.plan.target import Target
 
 if TYPE_CHECKING:
     from airgraph.engine.cuda.executable import CudaExecutable
-
-
-# Tiles keep what stages share in registers, so nothing is spilled; reductions are not split yet.
-GPU = Target("cuda", lanes=1, scratch=0, jobs=1, kernels=frozenset({"decode"}))
 
 
 class CudaEngine:
@@ -47,7 +43,7 @@ class CudaEngine:
             raise ConfigError(f"the CUDA engine cannot run this graph: {reason}", hint='engine="auto"')
         refusal = problem() or host_values(request.graph)
         if refusal is not None:
-            raise Refuse(refusal)
+            raise UnsupportedPlan(refusal)
         fulfilled_waits(request.graph)
         fold(request)
         return make_plan(request.graph, request.boundary, GPU)

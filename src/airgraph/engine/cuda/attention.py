@@ -1,4 +1,4 @@
-"""Attention of one token (`plan.opaque.single_token`) by a kernel of our own.
+"""Attention of one token (target.py says of which) by a kernel of our own.
 
 PyTorch's kernels give each query head to one program, which walks through the whole cache, and want a copy of the cache
 with each head repeated for the queries that share it. Here the cache is read where it is, by as many programs as fill the

@@ -60,6 +60,12 @@ class Bound:
 
 
 class CudaExecutable:
+    """A plan on an NVIDIA GPU: its steps, for replay to run or to capture, with a Triton kernel for every group of loops.
+
+    `kernels` compiles and launches them; what depends on sizes is kept for each set of symbols (`Bound`). Constants and
+    inputs are those of a reference executable of the same graph, which also runs the calls of PyTorch.
+    """
+
     def __init__(self, request: Request, kernels: Kernels) -> None:
         assert request.plan is not None
         self.graph, self.boundary, self.device = request.graph, request.boundary, request.device

@@ -19,6 +19,7 @@ from airgraph.engine.cuda import functions
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED, literal
 from airgraph.engine.cuda.kernel_source import Value
 from airgraph.engine.cuda.tiles import Tile, choose, total
+from airgraph.engine.rendering import CodeBlock, KernelOperands, find
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Affine, Var, expand, same
 from airgraph.plan.kernels import Store
@@ -138,24 +139,21 @@ def render(nest: Nest) -> Source:
     return Renderer(nest, choose(nest, total(nest.outer))).source()
 
 
-class CodeBlock:
-    """Lines at one depth of the kernel, and the values they define."""
+class Renderer(KernelOperands):
+    """Renders one nest as the body of a Triton kernel; `source()` is the result.
 
-    def __init__(self, depth: int) -> None:
-        self.lines: list[str] = []
-        self.values: dict[object, str] = {}
-        self.indent = "    " * depth
+    A block of the kernel computes a tile: XBLOCK iterations of the outer loops at once and, where there are inner ones,
+    RBLOCK of those, in one go (`whole_rows`) or in a loop for each stage (`long_rows`). What does not depend
+    on the inner loops is defined outside of them.
+    """
 
-
-class Renderer:
     def __init__(self, nest: Nest, tile: Tile) -> None:
+        super().__init__()
         self.nest, self.tile = nest, tile
         self.inner = frozenset(nest.inner)
-        self.tensors: list[Tensor] = []
-        self.sizes: list[Dim] = []
         self.checks = False
         self.count = 0
-        self.scopes = [CodeBlock(1)]
+        self.scopes = [CodeBlock("    ")]
         self.axes: dict[Var, str] = {}
         self.loops: dict[str, list[Var]] = {}
         self.row = total(nest.inner)
@@ -231,7 +229,7 @@ class Renderer:
     def stage(self, stage: Stage) -> None:
         outside = self.scopes[0]
         sums = {e.id: f"a{e.id}" for e in stage.reductions}
-        inside = CodeBlock(2)
+        inside = CodeBlock("        ")
         self.scopes.append(inside)
         for s in stage.stores:
             self.store(s)
@@ -274,11 +272,8 @@ class Renderer:
         scope.values[e.id] = name
         return name
 
-    def find(self, key: object) -> str | None:
-        return next((s.values[key] for s in reversed(self.scopes) if key in s.values), None)
-
     def value(self, e: Expr) -> str:
-        found = self.find(e.id)
+        found = find(self.scopes, e.id)
         if found is not None:
             return found
         assert e.op != "reduce", "a reduction is read before it is done"
@@ -305,21 +300,6 @@ class Renderer:
         return f"tl.where(rmask, {text}, {functions.identity(e.source, e.dtype)}).to(tl.{COMPUTED[e.dtype]})"
 
     # -- places -----------------------------------------------------------------------------------------------------
-    def size(self, d: Dim) -> str:
-        d = expand(d)
-        if isinstance(d, int):
-            return str(d)
-        for i, known in enumerate(self.sizes):
-            if same(known, d):
-                return f"s{i}"
-        self.sizes.append(d)
-        return f"s{len(self.sizes) - 1}"
-
-    def pointer(self, t: Tensor) -> str:
-        if t not in self.tensors:
-            self.tensors.append(t)
-        return f"p{self.tensors.index(t)}"
-
     def offset(self, at: Affine) -> str:
         terms = [term for axis in self.loops for term in self.terms(axis, dict(at.terms))]
         if not terms:

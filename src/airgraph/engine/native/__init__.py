@@ -20,7 +20,7 @@ from airgraph.errors import ConfigError
 from airgraph.locks import Depth, held_at_fork
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
-from airgraph.plan.index import Refuse
+from airgraph.plan.index import UnsupportedPlan
 from airgraph.plan.steps import Plan
 from airgraph.source_hash import source_hash
 
@@ -46,7 +46,7 @@ class NativeEngine:
             raise ConfigError(f"the native engine cannot run this graph: {reason}", hint='engine="auto"')
         missing = problem()
         if missing is not None:
-            raise Refuse(missing)
+            raise UnsupportedPlan(missing)
         fulfilled_waits(request.graph)
         fold(request)
         return make_plan(request.graph, request.boundary, this_cpu())

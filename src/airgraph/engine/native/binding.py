@@ -10,7 +10,7 @@ any other costs. What only sympy can compute, and sizes that do not fit in 64 bi
 from __future__ import annotations
 
 from airgraph.engine.native.libtorch import ask
-from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.tables import BindingWords, DefinitionWords, FrameWords
 from airgraph.plan.sizes import SizeOp, Sizes
 
@@ -27,7 +27,7 @@ def code_words(sizes: Sizes) -> list[int]:
 
 def evaluate() -> str:
     """The operations, each with its result behind those before; 1 if one cannot be done here."""
-    f = Native("evaluate", "ptr %code, i64 %count, ptr %values, i64 %first, ptr %questions", "i64")
+    f = Function("evaluate", "ptr %code, i64 %count, ptr %values, i64 %first, ptr %questions", "i64")
 
     def one(i: str) -> None:
         row = f.row("%code", i, ROW)
@@ -77,7 +77,7 @@ def evaluate() -> str:
     return f.text("i64 0")
 
 
-def floored(f: Native, x: str, y: str) -> tuple[str, str]:
+def floored(f: Function, x: str, y: str) -> tuple[str, str]:
     """Quotient and remainder as Python has them: rounded down."""
     quotient, rest = f.op(f"sdiv i64 {x}, {y}"), f.op(f"srem i64 {x}, {y}")
     other_sign = f.test("slt", f.op(f"xor i64 {rest}, {y}"), 0)
@@ -87,7 +87,7 @@ def floored(f: Native, x: str, y: str) -> tuple[str, str]:
 
 def write() -> str:
     """Every word of a frame that depends on sizes, from its values."""
-    f = Native("write", "ptr %frame", exported=True)
+    f = Function("write", "ptr %frame", exported=True)
     table, values = f.word("%frame", FrameWords.WORD_TABLE, "ptr"), f.word("%frame", FrameWords.VALUES, "ptr")
 
     def one(i: str) -> None:
@@ -100,7 +100,7 @@ def write() -> str:
 
 def tell() -> str:
     """The symbols, from the arguments that define them; 1 if one is not what it should be."""
-    f = Native("tell", "ptr %frame, ptr %binding, ptr %args", "i64")
+    f = Function("tell", "ptr %frame, ptr %binding, ptr %args", "i64")
     f.do("%out = alloca i64")
     table, values = f.word("%binding", BindingWords.DEFINITION_TABLE, "ptr"), f.word("%frame", FrameWords.VALUES, "ptr")
     plain, parameter = f.word("%frame", FrameWords.TENSOR_TYPE), f.word("%frame", FrameWords.PARAMETER_TYPE)
@@ -143,7 +143,7 @@ def tell() -> str:
 
 def bind() -> str:
     """Makes a frame one for these arguments and so many threads. If that fails, it is one for nothing (no threads)."""
-    f = Native("bind", "ptr %frame, ptr %args, i64 %threads", "i1")
+    f = Function("bind", "ptr %frame, ptr %args, i64 %threads", "i1")
     binding, values = f.word("%frame", FrameWords.BINDING, "ptr"), f.word("%frame", FrameWords.VALUES, "ptr")
     f.set("%frame", FrameWords.THREADS, "0")
     f.set(values, 0, "%threads")

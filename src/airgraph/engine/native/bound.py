@@ -13,11 +13,20 @@ import torch
 from airgraph.engine.arguments import THREADS
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
-from airgraph.engine.native.image import FrameImage, Outside, SizesImage, Turn
-from airgraph.engine.native.kernels import gemm
+from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, Turn
+from airgraph.engine.native.kernels import blas, gemm
 from airgraph.engine.native.kernels.products import TURNED
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
-from airgraph.engine.native.tables import BindingWords, DefinitionWords, EntryWords, FrameWords, StepWords, words
+from airgraph.engine.native.packing import Tag
+from airgraph.engine.native.tables import (
+    BindingWords,
+    DefinitionWords,
+    EntryWords,
+    FrameWords,
+    StepWords,
+    TagWords,
+    words,
+)
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.sizes import Sizes, Term
 from airgraph.plan.tensors import Tensor
@@ -65,7 +74,7 @@ class Outer(Protocol):
     fixed: list[torch.Tensor]
     binding: BindingTable
     callback: int  # the address of the Python function that does a library call
-    copies: WeakValueDictionary[Any, torch.Tensor]  # of weights, transposed
+    copies: WeakValueDictionary[Any, Any]  # of weights, transposed or packed
 
     def interpreter(self, name: str) -> int:
         """A function of the interpreter of calls."""
@@ -82,6 +91,8 @@ class BoundFrame:
         image = self.image = outer.image
         self.sizes, self.number = sizes, number
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
+        self.tags: dict[int, Tag] = {}  # slot of an argument → what it was when it was packed
+        self.packed = 0  # bytes of packed weights
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
@@ -99,8 +110,13 @@ class BoundFrame:
         for turn in image.turns:
             if still is not None and turn.slot in still:
                 self.turn(turn, still[turn.slot], turn.slot in outer.constants)
+        for pack in image.packs:
+            if still is not None and pack.slot in still:
+                self.pack(pack, still[pack.slot], pack.slot in outer.constants)
         for i, slot in self.weights():
             self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
+            if slot in self.tags:
+                self.argument_table[i * EntryWords.WORDS + EntryWords.TAG] = self.tag_row(self.tags[slot])
 
     def part(self, start: int, count: int) -> Any:
         return (ctypes.c_int64 * count).from_buffer(self.memory, 8 * start)
@@ -146,6 +162,37 @@ class BoundFrame:
         sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
         args[1] = ctypes.addressof(place)
 
+    def pack(self, pack: Pack, weight: torch.Tensor, constant: bool) -> None:
+        """The product reads a packed copy of its weight; equal copies are one."""
+        sizes, args = self.part(pack.sizes, Gemm.WORDS), self.part(pack.args, 2)
+        form, start, stride = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB))
+        m, n, k = (sizes[i] for i in (Gemm.M, Gemm.N, Gemm.K))
+        turned = gemm.FORMS[form] == "nt"
+        rows, columns = (n, k) if turned else (k, n)
+        if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
+            return
+        if pack.tagged and pack.slot not in self.tags:
+            self.tags[pack.slot] = Tag(weight)
+        key = (weight.data_ptr(), *sizes, pack, self.tags[pack.slot].key if pack.tagged else None)
+        copy = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
+            copy.fill(weight.data_ptr() + 4 * start, turned, stride)
+        place = words([copy.address])
+        self.kept += [copy, weight, place]
+        self.packed += copy.bytes
+        if not constant:
+            self.only[pack.slot] = weight.data_ptr()
+        sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
+        args[1] = ctypes.addressof(place)
+
+    def tag_row(self, tag: Tag) -> int:
+        row = words([0] * TagWords.WORDS)
+        row[TagWords.OBJECT], row[TagWords.VERSION] = id(tag.weight), tag.version
+        row[TagWords.SAMPLES], row[TagWords.SAMPLE_TABLE] = len(tag.table), tag.table.data_ptr()
+        self.kept.append(row)
+        return ctypes.addressof(row)
+
     @property
     def address(self) -> int:
         return ctypes.addressof(self.memory)
@@ -189,8 +236,10 @@ class BoundFrame:
         return term if isinstance(term, int) else int(evaluate(x, self.symbols or self.bound()))
 
     def serves(self, args: Sequence[Any]) -> bool:
-        """Whether the weights it has copies of are among the arguments."""
+        """Whether the weights it has copies of are among the arguments, and are what was copied."""
         found = {slot: args[i] for i, slot in self.weights()}
+        if not all(tag.fits(found.get(slot)) for slot, tag in self.tags.items()):
+            return False
         return all(
             isinstance(t := found.get(slot), torch.Tensor) and t.data_ptr() == address
             for slot, address in self.only.items()

@@ -36,7 +36,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | gemm | attention | conv | call
+    kind: str  # loop | gemm | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -150,8 +150,14 @@ def gemm_step(step: GemmStep) -> NativeStep:
         step.a.offset,
         step.b.offset,
         bias_at,
+        *[0] * 3,
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
+    if step.ends:
+        args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
+        return NativeStep(
+            "grouped", kernels()["step_grouped"], args, sizes, 0, 1, 0, step, KernelName("", "step_grouped")
+        )
     return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
 
 
@@ -191,5 +197,5 @@ def conv_step(step: ConvStep) -> NativeStep:
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    words = [*offsets, *([*step.x.strides] if step.last else [*s, 0])]
+    words = [*offsets, *([*step.x.strides] if step.last else [*s])]
     return NativeStep("conv", kernels()["step_conv"], args, words, 0, 1, cost, step, KernelName("", "step_conv"))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Code
@@ -47,7 +47,7 @@ def tag(owner: Mapping[str, Any]) -> int:
 
 def source() -> str:
     """unchanged(table) → 1 if every dictionary has its tag. The table: their number, then an address and a tag for each."""
-    f = Native("unchanged", "ptr %table", "i64", exported=True)
+    f = Function("unchanged", "ptr %table", "i64", exported=True)
     rows = f.at("%table", 1, "i64")
 
     def one(i: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -24,29 +25,37 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, nu
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
+from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
-from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.protocol import Env, Request, Step, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
+from airgraph.ir.symbols import evaluate
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
 
 
 class NativeExecutable(FrameRunner, PlannedExecutable):
-    """A plan as native functions, and the frames in which it runs: one for each call at the same time."""
+    """A plan as native functions, and the frames in which it runs: one for each call at the same time.
+
+    `kernels` are the native functions; for capture and replay, which see an executable as steps (protocol.Steps), all of
+    them are one step.
+    """
 
     def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
         """`tuner`: matrix products are timed."""
         assert request.plan is not None
         plan = request.plan
-        self.steps: list[NativeStep] = native_steps(plan)
-        super().__init__(request, self.steps)
-        self.name, self.functions = self.graph.name, [step.function for step in self.steps]
+        self.kernels: list[NativeStep] = native_steps(plan)
+        super().__init__(request, self.kernels)
+        self.name, self.functions = self.graph.name, [step.function for step in self.kernels]
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
-        self.titles = [title(plan, step.origin) for step in self.steps]
+        self.titles = [title(plan, step.origin) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
+        self.tagged = self.unwritten_arguments() if request.journal.phase == "inference" else frozenset()
+        self.journal, self.packed_bytes = request.journal, 0  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
         self.by_python = bool(self.tapes.refused)  # some steps are done by Python
@@ -54,6 +63,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if tuner is not None:
             tuner.learn(self.products({}, symbolic=False).values())
         self.shared: Shared | None = None
+        self.inputs = self.reference.inputs
+        self.outputs = [-1 - i for i in range(len(plan.outputs))]
+        self.writes: list[tuple[str, int]] = []  # the step has done them
+        self.cells: set[int] = set()
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def learn(self, symbols: Symbols) -> None:
@@ -73,7 +86,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         """The matrix products whose sizes are known when compiling, or, at these symbols, those whose sizes are not."""
         threads = number_of_threads()
         steps = [
-            s for s in self.steps if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
+            s for s in self.kernels if s.kind == "gemm" and any(isinstance(x, sympy.Basic) for x in s.sizes) == symbolic
         ]
         sizes = Sizes(self.sizes.symbols)
         words = {s: [0, *(number_word(x, sizes) for x in s.sizes)] for s in steps}
@@ -96,11 +109,12 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
-        steps = [sized(step, self.sizes, tuned.get(step)) for step in self.steps]
-        time = self.timeline(self.steps, [s.single == 1 for s in steps])
+        tuned |= self.packed_products(symbols)
+        steps = [sized(step, self.sizes, tuned.get(step)) for step in self.kernels]
+        time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
             plan=self.plan,
-            steps=self.steps,
+            steps=self.kernels,
             table=self.table,
             sizes=self.sizes,
             sources=self.sources,
@@ -108,12 +122,25 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             numbers=self.numbers,
             constants=self.constants,
             calls=self.tapes,
-            released=self.releases(self.steps),
+            released=self.releases(self.kernels),
             sized=steps,
             tuned=tuned,
+            frozen=self.frozen,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
+
+    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+        """Those whose weight may be packed and whose sizes are known when compiling."""
+        budget, found = PackingBudget(), dict[NativeStep, Tuned]()
+        for step, product in self.products(symbols, symbolic=False).items():
+            assert step.args[1] is not None
+            slot = self.table.slot(step.args[1])
+            if slot in self.constants or slot in self.frozen or slot in self.tagged:
+                way = budget.way(product)
+                if way is not None:
+                    found[step] = Tuned(product, way)
+        return found
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
         """The program as plain data, or why it cannot be; `symbols`: for which its memory shall be laid out well."""
@@ -132,7 +159,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         return ProgramImage(
             self.image,
             self.shared.sizes_image(),
-            [step.symbol for step in self.steps],
+            [step.symbol for step in self.kernels],
             self.titles,
             self.made,
             self.loose,
@@ -158,12 +185,15 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
         frame = super().new_frame(args)
         frame.shared = self.shared
+        if frame.packed not in (0, self.packed_bytes):
+            self.packed_bytes = frame.packed
+            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
         return frame
 
     def still(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
-        """Constants, and those among the arguments that keep their content, by slot."""
+        """Constants, and those among the arguments that keep their content or can be tagged, by slot."""
         assert self.shared is not None
-        return self.constants | {
+        return dict(super().still(args)) | {
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
@@ -174,9 +204,29 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             and DTYPE_NUMBER[arg.dtype] == given.dtype
         }
 
+    # -- for capture and replay -----------------------------------------------------------------------------------------
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The graph as one step. (Made when it is asked for: it keeps the executable alive until a garbage collection.)"""
+
+        def given(spec: Argument, env: Env, symbols: Symbols) -> Any:
+            if spec.name not in self.inputs:  # a size that only the symbols tell
+                return evaluate(spec.expr, symbols) if isinstance(spec, NumberIn) else None
+            value = env[self.inputs[spec.name]]
+            return value.item() if isinstance(spec, NumberIn) and isinstance(value, torch.Tensor) else value
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            args = [given(spec, env, symbols) for spec in self.boundary.arguments]
+            outputs, _ = self.call(args, lambda _: symbols)
+            symbols.update(self.learned())
+            return outputs[: len(self.outputs)]
+
+        made = dict(zip(self.outputs, self.plan.output_values))
+        return [Step(tuple(self.graph.nodes), run, tuple(self.inputs.values()), made)]
+
     # -- library calls --------------------------------------------------------------------------------------------------
     def library_step(self, frame: BoundFrame, number: int) -> None:
-        step = self.steps[number].origin
+        step = self.kernels[number].origin
         assert isinstance(step, CallStep)
         if getattr(self.local, "frame", None) is not frame:  # the first of this call
             frame.symbols = self.local.symbols = frame.bound()

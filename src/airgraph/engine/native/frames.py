@@ -23,9 +23,18 @@ from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.image import FrameImage, Link, Outside, Reference, SizesImage, Turn
+from airgraph.engine.native.image import FrameImage, Link, Outside, Pack, Reference, SizesImage, Turn
 from airgraph.engine.native.kernels import conv, conv_last, gemm
-from airgraph.engine.native.kernels.products import ALONE, TURNED, ProductShape, Way, jobs_of, strategy, unit_of
+from airgraph.engine.native.kernels.products import (
+    ALONE,
+    COLUMNS,
+    TURNED,
+    ProductShape,
+    Way,
+    jobs_of,
+    strategy,
+    unit_of,
+)
 from airgraph.engine.native.kernels.shared_kernels import MODULES, ConvLast, Gemm, kernels
 from airgraph.engine.native.tables import DefinitionWords, EntryWords, FrameWords, LocationWords, StepWords, in_a_word
 from airgraph.engine.planned import THREADS, Released, SlotTable
@@ -84,8 +93,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     if step.kind == "call":
         return SizedStep([], 0, 1, 1, 0)
     words = [0, *(number_word(s, sizes) for s in step.sizes)]
-    if step.kind == "gemm":
-        return sized_product(words, threads, tuned)
+    if step.kind in ("gemm", "grouped"):
+        return sized_product(words, threads, tuned, of_batch=step.kind == "gemm")
     jobs, scratch = term(step.jobs), term(step.scratch)
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
@@ -110,8 +119,9 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
 
 
-def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> SizedStep:
-    dims = [words[i] for i in (Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K)]
+def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_batch: bool) -> SizedStep:
+    """`of_batch`: each member has all rows; else they are shared among the members."""
+    dims = [words[Gemm.BATCH] if of_batch else 1, *(words[i] for i in (Gemm.M, Gemm.N, Gemm.K))]
     split, team = strategy(dims, threads)
     form = words[Gemm.FORM]
     assert isinstance(form, int)
@@ -120,12 +130,16 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None) -> 
         known = zip((*dims, threads), (p.batch, p.m, p.n, p.k, p.threads))
         same = reduce(both, (equal(a, b) for a, b in known))
         split, team = choose(same, way.split, split), choose(same, way.threads, team)
+    packed = tuned if tuned is not None and tuned.way.packed else None
+    if packed is not None:
+        split, team = COLUMNS, packed.way.threads
     words[Gemm.SPLIT] = split
     jobs = jobs_of(split, dims)
     forms = [form, *([TURNED[form]] if tuned is not None and tuned.way.turned else [])]
     _, m, n, k = dims
     scratch = reduce(maximum, (gemm.scratch_bytes(gemm.FORMS[f], m, n, k) for f in forms))
-    return SizedStep(words, jobs, unit_of(split, team, jobs, threads), equal(team, 1), aligned(scratch))
+    unit = unit_of(split, team, jobs, threads) if packed is None else packed.way.unit(packed.product)
+    return SizedStep(words, jobs, unit, equal(team, 1), aligned(scratch))
 
 
 def number_word(x: Any, sizes: Sizes) -> Amount:
@@ -176,10 +190,11 @@ class Shared:
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
+    frozen: frozenset[int]  # slots of the arguments that never change
     time: Timeline
     memory: Arrangement
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
-    copies: WeakValueDictionary[Any, torch.Tensor] = field(default_factory=WeakValueDictionary)  # of weights, turned
+    copies: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary)  # of weights, turned or packed
 
     @cached_property
     def image(self) -> FrameImage:
@@ -209,6 +224,7 @@ class FrameBuilder:
         self.objects = 0
         self.fixed: list[torch.Tensor] = shared.fixed
         self.turns: list[Turn] = []
+        self.packs: list[Pack] = []
 
     def image(self) -> FrameImage:
         shared = self.shared
@@ -260,7 +276,7 @@ class FrameBuilder:
         sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
         self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
         self.words[FrameWords.VALUES] = values
-        image = FrameImage(objects=self.objects, turns=self.turns)
+        image = FrameImage(objects=self.objects, turns=self.turns, packs=self.packs)
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):
@@ -353,6 +369,7 @@ class FrameBuilder:
             row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = function, numbers.jobs, numbers.unit
             row[StepWords.SIZES], row[StepWords.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
             self.note_turn(step, row[StepWords.SIZES], row[StepWords.ARGS])
+            self.note_pack(step, row[StepWords.SIZES], row[StepWords.ARGS])
             if step.checks:
                 errors.append(row[StepWords.SIZES])
         for i, wait in barriers(self.shared.time, [s.single for s in self.shared.sized]).items():
@@ -377,6 +394,15 @@ class FrameBuilder:
         """Where the step finds the addresses of what it reads and writes."""
         slots = [self.table.slot(a) if a is not None else 0 for a in step.args]
         return [self.slots.behind(slot) for slot in slots]
+
+    def note_pack(self, step: NativeStep, sizes: Link, args: Link) -> None:
+        """A product for MKL; a frame has a packed copy if the weight keeps its content, or can be tagged."""
+        tuned = self.shared.tuned.get(step)
+        if tuned is not None and tuned.way.packed:
+            assert step.args[1] is not None
+            slot = self.table.slot(step.args[1])
+            tagged = slot not in self.shared.constants and slot not in self.shared.frozen
+            self.packs.append(Pack(slot, sizes.at, args.at, tuned.way.unit(tuned.product), tagged))
 
     def note_turn(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"airgraph program %d\n" % FORMAT
 
 
@@ -60,6 +60,17 @@ class Turn(NamedTuple):
     args: int
 
 
+class Pack(NamedTuple):
+    """A matrix product that multiplies with a packed copy of its weight (packing.py): the slot of that, where its sizes and
+    arguments are, the columns of a block; `tagged`: the weight is a parameter that may change."""
+
+    slot: int
+    sizes: int
+    args: int
+    block: int
+    tagged: bool
+
+
 @dataclass
 class FrameImage:
     """`tables`: where the parts that Python looks at begin, and how many words they have."""
@@ -70,6 +81,7 @@ class FrameImage:
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
     objects: int = 0  # results that Python hands in
     turns: list[Turn] = field(default_factory=list)
+    packs: list[Pack] = field(default_factory=list)
 
 
 class KernelName(NamedTuple):
@@ -122,6 +134,7 @@ class ProgramImage:
         head = {
             "tables": self.frame.tables,
             "objects": self.frame.objects,
+            "packs": self.frame.packs,
             "symbols": self.sizes.symbols,
             "questions": self.sizes.questions,
             "functions": self.functions,
@@ -146,7 +159,7 @@ class ProgramImage:
         tables = {name: (start, count) for name, (start, count) in head["tables"].items()}
         slots = head["constants"]
         image = cls(
-            FrameImage(words, links, outside, tables, head["objects"]),
+            FrameImage(words, links, outside, tables, head["objects"], packs=[Pack(*p) for p in head["packs"]]),
             SizesImage(head["symbols"], list(definitions), list(code), head["questions"]),
             [None if f is None else KernelName(*f) for f in head["functions"]],
             head["titles"],

@@ -8,15 +8,15 @@ from functools import cache
 
 import torch
 
-from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.llvm.builder import Function
 
 
 # -- from native code ---------------------------------------------------------------------------------------------------
-def ask(f: Native, function: str, handle: str, failed: Callable[[], None]) -> None:
+def ask(f: Function, function: str, handle: str, failed: Callable[[], None]) -> None:
     checked(f, f"@{function}(ptr {handle}, ptr %out)", failed)
 
 
-def checked(f: Native, call: str, failed: Callable[[], None]) -> None:
+def checked(f: Function, call: str, failed: Callable[[], None]) -> None:
     """A function of libtorch's C ABI; `failed` ends in a return or a branch."""
     code, inside, on = f.op(f"call i32 {call}"), f.name("bad"), f.name("fine")
     f.do(f"br i1 {f.test('eq', code, 0, 'i32')}, label %{on}, label %{inside}")
@@ -25,7 +25,7 @@ def checked(f: Native, call: str, failed: Callable[[], None]) -> None:
     f.label(on)
 
 
-def delete(f: Native, handle: str) -> None:
+def delete(f: Function, handle: str) -> None:
     """Nothing follows from its return code: what cannot be freed is left."""
     f.op(f"call i32 @aoti_torch_delete_tensor_object(ptr {handle})")
 

@@ -23,12 +23,14 @@ from airgraph.engine.native import runtime, tables
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.image import FrameImage
 from airgraph.engine.native.libtorch import last_error
+from airgraph.engine.native.packing import can_be_tagged
 from airgraph.engine.protocol import Symbols
 from airgraph.errors import BadIndexError, EngineError
 from airgraph.ir.boundary import SymbolSource
 from airgraph.ir.graph import Graph
 from airgraph.locks import Depth, held_at_fork
 
+PACKED_SETS = 4  # sets of weights that have packed copies (a model and copies of it share one program)
 FRAMES = 64  # that wait: each is for its own frozen weights, or was made for a call at the same time
 _numbers = itertools.count(1)
 _frames: weakref.WeakValueDictionary[int, BoundFrame] = weakref.WeakValueDictionary()  # executables keep them alive
@@ -52,13 +54,19 @@ class BlockPool:
         with self.lock:
             if any(need // 2 < block[tables.BlockWords.SIZE] < need for block, _ in self.blocks):
                 need += need // 4
-            memory = torch.empty(need + 64, dtype=torch.uint8)
+            memory = torch.empty(-(-need // 64) * 64 + 64, dtype=torch.uint8)
             base = -(-memory.data_ptr() // 64) * 64
             block = (ctypes.c_int64 * tables.BlockWords.WORDS)(0, base, need)
             self.drop_smaller(need)
             block[tables.BlockWords.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
+
+    def fill(self, value: float) -> None:
+        """For tests, while no call runs: a number in all memory of intermediates and scratch, padding included."""
+        with self.lock:
+            for _, memory in self.blocks:
+                memory.view(torch.float32).fill_(value)
 
     def drop_smaller(self, need: int) -> None:
         kept, at = [], self.head[0]
@@ -106,7 +114,7 @@ class FrameRunner(TakesArguments):
     functions: list[int]  # of the steps; 0 for a call of PyTorch
     constants: dict[int, torch.Tensor]  # by slot
     fixed: list[torch.Tensor]
-    copies: weakref.WeakValueDictionary[Any, torch.Tensor]
+    copies: weakref.WeakValueDictionary[Any, Any]
     made: list[bool]  # for every output whether PyTorch makes it
     loose: bool
     titles: list[str]  # of the steps
@@ -131,8 +139,20 @@ class FrameRunner(TakesArguments):
         """Before any frame: `image` and what it refers to are there."""
 
     def still(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
-        """Constants and arguments that keep their content, by slot."""
-        return self.constants
+        """Constants, and arguments that keep their content or can be tagged (packing.py), by slot."""
+        tagged = {pack.slot for pack in self.image.packs if pack.tagged} if runtime.version_function() else set()
+        start, count = self.image.tables["arguments"]
+        rows = [
+            self.image.words[at : at + tables.EntryWords.WORDS]
+            for at in range(start, start + count, tables.EntryWords.WORDS)
+        ]
+        return self.constants | {
+            row[tables.EntryWords.VALUE]: arg
+            for arg, row in zip(args, rows)
+            if row[tables.EntryWords.KIND] == tables.EntryWords.TENSOR
+            and row[tables.EntryWords.VALUE] in tagged
+            and can_be_tagged(arg)
+        }
 
     def interpreter(self, name: str) -> int:
         """The address of a function of the interpreter of calls."""
@@ -155,16 +175,22 @@ class FrameRunner(TakesArguments):
             try:
                 frame.assign(symbols, number_of_threads())
             finally:
-                others = [f for f in waiting if f is not frame][: FRAMES - 1]
+                others = self.kept_waiting([f for f in waiting if f is not frame])
                 for f in reversed([frame, *others]):
                     runtime.put_frame(self.address, f.address)
-                gone = [f for f in waiting if f is not frame][FRAMES - 1 :]
+                gone = [f for f in waiting if f is not frame and f not in others]
                 self.frames = [f for f in self.frames if f not in gone]
         return frame
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self.program)
+
+    def kept_waiting(self, frames: list[BoundFrame]) -> list[BoundFrame]:
+        """Not those whose packed weights are of no use any more, nor more sets of packed weights than are wanted."""
+        fresh = [f for f in frames if not any(tag.outdated() for tag in f.tags.values())]
+        sets = list(dict.fromkeys(tuple(f.only.items()) for f in fresh if f.tags))[PACKED_SETS - 1 :]
+        return [f for f in fresh if not f.tags or tuple(f.only.items()) not in sets][: FRAMES - 1]
 
     def taken(self) -> list[BoundFrame]:
         """All frames that wait, taken out of the program's list."""

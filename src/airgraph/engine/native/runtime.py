@@ -14,7 +14,7 @@ runs the steps, and binding.py makes a frame one for other sizes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,9 @@ import torch
 
 from airgraph.engine.native import binding, steps
 from airgraph.engine.native.libtorch import ask, checked, delete, last_error, libtorch, missing, symbol, torch_symbol
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.engine.native.llvm.numbers import BAD_NUMBER, ZERO_DIVISOR
-from airgraph.engine.native.llvm.text import Native
 from airgraph.engine.native.tables import (
     BAD_INDEX,
     NO_BLOCK,
@@ -38,6 +38,7 @@ from airgraph.engine.native.tables import (
     LocationWords,
     PoolWords,
     ProgramWords,
+    TagWords,
 )
 from airgraph.errors import EngineError
 
@@ -74,6 +75,7 @@ PYTHON = (
     "Py_IncRef",
     "Py_DecRef",
 )
+VERSION = "_ZNK2at10TensorBase8_versionEv"
 WRAP = "_Z16THPVariable_WrapON2at10TensorBaseE"
 DECLARES = """
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
@@ -106,6 +108,7 @@ declare ptr @PyErr_Occurred()
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @wrap(ptr)
+declare i64 @version(ptr)
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
 @two_numbers = private unnamed_addr constant [3 x i8] c"LL\\00"
@@ -117,12 +120,12 @@ declare i64 @llvm.smax.i64(i64, i64)
 def matches() -> str:
     """Whether the arguments are what a frame was made for; their addresses go into its slots. If PyTorch cannot tell what
     an argument is, `failed` is set, and the search is over."""
-    f = Native("matches", "ptr %frame, ptr %args, i64 %threads, ptr %failed", "i1")
+    f = Function("matches", "ptr %frame, ptr %args, i64 %threads, ptr %failed", "i1")
     f.do("%out = alloca i64")
     f.give(f.test("ne", f.word("%frame", FrameWords.THREADS), "%threads"), "i1 false")
     count, table = f.word("%frame", FrameWords.ARGS), f.word("%frame", FrameWords.ARG_TABLE, "ptr")
     slots = f.word("%frame", FrameWords.SLOTS, "ptr")
-    plain, parameter = f.word("%frame", FrameWords.TENSOR_TYPE), f.word("%frame", FrameWords.PARAMETER_TYPE)
+    types = [f.word("%frame", FrameWords.TENSOR_TYPE), f.word("%frame", FrameWords.PARAMETER_TYPE)]
     f.give(f.test("ne", f.op("call i64 @PyList_Size(ptr %args)"), count), "i1 false")
 
     def argument(i: str) -> None:
@@ -131,74 +134,100 @@ def matches() -> str:
         object = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {i})")
         given = f.test("ne", object, f.word("%frame", FrameWords.NONE, "ptr"), "ptr")
         token = f.op(f"and i1 {f.test('eq', kind, EntryWords.TOKEN)}, {given}")
-        f.when(f.op(f"or i1 {f.test('eq', kind, EntryWords.TENSOR)}, {token}"), lambda: tensor(row, object))
-        f.when(f.test("eq", kind, EntryWords.WHOLE), lambda: whole(row, object))
-        f.when(f.test("eq", kind, EntryWords.FLOAT), lambda: real(row, object))
-
-    def whole(row: str, object: str) -> None:
-        value = f.op(f"call i64 @PyLong_AsLongLong(ptr {object})")
-        f.when(f.test("eq", value, -1), no_number)
-        f.give(f.test("ne", value, f.word(row, EntryWords.VALUE)), "i1 false")
-
-    def no_number() -> None:
-        """What is no number, or too large a one, is not what a frame was made for."""
-        pending = f.op("call ptr @PyErr_Occurred()")
-        f.invoke("@PyErr_Clear")
-        f.give(f.test("ne", pending, "null", "ptr"), "i1 false")
-
-    def real(row: str, object: str) -> None:
-        value = f.op(f"call double @PyFloat_AsDouble(ptr {object})")
-        f.when(f.op(f"fcmp oeq double {value}, -1.0"), no_number)
-        f.do(f"store double {value}, ptr {f.word(slots, f.word(row, EntryWords.VALUE), 'ptr')}")
-
-    def tell(question: str, handle: str) -> None:
-        ask(f, question, handle, give_up)
-
-    def give_up() -> None:
-        f.set("%failed", 0, "1")
-        f.do("ret i1 true")
-
-    def tensor(row: str, object: str) -> None:
-        type = f.word(object, 1)
-        other = f.op(f"and i1 {f.test('ne', type, plain)}, {f.test('ne', type, parameter)}")
-        f.give(other, "i1 false")
-        handle = f.at(object, 2, "i64")  # PyObject_HEAD, then the at::Tensor: a handle is its address
-        tell("aoti_torch_get_device_type", handle)
-        f.give(f.test("ne", f.op("load i32, ptr %out"), 0, "i32"), "i1 false")
-        tell("aoti_torch_get_dtype", handle)
-        wanted = f.op(f"trunc i64 {f.word(row, EntryWords.DTYPE)} to i32")
-        f.give(f.test("ne", f.op("load i32, ptr %out"), wanted, "i32"), "i1 false")
-        tell("aoti_torch_get_dim", handle)
-        rank = f.word("%out", 0)
-        f.give(f.test("ne", rank, f.word(row, EntryWords.DIM)), "i1 false")
-        tell("aoti_torch_get_sizes", handle)
-        sizes, expected = f.word("%out", 0, "ptr"), f.word(row, EntryWords.SIZES, "ptr")
-        f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(sizes, d), f.word(expected, d)), "i1 false"))
-        tell("aoti_torch_get_strides", handle)
-        strides, wanted = f.word("%out", 0, "ptr"), f.word(row, EntryWords.STRIDES, "ptr")
-        f.loop(
-            "0", rank, 1, lambda d: f.when(other_stride(d, sizes, strides, wanted), lambda: unless_empty(sizes, rank))
-        )
-        tell("aoti_torch_get_data_ptr", handle)
-        address, only = f.word("%out", 0), f.word(row, EntryWords.ADDRESS)
-        other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
-        f.give(other, "i1 false")
-        f.set(slots, f.word(row, EntryWords.VALUE), address)
-
-    def other_stride(d: str, sizes: str, strides: str, wanted: str) -> str:
-        """(The stride of a dimension of size 1 means nothing.)"""
-        other = f.test("ne", f.word(strides, d), f.word(wanted, d))
-        return f.op(f"and i1 {other}, {f.test('sgt', f.word(sizes, d), 1)}")
-
-    def unless_empty(sizes: str, rank: str) -> None:
-        (elements,) = f.loop("0", rank, 1, lambda d, n: [f.min(n, f.word(sizes, d))], ("i64", "1"))
-        f.give(f.test("ne", elements, 0), "i1 false")
+        tensor = f.op(f"or i1 {f.test('eq', kind, EntryWords.TENSOR)}, {token}")
+        f.when(tensor, lambda: match_tensor(f, row, object, slots, types))
+        f.when(f.test("eq", kind, EntryWords.WHOLE), lambda: match_whole(f, row, object))
+        f.when(f.test("eq", kind, EntryWords.FLOAT), lambda: take_float(f, row, object, slots))
 
     f.loop("0", count, 1, argument)
     return f.text("i1 true")
 
 
-def take_first(f: Native, head: str, good: Callable[[str], str]) -> str:
+def match_whole(f: Function, row: str, object: str) -> None:
+    value = f.op(f"call i64 @PyLong_AsLongLong(ptr {object})")
+    f.when(f.test("eq", value, -1), lambda: no_number(f))
+    f.give(f.test("ne", value, f.word(row, EntryWords.VALUE)), "i1 false")
+
+
+def no_number(f: Function) -> None:
+    """What is no number, or too large a one, is not what a frame was made for."""
+    pending = f.op("call ptr @PyErr_Occurred()")
+    f.invoke("@PyErr_Clear")
+    f.give(f.test("ne", pending, "null", "ptr"), "i1 false")
+
+
+def take_float(f: Function, row: str, object: str, slots: str) -> None:
+    value = f.op(f"call double @PyFloat_AsDouble(ptr {object})")
+    f.when(f.op(f"fcmp oeq double {value}, -1.0"), lambda: no_number(f))
+    f.do(f"store double {value}, ptr {f.word(slots, f.word(row, EntryWords.VALUE), 'ptr')}")
+
+
+def match_tensor(f: Function, row: str, object: str, slots: str, types: Sequence[str]) -> None:
+    """Type, device, element type, sizes, strides and, where it must not move, address; then the address is taken."""
+
+    def give_up() -> None:
+        f.set("%failed", 0, "1")
+        f.do("ret i1 true")
+
+    def tell(question: str) -> None:
+        ask(f, question, handle, give_up)
+
+    type = f.word(object, 1)
+    plain, parameter = (f.test("ne", type, t) for t in types)
+    f.give(f.op(f"and i1 {plain}, {parameter}"), "i1 false")
+    handle = f.at(object, 2, "i64")  # PyObject_HEAD, then the at::Tensor: a handle is its address
+    tell("aoti_torch_get_device_type")
+    f.give(f.test("ne", f.op("load i32, ptr %out"), 0, "i32"), "i1 false")
+    tell("aoti_torch_get_dtype")
+    wanted = f.op(f"trunc i64 {f.word(row, EntryWords.DTYPE)} to i32")
+    f.give(f.test("ne", f.op("load i32, ptr %out"), wanted, "i32"), "i1 false")
+    tell("aoti_torch_get_dim")
+    rank = f.word("%out", 0)
+    f.give(f.test("ne", rank, f.word(row, EntryWords.DIM)), "i1 false")
+    tell("aoti_torch_get_sizes")
+    sizes, expected = f.word("%out", 0, "ptr"), f.word(row, EntryWords.SIZES, "ptr")
+    f.loop("0", rank, 1, lambda d: f.give(f.test("ne", f.word(sizes, d), f.word(expected, d)), "i1 false"))
+    tell("aoti_torch_get_strides")
+    strides, wanted = f.word("%out", 0, "ptr"), f.word(row, EntryWords.STRIDES, "ptr")
+    f.loop(
+        "0", rank, 1, lambda d: f.when(other_stride(f, d, sizes, strides, wanted), lambda: unless_empty(f, sizes, rank))
+    )
+    tell("aoti_torch_get_data_ptr")
+    address, only = f.word("%out", 0), f.word(row, EntryWords.ADDRESS)
+    other = f.op(f"and i1 {f.test('ne', only, 0)}, {f.test('ne', only, address)}")
+    f.give(other, "i1 false")
+    f.set(slots, f.word(row, EntryWords.VALUE), address)
+    tag = f.word(row, EntryWords.TAG, "ptr")
+    f.when(f.test("ne", tag, "null", "ptr"), lambda: match_tag(f, tag, object, handle))
+
+
+def match_tag(f: Function, tag: str, object: str, handle: str) -> None:
+    """The same tensor object, not written to since; a few of its elements tell of writes that PyTorch did not count."""
+    f.give(f.test("ne", object, f.word(tag, TagWords.OBJECT, "ptr"), "ptr"), "i1 false")
+    version = f.op(f"call i64 @version(ptr {handle})")
+    f.give(f.test("ne", version, f.word(tag, TagWords.VERSION)), "i1 false")
+    samples, content = f.word(tag, TagWords.SAMPLE_TABLE, "ptr"), f.word("%out", 0, "ptr")
+
+    def sample(i: str) -> None:
+        pair = f.row(samples, i, 2)
+        now = f.op(f"load i32, ptr {f.at(content, f.word(pair, 0), 'i8')}")
+        f.give(f.test("ne", now, f.op(f"trunc i64 {f.word(pair, 1)} to i32"), "i32"), "i1 false")
+
+    f.loop("0", f.word(tag, TagWords.SAMPLES), 1, sample)
+
+
+def other_stride(f: Function, d: str, sizes: str, strides: str, wanted: str) -> str:
+    """(The stride of a dimension of size 1 means nothing.)"""
+    other = f.test("ne", f.word(strides, d), f.word(wanted, d))
+    return f.op(f"and i1 {other}, {f.test('sgt', f.word(sizes, d), 1)}")
+
+
+def unless_empty(f: Function, sizes: str, rank: str) -> None:
+    (elements,) = f.loop("0", rank, 1, lambda d, n: [f.min(n, f.word(sizes, d))], ("i64", "1"))
+    f.give(f.test("ne", elements, 0), "i1 false")
+
+
+def take_first(f: Function, head: str, good: Callable[[str], str]) -> str:
     """The first entry of a list that is good, taken out of it; null if there is none. An entry begins with the next one's
     address, and so does the head."""
     f.do("br label %next")
@@ -221,14 +250,14 @@ def take_first(f: Native, head: str, good: Callable[[str], str]) -> str:
 
 def find() -> str:
     """The first frame that fits the arguments, taken out of the program's list; null if there is none."""
-    f = Native("find", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
+    f = Function("find", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
     given = "ptr %args, i64 %threads"
     return take_first(f, "%program", lambda frame: f.op(f"call i1 @matches(ptr {frame}, {given}, ptr %failed)"))
 
 
 def find_bound() -> str:
     """The first frame that fits when it is bound to the sizes of the arguments."""
-    f = Native("find_bound", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
+    f = Function("find_bound", "ptr %program, ptr %args, i64 %threads, ptr %failed", "ptr")
     given = "ptr %args, i64 %threads"
 
     def good(frame: str) -> str:
@@ -240,26 +269,26 @@ def find_bound() -> str:
 
 def take() -> str:
     """For Python: the first frame of a program's list, taken out of it, or null. In one go: another thread may call."""
-    f = Native("take", "ptr %program", "ptr", exported=True)
+    f = Function("take", "ptr %program", "ptr", exported=True)
     return take_first(f, "%program", lambda frame: "true")
 
 
 def put() -> str:
     """For Python: a frame into a program's list."""
-    f = Native("put", "ptr %program, ptr %frame", exported=True)
+    f = Function("put", "ptr %program, ptr %frame", exported=True)
     give_back(f, "%frame", "%program", FrameWords.NEXT)
     return f.text()
 
 
 def take_block() -> str:
     """The first block that is large enough, taken out of the pool; null if there is none."""
-    f = Native("take_block", "ptr %pool, i64 %need", "ptr")
+    f = Function("take_block", "ptr %pool, i64 %need", "ptr")
     return take_first(f, "%pool", lambda block: f.test("sge", f.word(block, BlockWords.SIZE), "%need"))
 
 
 def call() -> str:
     """The function Python calls: METH_O, `self` is the address of the program."""
-    f = Native("call", "ptr %self, ptr %args", "ptr", exported=True)
+    f = Function("call", "ptr %self, ptr %args", "ptr", exported=True)
     f.do("%out = alloca i64")
     f.do("%failed = alloca i64")
     f.set("%failed", 0, "0")
@@ -299,7 +328,7 @@ def call() -> str:
     return f.text(f"ptr {results}")
 
 
-def returns(f: Native, condition: str, number: int, first: Callable[[], None] = lambda: None) -> None:
+def returns(f: Function, condition: str, number: int, first: Callable[[], None] = lambda: None) -> None:
     """Where the condition holds, out of the function with an int for Python."""
     inside, on = f.name("then"), f.name("on")
     f.do(f"br i1 {condition}, label %{inside}, label %{on}")
@@ -309,7 +338,7 @@ def returns(f: Native, condition: str, number: int, first: Callable[[], None] = 
     f.label(on)
 
 
-def run_steps(f: Native, frame: str) -> str:
+def run_steps(f: Function, frame: str) -> str:
     """The steps, without Python's lock: 0, or what `call` says in place of results."""
     f.set(frame, FrameWords.LIST, "%args", "ptr")
     errors = f.word(frame, FrameWords.ERROR_TABLE, "ptr")
@@ -326,12 +355,12 @@ def run_steps(f: Native, frame: str) -> str:
     return f.choose(f.test("ne", status, 0), "i64", status, found)
 
 
-def give_back(f: Native, what: str, list: str, link: int) -> None:
+def give_back(f: Function, what: str, list: str, link: int) -> None:
     f.set(what, link, f.word(list, 0, "ptr"), "ptr")
     f.set(list, 0, what, "ptr")
 
 
-def outputs(f: Native, frame: str) -> str:
+def outputs(f: Function, frame: str) -> str:
     """New memory for every output; its handle waits in the slot behind its own. Intermediates lie in the block, or in an
     output that is written later. Gives 1 if PyTorch has no memory, else 0."""
     table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
@@ -356,7 +385,7 @@ def outputs(f: Native, frame: str) -> str:
     return bare
 
 
-def new_output(f: Native, row: str, slots: str, bare: str) -> str:
+def new_output(f: Function, row: str, slots: str, bare: str) -> str:
     """1 if it cannot be had, and where one before it could not: then its handle is null."""
     dtype = f.op(f"trunc i64 {f.word(row, EntryWords.DTYPE)} to i32")
     sizes, strides = (f.word(row, n, "ptr") for n in (EntryWords.SIZES, EntryWords.STRIDES))
@@ -382,7 +411,7 @@ def new_output(f: Native, row: str, slots: str, bare: str) -> str:
     return f.op(f"phi i64 [ {bare}, %{begin} ], [ 0, %{end} ], [ 1, %{bad} ]")
 
 
-def drop_outputs(f: Native, frame: str) -> None:
+def drop_outputs(f: Function, frame: str) -> None:
     """Those that were not handed out."""
     table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
 
@@ -397,7 +426,7 @@ def drop_outputs(f: Native, frame: str) -> None:
     f.loop("0", f.word(frame, FrameWords.OUTS), 1, one)
 
 
-def handed_out(f: Native, frame: str) -> str:
+def handed_out(f: Function, frame: str) -> str:
     """The outputs as a list of tensors; those that PyTorch made have a handle, or are in the frame's own list."""
     table, slots = f.word(frame, FrameWords.OUT_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
     count, objects = f.word(frame, FrameWords.OUTS), f.word(frame, FrameWords.OBJECTS, "ptr")
@@ -454,10 +483,15 @@ def source() -> str:
 
 # -- loading it ---------------------------------------------------------------------------------------------------------
 def check_tensors() -> None:
-    """Native code takes a tensor's handle to lie right behind the head of its Python object."""
+    """Function code takes a tensor's handle to lie right behind the head of its Python object."""
     tensor = torch.empty(0)
     if ctypes.c_size_t.from_address(id(tensor) + 16).value != tensor._cdata:
         raise OSError(f"tensors of this PyTorch ({torch.__version__}) have another layout")
+
+
+def version_function() -> int:
+    """Of a tensor's version counter; 0: this PyTorch has none, and only weights that never change are packed."""
+    return symbol(libtorch(), VERSION)
 
 
 @cache
@@ -466,6 +500,7 @@ def entry() -> Code:
     imports = {name: torch_symbol(name) for name in TORCH}
     imports |= {name: symbol(ctypes.pythonapi, name) or missing(name) for name in PYTHON}
     imports["wrap"] = torch_symbol(WRAP)
+    imports["version"] = version_function() or imports["wrap"]  # (only called where a frame has tags)
     return build([Unit(source, ("call", "run", "write", "take", "put"), imports, name=__name__)])
 
 

@@ -6,7 +6,7 @@ calling thread looks for signals between steps, so that Ctrl-C ends a long call.
 
 from __future__ import annotations
 
-from airgraph.engine.native.llvm.text import Native
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.tables import RAISED, TORCH_FAILED, ContextWords, FrameWords, ReleaseWords, StepWords
 
 SPINS = 4096  # iterations of waiting at a barrier before the processor is offered to somebody else
@@ -17,11 +17,11 @@ SIGNALS = 100  # milliseconds between two looks at pending signals
 def barrier() -> str:
     """All of `n` threads come here for the k-th time before one goes on: a counter that only grows. (Or none waits any
     more: STOP is set, and every thread leaves at its next step.)"""
-    f = Native("barrier", "ptr %counter, i64 %target, ptr %stop")
+    f = Function("barrier", "ptr %counter, i64 %target, ptr %stop")
     f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
     f.do("br label %wait")
     f.label("wait")
-    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %again ]")
+    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
     f.do("%now = load atomic i64, ptr %counter acquire, align 8")
     f.do("%stopped = load atomic i64, ptr %stop monotonic, align 8")
     f.do("%there = icmp sge i64 %now, %target")
@@ -38,12 +38,11 @@ def barrier() -> str:
     f.label("wait2")
     f.do("br label %wait")
     f.label("out")
-    text = f.text()
-    return text.replace("[ %next, %again ]", "[ %next, %wait2 ]")
+    return f.text()
 
 
 def milliseconds() -> str:
-    f = Native("milliseconds", "", "i64")
+    f = Function("milliseconds", "", "i64")
     f.do("%time = alloca [2 x i64]")
     f.op(f"call i32 @clock_gettime(i32 {COARSE_CLOCK}, ptr %time)")
     return f.text(f"i64 {f.add(f.mul(f.word('%time', 0), 1000), f.div(f.word('%time', 1), 1_000_000))}")
@@ -52,7 +51,7 @@ def milliseconds() -> str:
 def interrupted() -> str:
     """Whether a signal handler raised an exception, which is pending then. Python's lock is taken only now and then, and
     never in a call that is shorter than that."""
-    f = Native("interrupted", "ptr %context", "i1")
+    f = Function("interrupted", "ptr %context", "i1")
     now = f.op("call i64 @milliseconds()")
     early = f.test("slt", f.sub(now, f.word("%context", ContextWords.CHECKED)), SIGNALS)
     f.give(early, "i1 false")
@@ -68,7 +67,7 @@ def interrupted() -> str:
 def by_python() -> str:
     """A step that Python does; RAISED, with the exception pending, or 0. What PyTorch left pending when it failed at the
     step before is no exception of this call."""
-    f = Native("by_python", "ptr %frame, i64 %step", "i64")
+    f = Function("by_python", "ptr %frame, i64 %step", "i64")
     callback, number = f.word("%frame", FrameWords.CALLBACK, "ptr"), f.word("%frame", FrameWords.NUMBER)
     state = f.op("call i32 @PyGILState_Ensure()")
     f.invoke("@PyErr_Clear")
@@ -82,7 +81,7 @@ def by_python() -> str:
 
 def worker() -> str:
     """One thread's share of the steps [FIRST, LAST) of a context."""
-    f = Native("worker", "i64 %from, i64 %to, ptr %context")
+    f = Function("worker", "i64 %from, i64 %to, ptr %context")
     frame = f.word("%context", ContextWords.FRAME, "ptr")
     first, last = f.word("%context", ContextWords.FIRST), f.word("%context", ContextWords.LAST)
     planned = f.word("%context", ContextWords.THREADS)
@@ -123,7 +122,7 @@ def worker() -> str:
     return f.text()
 
 
-def wait(f: Native, counter: str, target: str, threads: str, stop: str) -> str:
+def wait(f: Function, counter: str, target: str, threads: str, stop: str) -> str:
     f.invoke("@barrier", ("ptr", counter), ("i64", target), ("ptr", stop))
     return f.add(target, threads)
 
@@ -133,7 +132,7 @@ def run() -> str:
 
     Gives back 0, or what `call` says in place of results.
     """
-    f = Native("run", "ptr %frame", "i64", exported=True)
+    f = Function("run", "ptr %frame", "i64", exported=True)
     f.do(f"%context = alloca [{ContextWords.WORDS} x i64]")
     f.set("%context", ContextWords.FRAME, "%frame", "ptr")
     f.set("%context", ContextWords.STOP, "0")
@@ -191,7 +190,7 @@ def run() -> str:
 
 def release() -> str:
     """Lets go of arguments and of results of earlier calls that nothing reads any more (saved tensors, in a backward)."""
-    f = Native("release", "ptr %frame, ptr %words")
+    f = Function("release", "ptr %frame, ptr %words")
     arguments, results = f.word("%words", ReleaseWords.ARGUMENTS), f.word("%words", ReleaseWords.RESULTS)
 
     def drop(i: str) -> None:
@@ -216,7 +215,7 @@ def release() -> str:
 
 def wide() -> str:
     """Whether one of these steps is worth more than one thread."""
-    f = Native("wide", "ptr %table, i64 %first, i64 %last", "i1")
+    f = Function("wide", "ptr %table, i64 %first, i64 %last", "i1")
     (found,) = f.loop(
         "%first",
         "%last",

@@ -23,7 +23,7 @@ from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, load
 from airgraph.engine.native.runner import FrameRunner
-from airgraph.errors import EngineError
+from airgraph.errors import EngineError, Unsupported
 from airgraph.ir.boundary import Boundary, symbol_sources
 from airgraph.ir.graph import Graph
 from airgraph.plan.sizes import Operation, SizeOp, Sizes
@@ -81,7 +81,7 @@ class StoredExecutable(FrameRunner):
         executable.numbers = self.numbers
         executable.get_ready({s.symbol: 1 for s in executable.sources})
         tables = [(e.tables["slots"], e.tables["handles"]) for e in (executable.image, self.image)]
-        if tables[0] != tables[1] or [step.symbol for step in executable.steps] != self.stored.functions:
+        if tables[0] != tables[1] or [step.symbol for step in executable.kernels] != self.stored.functions:
             raise EngineError(
                 "the program from the compilation cache is not what this graph becomes", hint="airgraph cache clear"
             )
@@ -95,7 +95,7 @@ class StoredExecutable(FrameRunner):
         self.by_python = True
 
 
-class MissingCode(Exception):
+class MissingCode(Unsupported):
     """Object code that a program needs is not in the cache."""
 
 

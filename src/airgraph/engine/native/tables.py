@@ -52,8 +52,15 @@ class EntryWords:
     A TOKEN is an empty tensor, or None: PyTorch orders effects by it. An output is NOTHING (PyTorch made it), a TENSOR, or
     a NUMBER (VALUE)."""
 
-    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, WORDS = range(8)  # ADDRESS: the only one it may have, or 0
+    KIND, DTYPE, DIM, SIZES, STRIDES, VALUE, ADDRESS, TAG, WORDS = range(9)  # ADDRESS: the only one it may have, or 0
     NOTHING, TENSOR, WHOLE, FLOAT, NUMBER, TOKEN = range(6)
+
+
+class TagWords:
+    """What an argument must be while a frame reads a packed copy of it: this OBJECT of Python's, at this VERSION, with
+    SAMPLES of its content, each a byte offset and the 32 bits there."""
+
+    OBJECT, VERSION, SAMPLES, SAMPLE_TABLE, WORDS = range(5)
 
 
 class StepWords:

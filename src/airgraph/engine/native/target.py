@@ -1,12 +1,44 @@
 """What the native engine plans for."""
 
+from __future__ import annotations
+
 from functools import cache
 
+from airgraph.ir.types import DataType
+from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target
+from airgraph.plan.tensors import Tensor
+from airgraph.plan.text import type_name
+
+SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
+
+
+class CpuTarget(Target):
+    """A CPU: the engine's own matrix products, attention and convolutions are of float32."""
+
+    def refuses(self, step: KernelStep) -> str | None:
+        from airgraph.engine.native.kernels import conv, conv_last  # needs LLVM
+
+        match step:
+            case Product():
+                return not_among(SINGLE, [t for t in step.operands if t is not step.ends])
+            case Attention():
+                if step.more:
+                    return "attention of which more is read than the output and the sums"
+                masks = [] if step.mask is None else [step.mask]
+                return not_among(SINGLE, [step.q, step.k, step.v]) or not_among(MASKS, masks)
+            case Convolution():
+                reason = not_among(SINGLE, step.operands) or conv.refuses(step.sizes)
+                return reason or (conv_last.refuses(step.sizes) if self.channels_last else None)
+
+
+def not_among(dtypes: tuple[DataType, ...], tensors: list[Tensor]) -> str | None:
+    """Which element type there is no kernel for; None: there is one for all."""
+    return next((f"there is no kernel for {type_name(t.dtype)}" for t in tensors if t.dtype not in dtypes), None)
 
 
 @cache
-def this_cpu() -> Target:
+def this_cpu() -> CpuTarget:
     """This machine's CPU: loops of eight lanes (two vectors of NEON, one of AVX2), or of sixteen with AVX-512.
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
@@ -15,5 +47,4 @@ def this_cpu() -> Target:
     from airgraph.engine.native.llvm.cpu import vector_lanes  # needs LLVM
 
     lanes = vector_lanes()
-    kernels = frozenset({"gemm", "attention", "conv"})
-    return Target("cpu", lanes=max(8, lanes), channels_last=lanes >= 8, kernels=kernels)
+    return CpuTarget("cpu", lanes=max(8, lanes), channels_last=lanes >= 8, widens=True)

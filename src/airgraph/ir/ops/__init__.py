@@ -5,6 +5,7 @@ from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table
     convolutions,
     core,
     elementwise,
+    experts,
     foreach,
     losses,
     math,
@@ -20,6 +21,6 @@ from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table
     statistics,
     strided,
 )
-from airgraph.ir.ops.table import OPS, REQUIRED, Call, Op, OpInput, define, row
+from airgraph.ir.ops.table import OPS, REQUIRED, NodeView, Op, OpInput, define, row, typed
 
-__all__ = ["OPS", "REQUIRED", "Call", "Op", "OpInput", "define", "row"]
+__all__ = ["OPS", "REQUIRED", "NodeView", "Op", "OpInput", "define", "row", "typed"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from airgraph.ir.ops.joint import each, first_given, sized, wide
 from airgraph.ir.ops.rules import like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType
 
 
-def seed(call: Call) -> list[TensorType]:
-    return call.result(DataType(call.attr("seed_type")), None)
+def seed(view: NodeView) -> list[TensorType]:
+    return view.result(DataType(view.attr("seed_type")), None)
 
 
 # `scale_value` None stands for 1 / sqrt(size of a head).

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import broadcast, like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType
 
 
-def cast(call: Call) -> list[TensorType]:
-    return call.result(DataType(call.attr("dst_type")), call.shape("x"))
+def cast(view: NodeView) -> list[TensorType]:
+    return view.result(DataType(view.attr("dst_type")), view.shape("x"))
 
 
-def kept(call: Call) -> object:
-    return call.value("x").known
+def kept(view: NodeView) -> object:
+    return view.value("x").known
 
 
-def cast_known(call: Call) -> object:
+def cast_known(view: NodeView) -> object:
     """An integer cast keeps an integer's value."""
-    whole = DataType(call.attr("dst_type")).is_int and call.dtype("x").is_int
-    return call.value("x").known if whole else None
+    whole = DataType(view.attr("dst_type")).is_int and view.dtype("x").is_int
+    return view.value("x").known if whole else None
 
 
 # The builders of these give the types themselves.
@@ -33,12 +33,12 @@ define("Assign", "ref value", broadcast("ref"), outputs="ref", effect="write")
 define(
     "StringFormat",
     "x*",
-    lambda call: [TensorType(DataType.DT_STRING, (), "CPU")],
+    lambda view: [TensorType(DataType.DT_STRING, (), "CPU")],
     template="{}",
     placeholder="{}",
     summarize=3,
 )
-define("PrintV2", "x", lambda call: [], outputs="", effect="print", output_stream="stderr", end="\n")
+define("PrintV2", "x", lambda view: [], outputs="", effect="print", output_stream="stderr", end="\n")
 
 # Any ATen overload, custom op or higher-order op, run by PyTorch itself. `args` and `kwargs` are plain data in which
 # "%2" stands for x[2] and "@torch.float32" for an object of PyTorch; `strides` are those FX recorded for the inputs.

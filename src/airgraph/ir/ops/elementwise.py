@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airgraph.ir.ops.rules import broadcast, like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, dim
 
 BOOL = DataType.DT_BOOL
@@ -17,12 +17,12 @@ BINARY = "Atan2 BitwiseAnd BitwiseOr Div FloorDiv FloorMod Maximum Minimum Mod P
 COMPARE = "Equal NotEqual Less LessEqual Greater GreaterEqual"
 
 
-def arithmetic(fn: Callable[[Any, Any], Any]) -> Callable[[Call], Any]:
+def arithmetic(fn: Callable[[Any, Any], Any]) -> Callable[[NodeView], Any]:
     """Integer scalars of the host stay known: this is how symbolic sizes are computed."""
 
-    def known(call: Call) -> Any:
-        a, b = call.value("x1").known, call.value("x2").known
-        if a is None or b is None or isinstance(a, tuple) or isinstance(b, tuple) or not call.dtype("x1").is_int:
+    def known(view: NodeView) -> Any:
+        a, b = view.value("x1").known, view.value("x2").known
+        if a is None or b is None or isinstance(a, tuple) or isinstance(b, tuple) or not view.dtype("x1").is_int:
             return None
         return dim(fn(a, b))
 

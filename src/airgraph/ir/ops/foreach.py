@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import broadcast_shapes
-from airgraph.ir.ops.table import Call, TypeRule, define
+from airgraph.ir.ops.table import NodeView, TypeRule, define
 from airgraph.ir.types import TensorType
 
 UNARY = """Abs ACos ASin ATan Cos Cosh Erf Erfc Exp Expm1 Log Log10 Log1p Log2 Neg Reciprocal Sigmoid Sign Sin Sinh Sqrt Tan
@@ -15,15 +15,15 @@ NUMBERS = "Add Div Maximum Minimum Mul Pow Sub"
 def each(*names: str) -> TypeRule:
     """The tensors at the same place in every list broadcast; the element type is the first list's."""
 
-    def rule(call: Call) -> list[TensorType]:
-        rows = zip(*(call.many(name) for name in names), strict=True)
-        return [TensorType(row[0].dtype, broadcast_shapes([v.type.shape for v in row]), call.place) for row in rows]
+    def rule(view: NodeView) -> list[TensorType]:
+        rows = zip(*(view.values(name) for name in names), strict=True)
+        return [TensorType(row[0].dtype, broadcast_shapes([v.type.shape for v in row]), view.place) for row in rows]
 
     return rule
 
 
-def norms(call: Call) -> list[TensorType]:
-    return [TensorType(v.dtype, (), call.place) for v in call.many("x")]
+def norms(view: NodeView) -> list[TensorType]:
+    return [TensorType(v.dtype, (), view.place) for v in view.values("x")]
 
 
 for name in UNARY.split():

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from airgraph.ir.ops.joint import each, sized
 from airgraph.ir.ops.rules import broadcast, broadcast_shapes, like
-from airgraph.ir.ops.table import Call, TypeRule, define
+from airgraph.ir.ops.table import NodeView, TypeRule, define
 from airgraph.ir.types import TensorType
 
 
 def loss(*names: str) -> TypeRule:
     """A number, or with reduction="none" one for each element."""
 
-    def rule(call: Call) -> Sequence[TensorType]:
-        shapes = [call.shape(name) for name in names if call.has(name)]
-        return call.result(call.dtype(names[0]), broadcast_shapes(shapes) if call.attr("reduction") == "none" else ())
+    def rule(view: NodeView) -> Sequence[TensorType]:
+        shapes = [view.shape(name) for name in names if view.has(name)]
+        return view.result(view.dtype(names[0]), broadcast_shapes(shapes) if view.attr("reduction") == "none" else ())
 
     return rule
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import like, matmul, reduction
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType
 
 BOOL = DataType.DT_BOOL
 
 
-def mean_as(call: Call) -> list[TensorType]:
-    return list(reduction(DataType(call.attr("dtype")))(call))
+def mean_as(view: NodeView) -> list[TensorType]:
+    return list(reduction(DataType(view.attr("dtype")))(view))
 
 
 define(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from airgraph.ir.ops.joint import HALVES, each, first_given, sized, statistics, wide
 from airgraph.ir.ops.rules import like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType
 
 ALL = (True, True, True)
 
 
-def deviations(call: Call) -> list[TensorType]:
+def deviations(view: NodeView) -> list[TensorType]:
     """One number for each row of x."""
-    shape = call.shape("x")
-    dtype = DataType.DT_FLOAT if call.dtype("x") in HALVES else call.dtype("x")
-    return call.result(dtype, None if shape is None else (*shape[:-1], 1))
+    shape = view.shape("x")
+    dtype = DataType.DT_FLOAT if view.dtype("x") in HALVES else view.dtype("x")
+    return view.result(dtype, None if shape is None else (*shape[:-1], 1))
 
 
 define(

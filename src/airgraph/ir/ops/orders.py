@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import axes_of, broadcast_shapes, like, reduced
-from airgraph.ir.ops.table import REQUIRED, Call, TypeRule, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, TypeRule, define
 from airgraph.ir.types import DataType, TensorType, dim
 
 INT32, INT64 = DataType.DT_INT32, DataType.DT_INT64
 
 
-def sorted_types(call: Call) -> list[TensorType]:
-    shape = call.shape("x")
-    return [*call.result(call.dtype("x"), shape), *call.result(DataType(call.attr("y2_dtype")), shape)]
+def sorted_types(view: NodeView) -> list[TensorType]:
+    shape = view.shape("x")
+    return [*view.result(view.dtype("x"), shape), *view.result(DataType(view.attr("y2_dtype")), shape)]
 
 
-def top(call: Call) -> list[TensorType]:
-    shape, k = call.shape("x"), call.numbers("k")
-    axes = None if shape is None else axes_of(call.attr("dim"), len(shape))
+def top(view: NodeView) -> list[TensorType]:
+    shape, k = view.shape("x"), view.numbers("k")
+    axes = None if shape is None else axes_of(view.attr("dim"), len(shape))
     if shape is not None and axes is not None:
         shape = None if k is None else tuple(dim(k) if i in axes else d for i, d in enumerate(shape))
-    return [*call.result(call.dtype("x"), shape), *call.result(DataType(call.attr("indices_dtype")), shape)]
+    return [*view.result(view.dtype("x"), shape), *view.result(DataType(view.attr("indices_dtype")), shape)]
 
 
-def place_of_extreme(call: Call) -> list[TensorType]:
-    shape = call.shape("x")
-    axes = None if shape is None else axes_of(call.numbers("dimension"), len(shape))
-    return call.result(DataType(call.attr("dtype")), reduced(shape, axes, False))
+def place_of_extreme(view: NodeView) -> list[TensorType]:
+    shape = view.shape("x")
+    axes = None if shape is None else axes_of(view.numbers("dimension"), len(shape))
+    return view.result(DataType(view.attr("dtype")), reduced(shape, axes, False))
 
 
-def extreme_and_place(call: Call) -> list[TensorType]:
-    shape = call.shape("x")
-    axes = None if shape is None else axes_of(call.attr("dimension"), len(shape))
-    shape = reduced(shape, axes, call.attr("keep_dims"))
-    return [*call.result(INT32, shape), *call.result(call.dtype("x"), shape)]
+def extreme_and_place(view: NodeView) -> list[TensorType]:
+    shape = view.shape("x")
+    axes = None if shape is None else axes_of(view.attr("dimension"), len(shape))
+    shape = reduced(shape, axes, view.attr("keep_dims"))
+    return [*view.result(INT32, shape), *view.result(view.dtype("x"), shape)]
 
 
-def running(call: Call) -> list[TensorType]:
-    return [*call.result(call.dtype("x"), call.shape("x")), *call.result(INT64, call.shape("x"))]
+def running(view: NodeView) -> list[TensorType]:
+    return [*view.result(view.dtype("x"), view.shape("x")), *view.result(INT64, view.shape("x"))]
 
 
-def found(call: Call) -> list[TensorType]:
-    return call.result(DataType(call.attr("dtype")), call.shape("values"))
+def found(view: NodeView) -> list[TensorType]:
+    return view.result(DataType(view.attr("dtype")), view.shape("values"))
 
 
-def distances(call: Call) -> list[TensorType]:
-    a, b = call.shape("x1"), call.shape("x2")
+def distances(view: NodeView) -> list[TensorType]:
+    a, b = view.shape("x1"), view.shape("x2")
     batch = None if a is None or b is None else broadcast_shapes([a[:-2], b[:-2]])
-    return call.result(call.dtype("x1"), None if a is None or b is None or batch is None else (*batch, a[-2], b[-2]))
+    return view.result(view.dtype("x1"), None if a is None or b is None or batch is None else (*batch, a[-2], b[-2]))
 
 
 same: TypeRule = like()

@@ -7,39 +7,39 @@ another order than theirs: numbers for a transposed tensor.
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import broadcast_shapes
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType, dim
 
 BOOL, FLOAT, INT64 = DataType.DT_BOOL, DataType.DT_FLOAT, DataType.DT_INT64
 
 
-def drawn(call: Call) -> list[TensorType]:
+def drawn(view: NodeView) -> list[TensorType]:
     """Of the given shape and type, at the given place."""
-    sizes = call.numbers("shape")
+    sizes = view.numbers("shape")
     shape = tuple(map(dim, sizes)) if isinstance(sizes, tuple) else None
-    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+    return [TensorType(DataType(view.attr("dtype")), shape, view.attr("place"))]
 
 
-def permutation(call: Call) -> list[TensorType]:
-    count = call.numbers("n")
+def permutation(view: NodeView) -> list[TensorType]:
+    count = view.numbers("n")
     shape = None if count is None else (dim(count),)
-    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+    return [TensorType(DataType(view.attr("dtype")), shape, view.attr("place"))]
 
 
-def normal(call: Call) -> list[TensorType]:
+def normal(view: NodeView) -> list[TensorType]:
     """`mean` and `std` broadcast; a missing one is a number."""
-    given = [name for name in ("mean", "std") if call.has(name)]
-    return call.result(call.dtype(given[0]), broadcast_shapes([call.shape(name) for name in given]))
+    given = [name for name in ("mean", "std") if view.has(name)]
+    return view.result(view.dtype(given[0]), broadcast_shapes([view.shape(name) for name in given]))
 
 
-def samples(call: Call) -> list[TensorType]:
-    shape = call.shape("x")
-    return call.result(INT64, None if shape is None else (*shape[:-1], call.attr("numsamples")))
+def samples(view: NodeView) -> list[TensorType]:
+    shape = view.shape("x")
+    return view.result(INT64, None if shape is None else (*shape[:-1], view.attr("numsamples")))
 
 
-def dropped(call: Call) -> list[TensorType]:
-    shape = call.shape("x")
-    return [*call.result(call.dtype("x"), shape), *call.result(BOOL, shape)]
+def dropped(view: NodeView) -> list[TensorType]:
+    shape = view.shape("x")
+    return [*view.result(view.dtype("x"), shape), *view.result(BOOL, shape)]
 
 
 define(
@@ -83,4 +83,4 @@ define(
 )
 define("DropOutV3", "x noise_shape? p# seed? offset?", dropped, outputs="y mask", effect="random", order=())
 # What stays is multiplied by `scale`: 1 / keep_prob, as PyTorch rounded it.
-define("DropOutDoMask", "x mask keep_prob#", lambda call: call.result(call.dtype("x"), call.shape("x")), scale=REQUIRED)
+define("DropOutDoMask", "x mask keep_prob#", lambda view: view.result(view.dtype("x"), view.shape("x")), scale=REQUIRED)

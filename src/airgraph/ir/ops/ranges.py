@@ -6,7 +6,7 @@ from typing import Any
 
 from airgraph.errors import VerifyError
 from airgraph.ir.ops.rules import broadcast, like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, TensorType, dim
 
 FLOAT, INT64 = DataType.DT_FLOAT, DataType.DT_INT64
@@ -18,41 +18,41 @@ PAIRS = {
 PARTS = {pair: part for part, pair in PAIRS.items()}
 
 
-def arranged(call: Call) -> list[TensorType]:
+def arranged(view: NodeView) -> list[TensorType]:
     """As many as fit below the limit; counted here for whole numbers only."""
     names = ("start", "limit", "delta")
-    bounds: list[Any] = [call.numbers(name) if call.dtype(name).is_int else None for name in names]
+    bounds: list[Any] = [view.numbers(name) if view.dtype(name).is_int else None for name in names]
     start, limit, delta = bounds
     shape = None
     if all(isinstance(n, int) for n in bounds) and delta != 0:
         shape = (len(range(*bounds)),)
     elif delta == 1 and start is not None and limit is not None:
         shape = (dim(limit - start),)
-    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+    return [TensorType(DataType(view.attr("dtype")), shape, view.attr("place"))]
 
 
-def spaced(call: Call) -> list[TensorType]:
-    count = call.numbers("num")
+def spaced(view: NodeView) -> list[TensorType]:
+    count = view.numbers("num")
     shape = None if count is None else (dim(count),)
-    return [TensorType(DataType(call.attr("dtype")), shape, call.attr("place"))]
+    return [TensorType(DataType(view.attr("dtype")), shape, view.attr("place"))]
 
 
-def identity(call: Call) -> list[TensorType]:
-    rows, columns = call.attr("num_rows"), call.attr("num_columns")
-    return [TensorType(DataType(call.attr("dtype")), (rows, columns), call.attr("place"))]
+def identity(view: NodeView) -> list[TensorType]:
+    rows, columns = view.attr("num_rows"), view.attr("num_columns")
+    return [TensorType(DataType(view.attr("dtype")), (rows, columns), view.attr("place"))]
 
 
-def joined(call: Call) -> list[TensorType]:
-    part = call.dtype("real")
-    if part not in PAIRS or call.dtype("imag") != part:
-        raise VerifyError(f"there are no complex numbers of {part.name} and {call.dtype('imag').name}")
-    return broadcast("real", "imag", dtype=PAIRS[part])(call)  # type: ignore[return-value]
+def joined(view: NodeView) -> list[TensorType]:
+    part = view.dtype("real")
+    if part not in PAIRS or view.dtype("imag") != part:
+        raise VerifyError(f"there are no complex numbers of {part.name} and {view.dtype('imag').name}")
+    return broadcast("real", "imag", dtype=PAIRS[part])(view)  # type: ignore[return-value]
 
 
-def part(call: Call) -> list[TensorType]:
-    if call.dtype("input") not in PARTS:
-        raise VerifyError(f"{call.dtype('input').name} is not complex")
-    return call.result(PARTS[call.dtype("input")], call.shape("input"))
+def part(view: NodeView) -> list[TensorType]:
+    if view.dtype("input") not in PARTS:
+        raise VerifyError(f"{view.dtype('input').name} is not complex")
+    return view.result(PARTS[view.dtype("input")], view.shape("input"))
 
 
 # Bounds arrive as numbers with all their digits, so that the sequence is PyTorch's to the last one.

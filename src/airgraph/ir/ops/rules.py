@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airgraph.errors import VerifyError
-from airgraph.ir.ops.table import Call, TypeRule
+from airgraph.ir.ops.table import NodeView, TypeRule
 from airgraph.ir.types import DataType, Dim, TensorType, dim, numel
 
 Shape = tuple[Dim, ...]
@@ -38,10 +38,10 @@ def _broadcast_dim(a: Dim, b: Dim) -> Dim:
 def broadcast(*names: str, dtype: DataType | None = None) -> TypeRule:
     """All named inputs broadcast; the element type is the first one's unless given."""
 
-    def rule(call: Call) -> list[TensorType]:
-        used = [name for name in names if call.has(name)]
-        return call.result(
-            call.dtype(used[0]) if dtype is None else dtype, broadcast_shapes([call.shape(n) for n in used])
+    def rule(view: NodeView) -> list[TensorType]:
+        used = [name for name in names if view.has(name)]
+        return view.result(
+            view.dtype(used[0]) if dtype is None else dtype, broadcast_shapes([view.shape(n) for n in used])
         )
 
     return rule
@@ -50,8 +50,8 @@ def broadcast(*names: str, dtype: DataType | None = None) -> TypeRule:
 def like(name: str = "x", dtype: DataType | None = None, outputs: int = 1) -> TypeRule:
     """The type of one input, perhaps with another element type."""
 
-    def rule(call: Call) -> list[TensorType]:
-        return call.result(call.dtype(name) if dtype is None else dtype, call.shape(name)) * outputs
+    def rule(view: NodeView) -> list[TensorType]:
+        return view.result(view.dtype(name) if dtype is None else dtype, view.shape(name)) * outputs
 
     return rule
 
@@ -78,14 +78,14 @@ def reduced(shape: MaybeShape, axes: Sequence[int] | None, keep: bool) -> MaybeS
 def reduction(dtype: DataType | None = None, axes: str = "axes") -> TypeRule:
     """x over some axes (all of them where the list is empty), `keep_dims` says whether they stay as 1."""
 
-    def rule(call: Call) -> list[TensorType]:
-        shape = call.shape("x")
-        numbers = call.numbers(axes)
+    def rule(view: NodeView) -> list[TensorType]:
+        shape = view.shape("x")
+        numbers = view.numbers(axes)
         over = None if shape is None else axes_of(numbers, len(shape))
         if over == [] and shape is not None:
             over = list(range(len(shape)))
-        out = call.dtype("x") if dtype is None else dtype
-        return call.result(out, reduced(shape, over, call.attr("keep_dims")))
+        out = view.dtype("x") if dtype is None else dtype
+        return view.result(out, reduced(shape, over, view.attr("keep_dims")))
 
     return rule
 
@@ -93,18 +93,18 @@ def reduction(dtype: DataType | None = None, axes: str = "axes") -> TypeRule:
 def matmul(first: str, second: str, t1: str, t2: str) -> TypeRule:
     """[…, n, k] × […, k, m], each side perhaps transposed."""
 
-    def rule(call: Call) -> list[TensorType]:
-        a, b = call.shape(first), call.shape(second)
+    def rule(view: NodeView) -> list[TensorType]:
+        a, b = view.shape(first), view.shape(second)
         if a is None or b is None:
-            return call.result(call.dtype(first), None)
+            return view.result(view.dtype(first), None)
         if len(a) < 2 or len(b) < 2:
-            raise VerifyError(f"{call.op.name} needs matrices, got {list(a)} and {list(b)}")
-        n, k = (a[-1], a[-2]) if call.attr(t1) else (a[-2], a[-1])
-        k2, m = (b[-1], b[-2]) if call.attr(t2) else (b[-2], b[-1])
+            raise VerifyError(f"{view.op.name} needs matrices, got {list(a)} and {list(b)}")
+        n, k = (a[-1], a[-2]) if view.attr(t1) else (a[-2], a[-1])
+        k2, m = (b[-1], b[-2]) if view.attr(t2) else (b[-2], b[-1])
         if isinstance(k, int) and isinstance(k2, int) and k != k2:
-            raise VerifyError(f"{call.op.name} of {list(a)} and {list(b)}: inner sizes {k} and {k2} differ")
+            raise VerifyError(f"{view.op.name} of {list(a)} and {list(b)}: inner sizes {k} and {k2} differ")
         batch = broadcast_shapes([a[:-2], b[:-2]])
-        return call.result(call.dtype(first), None if batch is None else (*batch, n, m))
+        return view.result(view.dtype(first), None if batch is None else (*batch, n, m))
 
     return rule
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from airgraph.errors import VerifyError
 from airgraph.ir.ops.rules import broadcast, broadcast_shapes, like
-from airgraph.ir.ops.table import REQUIRED, Call, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import TensorType
 
 
-def picked(call: Call) -> list[TensorType]:
+def picked(view: NodeView) -> list[TensorType]:
     """The broadcast shape of the indices takes the place of the axes they stand at, or comes first if these are apart."""
-    shape, mask = call.shape("x"), call.attr("indices_mask")
-    indices = broadcast_shapes([v.type.shape for v in call.many("indices")])
+    shape, mask = view.shape("x"), view.attr("indices_mask")
+    indices = broadcast_shapes([v.type.shape for v in view.values("indices")])
     at = [i for i, here in enumerate(mask) if here]
-    if len(at) != len(call.many("indices")):
-        raise VerifyError(f"IndexByTensor has {len(call.many('indices'))} indices for the mask {list(mask)}")
+    if len(at) != len(view.values("indices")):
+        raise VerifyError(f"IndexByTensor has {len(view.values('indices'))} indices for the mask {list(mask)}")
     if shape is None or indices is None:
-        return call.result(call.dtype("x"), None)
+        return view.result(view.dtype("x"), None)
     rest = [d for i, d in enumerate(shape) if i not in at]
     first = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
-    return call.result(call.dtype("x"), (*rest[:first], *indices, *rest[first:]))
+    return view.result(view.dtype("x"), (*rest[:first], *indices, *rest[first:]))
 
 
 define("IndexByTensor", "x indices*", picked, indices_mask=REQUIRED)

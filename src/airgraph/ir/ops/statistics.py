@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from airgraph.ir.ops.rules import MaybeShape, axes_of, reduced, reduction
-from airgraph.ir.ops.table import Call, define
+from airgraph.ir.ops.table import NodeView, define
 from airgraph.ir.types import TensorType
 
 
-def over(call: Call, axes: str) -> MaybeShape:
+def over(view: NodeView, axes: str) -> MaybeShape:
     """x without the axes an attribute names; none named means all."""
-    shape = call.shape("x")
-    named = None if shape is None else axes_of(tuple(call.attr(axes)), len(shape))
-    return reduced(shape, named or range(len(shape or ())), call.attr("keepdim"))
+    shape = view.shape("x")
+    named = None if shape is None else axes_of(tuple(view.attr(axes)), len(shape))
+    return reduced(shape, named or range(len(shape or ())), view.attr("keepdim"))
 
 
-def variance(call: Call) -> list[TensorType]:
-    shape = over(call, "dim")
-    mean = shape if call.attr("is_mean_out") else (0,)
-    return [*call.result(call.dtype("x"), shape), *call.result(call.dtype("x"), mean)]
+def variance(view: NodeView) -> list[TensorType]:
+    shape = over(view, "dim")
+    mean = shape if view.attr("is_mean_out") else (0,)
+    return [*view.result(view.dtype("x"), shape), *view.result(view.dtype("x"), mean)]
 
 
-def norm(call: Call) -> list[TensorType]:
-    return call.result(call.dtype("x"), over(call, "axes"))
+def norm(view: NodeView) -> list[TensorType]:
+    return view.result(view.dtype("x"), over(view, "axes"))
 
 
 # Without `is_mean_out` the second output is empty.
@@ -31,7 +31,7 @@ define("ReduceStdV2", "x", variance, outputs="std mean", dim=(), correction=1, k
 define(
     "ReduceStdWithMean",
     "x mean",
-    lambda call: call.result(call.dtype("x"), over(call, "dim")),
+    lambda view: view.result(view.dtype("x"), over(view, "dim")),
     dim=(),
     correction=1,
     keepdim=False,

@@ -7,7 +7,7 @@ Inputs are words; a mark behind one says what kind it is:
     x?      may be left out
     x*      any number of values, given as a list
     x#      indices, axes, sizes or a shape: literals become int64, and engines get the numbers, not a tensor
-An attribute whose default is `REQUIRED` must be given. The type rule gets a `Call` and returns the type of each output;
+An attribute whose default is `REQUIRED` must be given. The type rule gets a `NodeView` and returns the type of each output;
 `known` (optional) computes the value itself from known inputs, so that sizes flow through the graph.
 """
 
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from airgraph.errors import VerifyError
 from airgraph.ir.graph import Input, Node, Value
 from airgraph.ir.types import DataType, Dim, Place, TensorType
 
+T = TypeVar("T")
 Effect = Literal["none", "input", "write", "print", "random", "call", "output"]
-TypeRule = Callable[["Call"], Sequence[TensorType]]
+TypeRule = Callable[["NodeView[TensorType]"], Sequence[TensorType]]
 
 
 class _Required:
@@ -54,7 +55,7 @@ class Op:
     infer: TypeRule | None  # None: the builder gives the types
     attrs: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ("y",)
-    known: Callable[[Call], Any] | None = None
+    known: Callable[[NodeView[TensorType]], Any] | None = None
     effect: Effect = "none"
 
     def slot(self, name: str) -> int:
@@ -75,7 +76,7 @@ def define(
     infer: TypeRule | None,
     *,
     outputs: str = "y",
-    known: Callable[[Call], Any] | None = None,
+    known: Callable[[NodeView[TensorType]], Any] | None = None,
     effect: Effect = "none",
     **attrs: Any,
 ) -> None:
@@ -88,19 +89,35 @@ def row(node: Node) -> Op | None:
     return None if "output_names" in node.attrs else OPS.get(node.op)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One use of an op, as its type rule sees it."""
+class NodeView(Generic[T]):
+    """A node as a rule sees it: inputs and attributes by the names of the table.
 
-    op: Op
-    inputs: Sequence[Input]
-    given: Mapping[str, Any]
+        view["x"]                   what the rule's analysis knows of the input x (`of`): its type where types follow from
+                                    types, a formula in `plan/lowerings`, what happens to rows in `analysis/padding`
+        view.has("bias")            whether an optional input is given
+        view.numbers("axes")        the known value of an index input; None where it is only known when run
+        view.attr("keep_dims")      an attribute, or its default; None where the op has none of that name
 
-    def attr(self, name: str) -> Any:
-        value = self.given.get(name, self.op.attrs.get(name, REQUIRED))
-        if value is REQUIRED:
-            raise VerifyError(f"{self.op.name} needs the attribute {name!r}")
-        return value
+    A type rule runs before there is a node, so only the other rules may ask for `node` and its results.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        inputs: Sequence[Input],
+        attrs: Mapping[str, Any],
+        of: Callable[[Value], T],
+        node: Node | None = None,
+    ) -> None:
+        self.op, self.inputs, self.attrs, self.of, self._node = op, inputs, attrs, of, node
+
+    # -- inputs -----------------------------------------------------------------------------------------------------
+    def __getitem__(self, name: str) -> T:
+        return self.of(self.value(name))
+
+    def many(self, name: str) -> list[T]:
+        entry = self.inputs[self.op.slot(name)]
+        return [self.of(v) for v in (entry if isinstance(entry, tuple) else (entry,)) if v is not None]
 
     def has(self, name: str) -> bool:
         return self.inputs[self.op.slot(name)] is not None
@@ -111,11 +128,27 @@ class Call:
             raise VerifyError(f"{self.op.name} needs a value for its input {name!r}")
         return entry
 
-    def many(self, name: str) -> tuple[Value, ...]:
+    def given(self, name: str) -> Value | None:
+        """The input of that name; None where it was left out."""
+        return self.value(name) if self.has(name) else None
+
+    def values(self, name: str) -> tuple[Value, ...]:
         entry = self.inputs[self.op.slot(name)]
         if not isinstance(entry, tuple) or not entry:
             raise VerifyError(f"{self.op.name} needs at least one value in its input {name!r}")
         return entry
+
+    def numbers(self, name: str) -> Any:
+        """The known value of an index input (an int, an expression or a tuple); None where it is only known when run."""
+        return self.value(name).known
+
+    # -- attributes and types -------------------------------------------------------------------------------------------
+    def attr(self, name: str) -> Any:
+        """An attribute, or its default; None where the op has no attribute of that name."""
+        value = self.attrs.get(name, self.op.attrs.get(name))
+        if value is REQUIRED:
+            raise VerifyError(f"{self.op.name} needs the attribute {name!r}")
+        return value
 
     def type(self, name: str) -> TensorType:
         return self.value(name).type
@@ -126,9 +159,19 @@ class Call:
     def shape(self, name: str) -> tuple[Dim, ...] | None:
         return self.type(name).shape
 
-    def numbers(self, name: str) -> Any:
-        """The known value of an index input (an int, an expression or a tuple); None where it is only known when run."""
-        return self.value(name).known
+    # -- results --------------------------------------------------------------------------------------------------------
+    @property
+    def node(self) -> Node:
+        assert self._node is not None, "a type rule has no node yet"
+        return self._node
+
+    @property
+    def result_shape(self) -> tuple[Dim, ...]:
+        return self.node.output.type.shape or ()
+
+    @property
+    def result_dtype(self) -> DataType:
+        return self.node.output.dtype
 
     @property
     def place(self) -> Place:
@@ -138,6 +181,11 @@ class Call:
 
     def result(self, dtype: DataType, shape: Sequence[Dim] | None) -> list[TensorType]:
         return [TensorType(dtype, None if shape is None else tuple(shape), self.place)]
+
+
+def typed(op: Op, inputs: Sequence[Input], attrs: Mapping[str, Any]) -> NodeView[TensorType]:
+    """As a type rule sees it."""
+    return NodeView(op, inputs, attrs, lambda value: value.type)
 
 
 # -- attributes out of files -------------------------------------------------------------------------------------------

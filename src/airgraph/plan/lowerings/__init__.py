@@ -5,13 +5,12 @@ BINARY["Add"] = ("add", NUMBERS)         by name, for these element types
 """
 
 from airgraph.plan.lowerings import activations, elementwise, losses, moving, norms, picking, pooling, reductions
-from airgraph.plan.lowerings.core import LOWERINGS, TYPES, NoFormula, Use
+from airgraph.plan.lowerings.core import LOWERINGS, TYPES, UnsupportedLowering
 
 __all__ = [
     "LOWERINGS",
     "TYPES",
-    "NoFormula",
-    "Use",
+    "UnsupportedLowering",
     "activations",
     "elementwise",
     "losses",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airgraph.ir.graph import Node, Value
-from airgraph.ir.ops import OPS
-from airgraph.ir.types import DataType, Dim
+from airgraph.errors import Unsupported
+from airgraph.ir.ops import NodeView
+from airgraph.ir.types import DataType
 from airgraph.plan.tensors import Tensor
 
 FLOAT, HALF, BF16, DOUBLE, BOOL, INT64 = (
@@ -26,60 +26,29 @@ FLOATS = frozenset({FLOAT, HALF, BF16, DOUBLE})
 INTS = NUMBERS - FLOATS
 
 Lowered = Tensor | Sequence[Tensor | None] | None
-LOWERINGS: dict[str, Callable[[Use], Lowered]] = {}
+LoweringView = NodeView[Tensor]  # a node as its formula sees it
+LOWERINGS: dict[str, Callable[[LoweringView], Lowered]] = {}
 
 
-class NoFormula(Exception):
+class UnsupportedLowering(Unsupported):
     """This use of the op is left to the library; the text says why."""
 
 
-class Use:
-    """One node, as a formula sees it."""
-
-    def __init__(self, node: Node, of: Callable[[Value], Tensor]) -> None:
-        self.node, self.of = node, of
-        self.op = OPS[node.op]
-
-    def value(self, name: str) -> Value:
-        entry = self.node.inputs[self.op.slot(name)]
-        assert isinstance(entry, Value)
-        return entry
-
-    def has(self, name: str) -> bool:
-        return self.node.inputs[self.op.slot(name)] is not None
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.of(self.value(name))
-
-    def many(self, name: str) -> list[Tensor]:
-        entry = self.node.inputs[self.op.slot(name)]
-        assert isinstance(entry, tuple)
-        return [self.of(v) for v in entry]
-
-    def known(self, name: str) -> Any:
-        known = self.value(name).known
-        if known is None:
-            raise NoFormula(f"{name} is only known when it runs")
-        return known
-
-    def attr(self, name: str) -> Any:
-        return self.node.attrs.get(name, self.op.attrs.get(name))
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        return self.node.output.type.shape or ()
-
-    @property
-    def dtype(self) -> DataType:
-        return self.node.output.dtype
-
-    @property
-    def x(self) -> Tensor:
-        return self.of(next(self.node.values()))
+def known(view: LoweringView, name: str) -> Any:
+    """The value of an index input, which the formula depends on."""
+    value = view.numbers(name)
+    if value is None:
+        raise UnsupportedLowering(f"{name} is only known when it runs")
+    return value
 
 
-def lowers(*names: str) -> Callable[[Callable[[Use], Lowered]], Callable[[Use], Lowered]]:
-    def add(fn: Callable[[Use], Lowered]) -> Callable[[Use], Lowered]:
+def first(view: LoweringView) -> Tensor:
+    """The first input."""
+    return view.of(next(view.node.values()))
+
+
+def lowers(*names: str) -> Callable[[Callable[[LoweringView], Lowered]], Callable[[LoweringView], Lowered]]:
+    def add(fn: Callable[[LoweringView], Lowered]) -> Callable[[LoweringView], Lowered]:
         for name in names:
             LOWERINGS[name] = fn
         return fn

@@ -7,7 +7,19 @@ import math
 import numpy as np
 
 from airgraph.ir.types import DataType
-from airgraph.plan.lowerings.core import BOOL, DOUBLE, FLOAT, FLOATS, INTS, NUMBERS, TYPES, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import (
+    BOOL,
+    DOUBLE,
+    FLOAT,
+    FLOATS,
+    INTS,
+    NUMBERS,
+    TYPES,
+    LoweringView,
+    UnsupportedLowering,
+    first,
+    lowers,
+)
 from airgraph.plan.lowerings.formulas import arithmetic, below, choose, floats_only, number_of, truth, wide, widened
 from airgraph.plan.tensors import Tensor, cast, concat, const, part, point
 
@@ -74,28 +86,28 @@ LOGICAL = {"LogicalAnd": "and", "LogicalOr": "or", "LogicalXor": "xor"}
 
 
 @lowers(*UNARY)
-def unary(use: Use) -> Tensor:
-    name, types = UNARY[use.node.op]
-    if use.x.dtype not in types:
-        raise NoFormula(f"for {use.x.dtype.name}")
-    return point(name, (use.x,), use.dtype)
+def unary(view: LoweringView) -> Tensor:
+    name, types = UNARY[view.node.op]
+    if first(view).dtype not in types:
+        raise UnsupportedLowering(f"for {first(view).dtype.name}")
+    return point(name, (first(view),), view.result_dtype)
 
 
 @lowers(*BINARY)
-def binary(use: Use) -> Tensor:
-    name, types = BINARY[use.node.op]
-    a, b = (use.of(v) for v in use.node.values())
-    if use.dtype == BOOL and use.node.op in TRUTHS:
-        return point(TRUTHS[use.node.op], (truth(a), truth(b)), BOOL)
-    if use.dtype not in types:
-        raise NoFormula(f"for {use.dtype.name}")
-    return point(name, (cast(a, use.dtype), cast(b, use.dtype)), use.dtype)
+def binary(view: LoweringView) -> Tensor:
+    name, types = BINARY[view.node.op]
+    a, b = (view.of(v) for v in view.node.values())
+    if view.result_dtype == BOOL and view.node.op in TRUTHS:
+        return point(TRUTHS[view.node.op], (truth(a), truth(b)), BOOL)
+    if view.result_dtype not in types:
+        raise UnsupportedLowering(f"for {view.result_dtype.name}")
+    return point(name, (cast(a, view.result_dtype), cast(b, view.result_dtype)), view.result_dtype)
 
 
 @lowers(*COMPARE)
-def compare(use: Use) -> Tensor:
-    a, b = meeting(use["x1"], use["x2"])
-    return point(COMPARE[use.node.op], (a, b), BOOL)
+def compare(view: LoweringView) -> Tensor:
+    a, b = meeting(view["x1"], view["x2"])
+    return point(COMPARE[view.node.op], (a, b), BOOL)
 
 
 def meeting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,36 +118,36 @@ def meeting(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         elif a.op == "const" and (b.dtype.is_float or not isinstance(a.attrs, float)) and b.dtype != BOOL:
             a = cast(a, b.dtype)
         else:
-            raise NoFormula(f"{a.dtype.name} meets {b.dtype.name}")
+            raise UnsupportedLowering(f"{a.dtype.name} meets {b.dtype.name}")
     return a, b
 
 
 @lowers(*LOGICAL)
-def logical(use: Use) -> Tensor:
-    return point(LOGICAL[use.node.op], (truth(use["x1"]), truth(use["x2"])), BOOL)
+def logical(view: LoweringView) -> Tensor:
+    return point(LOGICAL[view.node.op], (truth(view["x1"]), truth(view["x2"])), BOOL)
 
 
 @lowers("Log")
-def log(use: Use) -> Tensor:
-    if use.x.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
-    return point({-1.0: "log", 2.0: "log2", 10.0: "log10"}[use.attr("base")], (use.x,), use.dtype)
+def log(view: LoweringView) -> Tensor:
+    if first(view).dtype not in FLOATS:
+        raise UnsupportedLowering("of whole numbers")
+    return point({-1.0: "log", 2.0: "log2", 10.0: "log10"}[view.attr("base")], (first(view),), view.result_dtype)
 
 
 @lowers("Round")
-def rounded(use: Use) -> Tensor:
-    if use.attr("decimals") or use.x.dtype not in FLOATS:
-        raise NoFormula("to decimals")
-    return point("round", (use.x,), use.dtype)
+def rounded(view: LoweringView) -> Tensor:
+    if view.attr("decimals") or first(view).dtype not in FLOATS:
+        raise UnsupportedLowering("to decimals")
+    return point("round", (first(view),), view.result_dtype)
 
 
 @lowers("Pow")
-def power(use: Use) -> Tensor:
+def power(view: LoweringView) -> Tensor:
     """As eager's kernels do: float16 has no roots, and -inf ** 0.5 and -0.0 ** 0.5 are inf and 0.0 there."""
-    x, y = use["x1"], use["x2"]
-    dtype, exponent = use.dtype, number_of(y)
+    x, y = view["x1"], view["x2"]
+    dtype, exponent = view.result_dtype, number_of(y)
     if dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     x = cast(x, dtype)
     match exponent:
         case 2:
@@ -154,54 +166,54 @@ def power(use: Use) -> Tensor:
 
 
 @lowers("Muls")
-def scaled(use: Use) -> Tensor:
-    return floats_only(use)("mul", use.x, float(use.attr("value")))
+def scaled(view: LoweringView) -> Tensor:
+    return floats_only(view)("mul", first(view), float(view.attr("value")))
 
 
 @lowers("Axpy", "AxpyV2", "Sxpy")
-def axpy(use: Use) -> Tensor:
-    f, op = arithmetic(use), use.node.op
-    if use.dtype not in NUMBERS:
-        raise NoFormula("of truth values")
-    alpha = float(use.attr("alpha")) if op == "Axpy" else use["alpha"]
-    return f("sub" if op == "Sxpy" else "add", use["x1"], f("mul", use["x2"], alpha))
+def axpy(view: LoweringView) -> Tensor:
+    f, op = arithmetic(view), view.node.op
+    if view.result_dtype not in NUMBERS:
+        raise UnsupportedLowering("of truth values")
+    alpha = float(view.attr("alpha")) if op == "Axpy" else view["alpha"]
+    return f("sub" if op == "Sxpy" else "add", view["x1"], f("mul", view["x2"], alpha))
 
 
 @lowers("Addcmul", "Addcdiv")
-def addc(use: Use) -> Tensor:
-    f = floats_only(use)
-    last = "mul" if use.node.op == "Addcmul" else "div"
-    return f("add", use["input_data"], f(last, f("mul", use["value"], use["x1"]), use["x2"]))
+def addc(view: LoweringView) -> Tensor:
+    f = floats_only(view)
+    last = "mul" if view.node.op == "Addcmul" else "div"
+    return f("add", view["input_data"], f(last, f("mul", view["value"], view["x1"]), view["x2"]))
 
 
 @lowers("SelectV2")
-def select(use: Use) -> Tensor:
-    if use["condition"].dtype != BOOL:
-        raise NoFormula("by numbers")
-    return choose(use["condition"], cast(use["then"], use.dtype), cast(use["else"], use.dtype))
+def select(view: LoweringView) -> Tensor:
+    if view["condition"].dtype != BOOL:
+        raise UnsupportedLowering("by numbers")
+    return choose(view["condition"], cast(view["then"], view.result_dtype), cast(view["else"], view.result_dtype))
 
 
 @lowers("MaskedFill")
-def masked_fill(use: Use) -> Tensor:
-    return choose(use["mask"], cast(use["value"], use.dtype), use["x"])
+def masked_fill(view: LoweringView) -> Tensor:
+    return choose(view["mask"], cast(view["value"], view.result_dtype), view["x"])
 
 
 @lowers("ClipByValueV2")
-def clip(use: Use) -> Tensor:
+def clip(view: LoweringView) -> Tensor:
     """NaN stays; where the bounds cross, the upper one wins, as in PyTorch."""
-    if use.dtype not in NUMBERS:
-        raise NoFormula("of truth values")
-    low, high = cast(use["clip_value_min"], use.dtype), cast(use["clip_value_max"], use.dtype)
-    return point("min", (point("max", (use["x"], low), use.dtype), high), use.dtype)
+    if view.result_dtype not in NUMBERS:
+        raise UnsupportedLowering("of truth values")
+    low, high = cast(view["clip_value_min"], view.result_dtype), cast(view["clip_value_max"], view.result_dtype)
+    return point("min", (point("max", (view["x"], low), view.result_dtype), high), view.result_dtype)
 
 
 @lowers("NanToNum")
-def nan_to_num(use: Use) -> Tensor:
-    x = use.x
+def nan_to_num(view: LoweringView) -> Tensor:
+    x = first(view)
     if x.dtype not in (FLOAT, DOUBLE):
-        raise NoFormula("of halves or whole numbers")
+        raise UnsupportedLowering("of halves or whole numbers")
     largest = float(np.finfo(np.float32 if x.dtype == FLOAT else np.float64).max)
-    numbers = [use.attr(n) for n in ("nan", "posinf", "neginf")]
+    numbers = [view.attr(n) for n in ("nan", "posinf", "neginf")]
     nan, high, low = (float(d if n is None else n) for n, d in zip(numbers, (0.0, largest, -largest)))
     result = choose(below(x, -math.inf, "eq"), const(low, x.dtype), x)
     result = choose(below(x, math.inf, "eq"), const(high, x.dtype), result)
@@ -209,42 +221,42 @@ def nan_to_num(use: Use) -> Tensor:
 
 
 @lowers("Xlogy")
-def xlogy(use: Use) -> Tensor:
-    f, x, y = floats_only(use), cast(use["x1"], wide(use.dtype)), cast(use["x2"], wide(use.dtype))
+def xlogy(view: LoweringView) -> Tensor:
+    f, x, y = floats_only(view), cast(view["x1"], wide(view.result_dtype)), cast(view["x2"], wide(view.result_dtype))
     zero = choose(below(x, 0.0, "eq"), const(0.0, x.dtype), f("mul", x, f("log", y)))
     return choose(point("is_nan", (y,), BOOL), y, zero)
 
 
 @lowers("DropOutDoMask")
-def dropout(use: Use) -> Tensor:
-    f = floats_only(use)
-    return f("mul", use["x"], f("mul", use["mask"], float(use.attr("scale"))))
+def dropout(view: LoweringView) -> Tensor:
+    f = floats_only(view)
+    return f("mul", view["x"], f("mul", view["mask"], float(view.attr("scale"))))
 
 
 @lowers("Lerp")
-def lerp(use: Use) -> Tensor:
-    f, a, b, w = floats_only(use), use["start"], use["end"], use["weight"]
+def lerp(view: LoweringView) -> Tensor:
+    f, a, b, w = floats_only(view), view["start"], view["end"], view["weight"]
     d = f("sub", b, a)
-    near = point("lt", (f("abs", w), const(0.5, wide(use.dtype))), BOOL)
+    near = point("lt", (f("abs", w), const(0.5, wide(view.result_dtype))), BOOL)
     return choose(near, f("add", a, f("mul", w, d)), f("sub", b, f("mul", d, f("sub", 1.0, w))))
 
 
 @lowers("RotaryMul")
-def rotary(use: Use) -> Tensor:
+def rotary(view: LoweringView) -> Tensor:
     """x · cos + rotate_half(x) · sin, with rotate_half(x) = [-x2, x1]."""
-    f, x = floats_only(use), widened(use["x"])
+    f, x = floats_only(view), widened(view["x"])
     axis, size = len(x.shape) - 1, x.shape[-1]
     if not isinstance(size, int) or size % 2:
-        raise NoFormula("of an odd or symbolic size")
+        raise UnsupportedLowering("of an odd or symbolic size")
     turned = concat([f("neg", part(x, axis, size // 2, size // 2)), part(x, axis, 0, size // 2)], axis)
-    return f("add", f("mul", x, use["r1"]), f("mul", turned, use["r2"]))
+    return f("add", f("mul", x, view["r1"]), f("mul", turned, view["r2"]))
 
 
 @lowers("Cast")
-def casted(use: Use) -> Tensor:
-    return truth(use.x) if use.dtype == BOOL else cast(use.x, use.dtype)
+def casted(view: LoweringView) -> Tensor:
+    return truth(first(view)) if view.result_dtype == BOOL else cast(first(view), view.result_dtype)
 
 
 @lowers("Identity", "TensorMove")
-def identity(use: Use) -> Tensor:
-    return use.x
+def identity(view: LoweringView) -> Tensor:
+    return first(view)

@@ -7,7 +7,7 @@ from typing import Any
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand
-from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, NoFormula, Use
+from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, LoweringView, UnsupportedLowering
 from airgraph.plan.tensors import (
     TO_LAST,
     Tensor,
@@ -55,18 +55,18 @@ def functions_in(dtype: DataType) -> Callable[..., Tensor]:
     return apply
 
 
-def arithmetic(use: Use) -> Callable[..., Tensor]:
-    return functions_in(wide(use.dtype))
+def arithmetic(view: LoweringView) -> Callable[..., Tensor]:
+    return functions_in(wide(view.result_dtype))
 
 
 def choose(condition: Tensor, then: Tensor, other: Tensor) -> Tensor:
     return point("select", (condition, then, other), then.dtype)
 
 
-def floats_only(use: Use) -> Callable[..., Tensor]:
-    if use.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
-    return arithmetic(use)
+def floats_only(view: LoweringView) -> Callable[..., Tensor]:
+    if view.result_dtype not in FLOATS:
+        raise UnsupportedLowering("of whole numbers")
+    return arithmetic(view)
 
 
 def below(x: Tensor, bound: float, how: str = "lt") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airgraph.ir.types import Dim
 from airgraph.plan.index import count, expand, same, same_shape
-from airgraph.plan.lowerings.core import BOOL, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BOOL, LoweringView, UnsupportedLowering, first, known, lowers
 from airgraph.plan.lowerings.formulas import choose, number_of, padded, zero
 from airgraph.plan.tensors import (
     Tensor,
@@ -24,50 +24,50 @@ from airgraph.plan.tensors import (
 
 
 @lowers("Reshape", "Unsqueeze", "Squeeze", "ExpandDims")
-def reshaped(use: Use) -> Tensor:
-    return reshape(use.x, use.shape)
+def reshaped(view: LoweringView) -> Tensor:
+    return reshape(first(view), view.result_shape)
 
 
 @lowers("Transpose")
-def transposed(use: Use) -> Tensor:
-    perm = use.known("perm")
-    return permute(use.x, [p % len(perm) for p in perm])
+def transposed(view: LoweringView) -> Tensor:
+    perm = known(view, "perm")
+    return permute(first(view), [p % len(perm) for p in perm])
 
 
 @lowers("BroadcastTo", "Expand")
-def broadcast_to(use: Use) -> Tensor:
-    return expand_to(use.x, use.shape)
+def broadcast_to(view: LoweringView) -> Tensor:
+    return expand_to(first(view), view.result_shape)
 
 
 @lowers("StridedSliceV2")
-def strided_slice(use: Use) -> Tensor:
-    x = use["x"]
+def strided_slice(view: LoweringView) -> Tensor:
+    x = view["x"]
     starts: list[Dim] = [0] * len(x.shape)
     steps: list[Dim] = [1] * len(x.shape)
-    bounds = [use.known(n) for n in ("begin", "axes", "strides")]
-    if use.attr("begin_mask") or use.attr("end_mask") or not all(isinstance(b, tuple) for b in bounds):
-        raise NoFormula("bounds that are left open")
+    bounds = [known(view, n) for n in ("begin", "axes", "strides")]
+    if view.attr("begin_mask") or view.attr("end_mask") or not all(isinstance(b, tuple) for b in bounds):
+        raise UnsupportedLowering("bounds that are left open")
     for begin, axis, step in zip(*bounds):
         axis = axis % len(x.shape)
         size = x.shape[axis]
         if not isinstance(step, int) or not isinstance(begin, int) or step < 1:
-            raise NoFormula("symbolic bounds")
+            raise UnsupportedLowering("symbolic bounds")
         if not isinstance(size, int):
             if begin < 0:
-                raise NoFormula("bounds from a symbolic end")
+                raise UnsupportedLowering("bounds from a symbolic end")
         else:
             begin = min(begin + size if begin < 0 else begin, size)
         starts[axis], steps[axis] = max(begin, 0), step
-    return cut(x, use.shape, starts, steps)
+    return cut(x, view.result_shape, starts, steps)
 
 
 @lowers("SplitV")
-def split(use: Use) -> list[Tensor]:
-    x, axis = use["x"], use.known("split_dim")
+def split(view: LoweringView) -> list[Tensor]:
+    x, axis = view["x"], known(view, "split_dim")
     axis = (axis[0] if isinstance(axis, tuple) else axis) % len(x.shape)
     start: Dim = 0
     parts: list[Tensor] = []
-    for v in use.node.outputs:
+    for v in view.node.outputs:
         assert v.type.shape is not None
         parts.append(part(x, axis, start, v.type.shape[axis]))
         start = expand(start + v.type.shape[axis])
@@ -75,73 +75,75 @@ def split(use: Use) -> list[Tensor]:
 
 
 @lowers("Unpack")
-def unpack(use: Use) -> list[Tensor]:
-    x, axis = use["x"], use.attr("axis") % len(use["x"].shape)
-    return [reshape(part(x, axis, i, 1), v.type.shape or ()) for i, v in enumerate(use.node.outputs)]
+def unpack(view: LoweringView) -> list[Tensor]:
+    x, axis = view["x"], view.attr("axis") % len(view["x"].shape)
+    return [reshape(part(x, axis, i, 1), v.type.shape or ()) for i, v in enumerate(view.node.outputs)]
 
 
 @lowers("Pack")
-def pack(use: Use) -> Tensor:
-    parts, axis = use.many("x"), use.attr("axis")
+def pack(view: LoweringView) -> Tensor:
+    parts, axis = view.many("x"), view.attr("axis")
     axis = axis % (len(parts[0].shape) + 1)
     return concat([reshape(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in parts], axis)
 
 
 @lowers("ConcatV2")
-def concatenate(use: Use) -> Tensor:
-    axis, parts = use.known("concat_dim"), use.many("x")
-    axis = (axis[0] if isinstance(axis, tuple) else axis) % len(use.shape)
-    parts = [p for p in parts if not (len(p.shape) == 1 and same(p.shape[0], 0) and len(use.shape) > 1)]
+def concatenate(view: LoweringView) -> Tensor:
+    axis, parts = known(view, "concat_dim"), view.many("x")
+    axis = (axis[0] if isinstance(axis, tuple) else axis) % len(view.result_shape)
+    parts = [p for p in parts if not (len(p.shape) == 1 and same(p.shape[0], 0) and len(view.result_shape) > 1)]
     parts = [p for p in parts if not same(p.shape[axis], 0)] or parts[:1]
     return concat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 @lowers("PadV3")
-def pad(use: Use) -> Tensor:
-    paddings, x = use.known("paddings"), use["x"]
+def pad(view: LoweringView) -> Tensor:
+    paddings, x = known(view, "paddings"), view["x"]
     flat = [n for p in paddings for n in (p if isinstance(p, tuple) else (p,))]
     whole = len(flat) == 2 * len(x.shape) and all(isinstance(n, int) and n >= 0 for n in flat)
-    if use.attr("mode") != "constant" or not whole:
-        raise NoFormula("other than by a constant, or cutting")
-    value = number_of(use["constant_values"]) if use.has("constant_values") else 0
+    if view.attr("mode") != "constant" or not whole:
+        raise UnsupportedLowering("other than by a constant, or cutting")
+    value = number_of(view["constant_values"]) if view.has("constant_values") else 0
     if value is None:
-        raise NoFormula("by a value that is computed")
-    fill = converted(value, use.dtype)
+        raise UnsupportedLowering("by a value that is computed")
+    fill = converted(value, view.result_dtype)
     for axis, (low, high) in enumerate(zip(flat[::2], flat[1::2])):
         x = padded(x, axis, low, high, fill)
     return x
 
 
 @lowers("Tile")
-def tile(use: Use) -> Tensor:
-    x, times = use["x"], use.known("multiples")
+def tile(view: LoweringView) -> Tensor:
+    x, times = view["x"], known(view, "multiples")
     rank = max(len(x.shape), len(times))
     old = (1,) * (rank - len(x.shape)) + x.shape
     new = (1,) * (rank - len(times)) + tuple(times)
     pairs = [d for o, t in zip(old, new) for d in (t, o)]
     spread = expand_to(reshape(x, [d for o in old for d in (1, o)]), pairs)
-    return reshape(spread, use.shape)
+    return reshape(spread, view.result_shape)
 
 
 @lowers("ReverseV2")
-def reverse(use: Use) -> Tensor:
-    axes = use.known("axis")
+def reverse(view: LoweringView) -> Tensor:
+    axes = known(view, "axis")
     axes = axes if isinstance(axes, tuple) else (axes,)
-    if not use.shape:
-        return use["x"]
-    return tensor("reverse", (use["x"],), use.shape, use.dtype, tuple(a % len(use.shape) for a in axes))
+    if not view.result_shape:
+        return view["x"]
+    return tensor(
+        "reverse", (view["x"],), view.result_shape, view.result_dtype, tuple(a % len(view.result_shape) for a in axes)
+    )
 
 
 @lowers("Roll")
-def roll(use: Use) -> Tensor:
-    x, shifts, dims = use["x"], list(use.attr("shifts")), list(use.attr("dims"))
+def roll(view: LoweringView) -> Tensor:
+    x, shifts, dims = view["x"], list(view.attr("shifts")), list(view.attr("dims"))
     shape = x.shape
     if not dims:
         x, dims = reshape(x, (count(shape),)), [0]
     for shift, axis in zip(shifts, dims):
         axis, size = axis % max(len(x.shape), 1), x.shape[axis] if x.shape else 1
         if not isinstance(size, int) or not isinstance(shift, int):
-            raise NoFormula("of a symbolic size")
+            raise UnsupportedLowering("of a symbolic size")
         shift = shift % size if size else 0
         if shift:
             x = concat([part(x, axis, size - shift, shift), part(x, axis, 0, size - shift)], axis)
@@ -149,44 +151,44 @@ def roll(use: Use) -> Tensor:
 
 
 @lowers("PixelShuffle", "PixelUnshuffle")
-def pixel_shuffle(use: Use) -> Tensor:
+def pixel_shuffle(view: LoweringView) -> Tensor:
     """[…, c·r·r, h, w] ↔ […, c, h·r, w·r]"""
-    x = use.x
-    apart = use.node.op == "PixelShuffle"
-    *rest, c, h, w = use.shape if apart else x.shape
-    r = use.attr("upscale_factor" if apart else "downscale_factor")
+    x = first(view)
+    apart = view.node.op == "PixelShuffle"
+    *rest, c, h, w = view.result_shape if apart else x.shape
+    r = view.attr("upscale_factor" if apart else "downscale_factor")
     if not all(isinstance(n, int) for n in (c, h, w)):
-        raise NoFormula("of symbolic sizes")
+        raise UnsupportedLowering("of symbolic sizes")
     n = len(rest)
     sizes = (*rest, c, r, r, h // r, w // r) if apart else (*rest, c, h // r, r, w // r, r)
     order = (0, 3, 1, 4, 2) if apart else (0, 2, 4, 1, 3)
-    return reshape(permute(reshape(x, sizes), [*range(n), *(n + i for i in order)]), use.shape)
+    return reshape(permute(reshape(x, sizes), [*range(n), *(n + i for i in order)]), view.result_shape)
 
 
 @lowers("Eye")
-def eye(use: Use) -> Tensor:
-    rank = len(use.shape)
-    return point("eq", (iota(use.shape, rank - 2, 0, 1), iota(use.shape, rank - 1, 0, 1)), BOOL)
+def eye(view: LoweringView) -> Tensor:
+    rank = len(view.result_shape)
+    return point("eq", (iota(view.result_shape, rank - 2, 0, 1), iota(view.result_shape, rank - 1, 0, 1)), BOOL)
 
 
 @lowers("StridedSliceAssignV2")
-def slice_assign(use: Use) -> Tensor:
+def slice_assign(view: LoweringView) -> Tensor:
     """What lies before, the new part, what lies behind: for a slice along one axis."""
-    x, value = use["var"], use["input_value"]
-    begins, ends, steps, axes = (use.known(n) for n in ("begin", "end", "strides", "axes"))
+    x, value = view["var"], view["input_value"]
+    begins, ends, steps, axes = (known(view, n) for n in ("begin", "end", "strides", "axes"))
     if value.dtype != x.dtype or not all(isinstance(b, tuple) for b in (begins, ends, steps, axes)):
-        raise NoFormula("of another type")
+        raise UnsupportedLowering("of another type")
     cuts: list[tuple[int, int, int]] = []
     for begin, end, step, axis in zip(begins, ends, steps, axes):
         axis = axis % len(x.shape)
         size = x.shape[axis]
         if not all(isinstance(n, int) for n in (begin, end, step, size)) or step != 1:
-            raise NoFormula("with symbolic bounds or steps")
+            raise UnsupportedLowering("with symbolic bounds or steps")
         begin, end = (min(max(n + size if n < 0 else n, 0), size) for n in (begin, end))
         if (begin, end) != (0, size):
             cuts.append((axis, begin, end))
     if len(cuts) != 1 or cuts[0][1] >= cuts[0][2]:
-        raise NoFormula("along several axes, or of nothing")
+        raise UnsupportedLowering("along several axes, or of nothing")
     ((axis, begin, end),) = cuts
     size = x.shape[axis]
     inside = expand_to(value, (*x.shape[:axis], end - begin, *x.shape[axis + 1 :]))
@@ -195,25 +197,25 @@ def slice_assign(use: Use) -> Tensor:
 
 
 @lowers("Fill", "Empty", "ZerosLike", "OnesLike")
-def fill(use: Use) -> Tensor:
-    if use.node.op == "Fill":
-        return expand_to(cast(use["value"], use.dtype), use.shape)
-    value = 1 if use.node.op == "OnesLike" else 0
-    return const(converted(value, use.dtype), use.dtype, use.shape)
+def fill(view: LoweringView) -> Tensor:
+    if view.node.op == "Fill":
+        return expand_to(cast(view["value"], view.result_dtype), view.result_shape)
+    value = 1 if view.node.op == "OnesLike" else 0
+    return const(converted(value, view.result_dtype), view.result_dtype, view.result_shape)
 
 
 @lowers("Range")
-def arange(use: Use) -> Tensor:
-    start, step = use.known("start"), use.known("delta")
+def arange(view: LoweringView) -> Tensor:
+    start, step = known(view, "start"), known(view, "delta")
     if isinstance(start, tuple) or not isinstance(step, int) or isinstance(start, float):
-        raise NoFormula("of fractions")
-    return iota(use.shape, 0, start, step)
+        raise UnsupportedLowering("of fractions")
+    return iota(view.result_shape, 0, start, step)
 
 
 @lowers("Tril", "Triu")
-def triangle(use: Use) -> Tensor:
-    x, k = use["x"], use.attr("diagonal")
-    rank = len(use.shape)
-    rows, columns = iota(use.shape, rank - 2, k, 1), iota(use.shape, rank - 1, 0, 1)
-    keep = point("le" if use.node.op == "Tril" else "ge", (columns, rows), BOOL)
+def triangle(view: LoweringView) -> Tensor:
+    x, k = view["x"], view.attr("diagonal")
+    rank = len(view.result_shape)
+    rows, columns = iota(view.result_shape, rank - 2, k, 1), iota(view.result_shape, rank - 1, 0, 1)
+    keep = point("le" if view.node.op == "Tril" else "ge", (columns, rows), BOOL)
     return choose(keep, x, zero(x.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airgraph.plan.index import count, expand, same
-from airgraph.plan.lowerings.core import FLOATS, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import FLOATS, LoweringView, UnsupportedLowering, known, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, size_of, total, widened
 from airgraph.plan.tensors import Tensor, cast, const, point, reduce, reshape
 
@@ -20,36 +20,36 @@ def without_ones(x: Tensor) -> Tensor:
 
 
 @lowers("LayerNormV4")
-def layer_norm(use: Use) -> list[Tensor]:
-    x = widened(use["x"])
-    axes = list(range(len(x.shape) - len(use.known("normalized_shape")), len(x.shape)))
+def layer_norm(view: LoweringView) -> list[Tensor]:
+    x = widened(view["x"])
+    axes = list(range(len(x.shape) - len(known(view, "normalized_shape")), len(x.shape)))
     if x.dtype not in FLOATS or any(same(s, 0) for s in x.shape):
-        raise NoFormula("of nothing")
+        raise UnsupportedLowering("of nothing")
     average = mean(x, axes, True)
     d = point("sub", (x, average), x.dtype)
     var = mean(point("mul", (d, d), x.dtype), axes, True)
-    rstd = point("rsqrt", (point("add", (var, const(float(use.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
+    rstd = point("rsqrt", (point("add", (var, const(float(view.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
     y = point("mul", (d, rstd), x.dtype)
-    if use.has("gamma"):
-        y = point("mul", (y, widened(use["gamma"])), x.dtype)
-    if use.has("beta"):
-        y = point("add", (y, widened(use["beta"])), x.dtype)
+    if view.has("gamma"):
+        y = point("mul", (y, widened(view["gamma"])), x.dtype)
+    if view.has("beta"):
+        y = point("add", (y, widened(view["beta"])), x.dtype)
     return [y, average, rstd]
 
 
 @lowers("LayerNormGradV3")
-def layer_norm_gradient(use: Use) -> list[Tensor | None]:
-    dy, x, gamma = widened(use["dy"]), widened(use["x"]), use.has("gamma")
-    mean_, rstd = (cast(use[n], x.dtype) for n in ("mean", "rstd"))
+def layer_norm_gradient(view: LoweringView) -> list[Tensor | None]:
+    dy, x, gamma = widened(view["dy"]), widened(view["x"]), view.has("gamma")
+    mean_, rstd = (cast(view[n], x.dtype) for n in ("mean", "rstd"))
     rank = len(x.shape)
-    axes = list(range(rank - len(use.known("normalized_shape")), rank))
+    axes = list(range(rank - len(known(view, "normalized_shape")), rank))
     rows = list(range(axes[0]))
-    wanted = list(use.attr("output_mask"))
+    wanted = list(view.attr("output_mask"))
     if not rows or any(same(s, 0) for s in x.shape) or x.dtype not in FLOATS:
-        raise NoFormula("of one row")
+        raise UnsupportedLowering("of one row")
     f = functions_in(x.dtype)
     normal = f("mul", f("sub", x, mean_), rstd)
-    g = f("mul", dy, widened(use["gamma"])) if gamma else dy
+    g = f("mul", dy, widened(view["gamma"])) if gamma else dy
     n = size_of(x, axes, x.dtype)
     inner = f(
         "sub", f("sub", g, f("div", total(g, axes), n)), f("mul", normal, f("div", total(f("mul", g, normal), axes), n))
@@ -63,108 +63,108 @@ def layer_norm_gradient(use: Use) -> list[Tensor | None]:
 
 
 @lowers("RmsNorm")
-def rms_norm(use: Use) -> list[Tensor]:
-    x = widened(use["x"])
-    axes = list(range(len(x.shape) - len(use["gamma"].shape), len(x.shape)))
+def rms_norm(view: LoweringView) -> list[Tensor]:
+    x = widened(view["x"])
+    axes = list(range(len(x.shape) - len(view["gamma"].shape), len(x.shape)))
     var = mean(point("mul", (x, x), x.dtype), axes, True)
-    rstd = point("rsqrt", (point("add", (var, const(float(use.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
-    y = cast(point("mul", (x, rstd), x.dtype), use["x"].dtype)
-    return [point("mul", (widened(use["gamma"]), cast(y, x.dtype)), x.dtype), rstd]
+    rstd = point("rsqrt", (point("add", (var, const(float(view.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
+    y = cast(point("mul", (x, rstd), x.dtype), view["x"].dtype)
+    return [point("mul", (widened(view["gamma"]), cast(y, x.dtype)), x.dtype), rstd]
 
 
 @lowers("BNInfer")
-def batch_norm_inference(use: Use) -> Tensor:
-    return by_numbers(use, "scale", "offset", "mean", "variance")
+def batch_norm_inference(view: LoweringView) -> Tensor:
+    return by_numbers(view, "scale", "offset", "mean", "variance")
 
 
-def by_numbers(use: Use, scale: str, offset: str, mean: str, variance: str) -> Tensor:
+def by_numbers(view: LoweringView, scale: str, offset: str, mean: str, variance: str) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + offset, with a number of each for each channel."""
-    x = without_ones(widened(use["x"]))
+    x = without_ones(widened(view["x"]))
     if x.dtype not in FLOATS:
-        raise NoFormula("of whole numbers")
+        raise UnsupportedLowering("of whole numbers")
     f = functions_in(x.dtype)
-    rstd = f("rsqrt", f("add", across(use[variance], x), float(use.attr("epsilon"))))
-    factor = f("mul", rstd, across(use[scale], x)) if use.has(scale) else rstd
-    y = f("mul", f("sub", x, across(use[mean], x)), factor)
-    y = f("add", y, across(use[offset], x)) if use.has(offset) else y
-    return reshape(y, use.shape)
+    rstd = f("rsqrt", f("add", across(view[variance], x), float(view.attr("epsilon"))))
+    factor = f("mul", rstd, across(view[scale], x)) if view.has(scale) else rstd
+    y = f("mul", f("sub", x, across(view[mean], x)), factor)
+    y = f("add", y, across(view[offset], x)) if view.has(offset) else y
+    return reshape(y, view.result_shape)
 
 
 @lowers("GroupNorm", "GroupNormV2")
-def group_norm(use: Use) -> list[Tensor]:
-    x, groups = widened(use["x"]), use.attr("num_groups")
+def group_norm(view: LoweringView) -> list[Tensor]:
+    x, groups = widened(view["x"]), view.attr("num_groups")
     n, c, *rest = x.shape
     if x.dtype not in FLOATS or not isinstance(c, int) or any(same(s, 0) for s in x.shape):
-        raise NoFormula("of nothing, or a symbolic number of channels")
+        raise UnsupportedLowering("of nothing, or a symbolic number of channels")
     f = functions_in(x.dtype)
     rows = reshape(x, (n, groups, expand(c // groups * count(rest))))
     average = mean(rows, [2], True)
     d = f("sub", rows, average)
     variance = mean(f("mul", d, d), [2], True)
-    rstd = f("rsqrt", f("add", variance, float(use.attr("eps"))))
+    rstd = f("rsqrt", f("add", variance, float(view.attr("eps"))))
     y = reshape(f("mul", d, rstd), x.shape)
-    if use.has("gamma"):
-        y = f("mul", y, across(use["gamma"], x))
-    if use.has("beta"):
-        y = f("add", y, across(use["beta"], x))
-    third = variance if use.node.op == "GroupNorm" else rstd
+    if view.has("gamma"):
+        y = f("mul", y, across(view["gamma"], x))
+    if view.has("beta"):
+        y = f("add", y, across(view["beta"], x))
+    third = variance if view.node.op == "GroupNorm" else rstd
     return [y, reshape(average, (n, groups)), reshape(third, (n, groups))]
 
 
 @lowers("BatchNormV3")
-def batch_norm(use: Use) -> list[Tensor | None]:
+def batch_norm(view: LoweringView) -> list[Tensor | None]:
     """With running statistics. In training: mean and variance over all but the channels."""
-    x = without_ones(widened(use["x"]))
-    if not use.has("running_mean") or not use.has("running_var"):
-        raise NoFormula("without running statistics")
-    if not use.attr("is_training"):
-        if any(v.users for v in use.node.outputs[1:]):
-            raise NoFormula("with its statistics")
-        return [by_numbers(use, "weight", "bias", "running_mean", "running_var"), *[None] * 4]
-    if x.dtype not in FLOATS or use["x"].dtype != x.dtype or use["running_mean"].dtype != x.dtype:
-        raise NoFormula("of mixed types, or of halves")
+    x = without_ones(widened(view["x"]))
+    if not view.has("running_mean") or not view.has("running_var"):
+        raise UnsupportedLowering("without running statistics")
+    if not view.attr("is_training"):
+        if any(v.users for v in view.node.outputs[1:]):
+            raise UnsupportedLowering("with its statistics")
+        return [by_numbers(view, "weight", "bias", "running_mean", "running_var"), *[None] * 4]
+    if x.dtype not in FLOATS or view["x"].dtype != x.dtype or view["running_mean"].dtype != x.dtype:
+        raise UnsupportedLowering("of mixed types, or of halves")
     if len(x.shape) < 2 or not all(isinstance(s, int) and s for s in x.shape):
-        raise NoFormula("of symbolic sizes, or of nothing")
+        raise UnsupportedLowering("of symbolic sizes, or of nothing")
     f = functions_in(x.dtype)
     axes = [i for i in range(len(x.shape)) if i != 1]
-    n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(use.attr("momentum"))
+    n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(view.attr("momentum"))
     if n == 1:
-        raise NoFormula("of one row")
+        raise UnsupportedLowering("of one row")
     average = mean(x, axes, True)
     d = f("sub", x, average)
     var = mean(f("mul", d, d), axes, True)
-    rstd = f("rsqrt", f("add", var, float(use.attr("epsilon"))))
-    y = f("mul", d, f("mul", rstd, across(use["weight"], x)) if use.has("weight") else rstd)
-    y = f("add", y, across(use["bias"], x)) if use.has("bias") else y
+    rstd = f("rsqrt", f("add", var, float(view.attr("epsilon"))))
+    y = f("mul", d, f("mul", rstd, across(view["weight"], x)) if view.has("weight") else rstd)
+    y = f("add", y, across(view["bias"], x)) if view.has("bias") else y
     flat = [reshape(t, (c,)) for t in (average, var, rstd)]
     unbiased = f("mul", flat[1], n / (n - 1))
     running = [
-        f("add", f("mul", use[name], 1 - momentum), f("mul", new, momentum))
+        f("add", f("mul", view[name], 1 - momentum), f("mul", new, momentum))
         for name, new in (("running_mean", flat[0]), ("running_var", unbiased))
     ]
-    return [reshape(y, use.shape), *running, flat[0], flat[2]]
+    return [reshape(y, view.result_shape), *running, flat[0], flat[2]]
 
 
 @lowers("BatchNormGradV3")
-def batch_norm_gradient(use: Use) -> list[Tensor]:
-    dy, x = without_ones(widened(use["dy"])), without_ones(widened(use["x"]))
+def batch_norm_gradient(view: LoweringView) -> list[Tensor]:
+    dy, x = without_ones(widened(view["dy"])), without_ones(widened(view["x"]))
     if (
-        not use.attr("is_training")
-        or not use.has("save_mean")
-        or not use.has("save_rstd")
+        not view.attr("is_training")
+        or not view.has("save_mean")
+        or not view.has("save_rstd")
         or x.dtype not in FLOATS
         or dy.dtype != x.dtype
         or len(x.shape) < 2
         or any(same(s, 0) for s in x.shape)
     ):
-        raise NoFormula("other than in training, or of mixed types")
+        raise UnsupportedLowering("other than in training, or of mixed types")
     f = functions_in(x.dtype)
     axes = [i for i in range(len(x.shape)) if i != 1]
-    rstd, n = across(use["save_rstd"], x), size_of(x, axes, x.dtype)
-    normal = f("mul", f("sub", x, across(use["save_mean"], x)), rstd)
+    rstd, n = across(view["save_rstd"], x), size_of(x, axes, x.dtype)
+    normal = f("mul", f("sub", x, across(view["save_mean"], x)), rstd)
     sum_dy, sum_dot = (reduce("sum", t, axes, False) for t in (dy, f("mul", dy, normal)))
     inner = f("sub", f("sub", dy, f("div", across(sum_dy, x), n)), f("mul", normal, f("div", across(sum_dot, x), n)))
-    dx = f("mul", inner, f("mul", rstd, across(use["weight"], x)) if use.has("weight") else rstd)
+    dx = f("mul", inner, f("mul", rstd, across(view["weight"], x)) if view.has("weight") else rstd)
     empty = const(0.0, x.dtype, (0,))
-    results = (reshape(dx, use["x"].shape), sum_dot, sum_dy)
-    return [t if wanted else empty for t, wanted in zip(results, use.attr("output_mask"))]
+    results = (reshape(dx, view["x"].shape), sum_dot, sum_dy)
+    return [t if wanted else empty for t, wanted in zip(results, view.attr("output_mask"))]

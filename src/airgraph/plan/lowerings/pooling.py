@@ -9,7 +9,7 @@ from functools import reduce as fold
 from typing import Any
 
 from airgraph.ir.types import Dim
-from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, NoFormula, Use, lowers
+from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, LoweringView, UnsupportedLowering, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
 from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
 
@@ -26,19 +26,19 @@ def per_axis(given: Any, count: int, otherwise: Sequence[int] = ()) -> list[int]
 class Windows:
     """The windows of one pooling over the last axes of x."""
 
-    def __init__(self, use: Use, shape: Sequence[Dim]) -> None:
-        self.x, self.shape = widened(use["x"]), tuple(shape)
-        count = 3 if "3D" in use.node.op else 2
+    def __init__(self, view: LoweringView, shape: Sequence[Dim]) -> None:
+        self.x, self.shape = widened(view["x"]), tuple(shape)
+        count = 3 if "3D" in view.node.op else 2
         self.axes = list(range(len(self.x.shape) - count, len(self.x.shape)))
-        self.size = per_axis(use.attr("ksize"), count)
-        self.step = per_axis(use.attr("strides"), count, self.size)
-        self.pad = per_axis(use.attr("pads"), count)
-        self.apart = per_axis(use.attr("dilation") or 1, count)
+        self.size = per_axis(view.attr("ksize"), count)
+        self.step = per_axis(view.attr("strides"), count, self.size)
+        self.pad = per_axis(view.attr("pads"), count)
+        self.apart = per_axis(view.attr("dilation") or 1, count)
         sizes = [n for axis in self.axes for n in (self.x.shape[axis], self.shape[axis])]
         if self.x.dtype not in FLOATS or not all(isinstance(n, int) and n for n in sizes):
-            raise NoFormula("of whole numbers, of symbolic sizes or of nothing")
+            raise UnsupportedLowering("of whole numbers, of symbolic sizes or of nothing")
         if math.prod(self.size) > LARGEST:
-            raise NoFormula("with a large window")
+            raise UnsupportedLowering("with a large window")
 
     def readings(self, fill: float) -> list[Tensor]:
         """x as the k-th element of every window sees it, for each k.
@@ -104,36 +104,40 @@ class Windows:
 
 
 @lowers("MaxPoolWithArgmaxV1", "MaxPool3DWithArgmaxV2")
-def max_pool(use: Use) -> list[Tensor | None]:
-    if use.node.outputs[1].users:
-        raise NoFormula("with the places of the largest")
-    windows = Windows(use, use.shape)
+def max_pool(view: LoweringView) -> list[Tensor | None]:
+    if view.node.outputs[1].users:
+        raise UnsupportedLowering("with the places of the largest")
+    windows = Windows(view, view.result_shape)
     f = functions_in(windows.x.dtype)
     return [fold(lambda a, b: f("max", a, b), windows.readings(-math.inf)), None]
 
 
 @lowers("AvgPoolV2", "AvgPool3D")
-def average_pool(use: Use) -> Tensor:
-    windows = Windows(use, use.shape)
-    f, divisor = functions_in(windows.x.dtype), use.attr("divisor_override")
+def average_pool(view: LoweringView) -> Tensor:
+    windows = Windows(view, view.result_shape)
+    f, divisor = functions_in(windows.x.dtype), view.attr("divisor_override")
     total = fold(lambda a, b: f("add", a, b), windows.readings(0.0))
     if divisor:
         return f("div", total, float(divisor))
-    whole = not use.attr("ceil_mode") and (not use.attr("exclusive") or not any(windows.pad))
-    return f("div", total, float(math.prod(windows.size)) if whole else windows.counts(bool(use.attr("exclusive"))))
+    whole = not view.attr("ceil_mode") and (not view.attr("exclusive") or not any(windows.pad))
+    return f("div", total, float(math.prod(windows.size)) if whole else windows.counts(bool(view.attr("exclusive"))))
 
 
 @lowers("AdaptiveAvgPool2d", "AdaptiveAvgPool3d")
-def adaptive_average(use: Use) -> Tensor:
+def adaptive_average(view: LoweringView) -> Tensor:
     """Windows of one size, side by side; others overlap and are PyTorch's."""
-    x, count = widened(use["x"]), 3 if "3d" in use.node.op else 2
-    if x.dtype not in FLOATS or len(use.shape) != len(x.shape) or (count == 3 and use.dtype in (HALF, BF16)):
-        raise NoFormula("of whole numbers, or of halves in volumes, which eager adds up in halves")
+    x, count = widened(view["x"]), 3 if "3d" in view.node.op else 2
+    if (
+        x.dtype not in FLOATS
+        or len(view.result_shape) != len(x.shape)
+        or (count == 3 and view.result_dtype in (HALF, BF16))
+    ):
+        raise UnsupportedLowering("of whole numbers, or of halves in volumes, which eager adds up in halves")
     split: list[Dim] = list(x.shape[:-count])
     axes = []
-    for old, new in zip(x.shape[-count:], use.shape[-count:]):
+    for old, new in zip(x.shape[-count:], view.result_shape[-count:]):
         if not isinstance(old, int) or not isinstance(new, int) or not new or not old or old % new:
-            raise NoFormula("of windows that overlap, or of symbolic sizes")
+            raise UnsupportedLowering("of windows that overlap, or of symbolic sizes")
         axes.append(len(split) + 1)
         split += [new, old // new]
     return mean(reshape(x, split), axes, False)

@@ -93,7 +93,7 @@ SAMPLES = {
     ),
     "several results": lambda x: (torch._foreach_log2([x.abs() + 1, x[:1].abs() + 1]), torch.aminmax(x, dim=1)),
     "text": lambda x: torch.searchsorted(x.sort(-1)[0], x, side="right"),
-    "half products": lambda x: F.linear(x.bfloat16(), x.bfloat16(), x[0, :2].bfloat16()),
+    "half products": lambda x: F.linear(x[:1].bfloat16(), x.bfloat16(), x[0, :2].bfloat16()),  # few rows
     "made from nothing": lambda x: torch.ops.aten.blackman_window.default(x.shape[1]) + x,
     "views": lambda x: (torch.ops.aten.unfold(x, 1, 4, 2), torch.diagonal_scatter(x, x[0, :2])),
 }
@@ -473,7 +473,7 @@ def test_what_a_call_made_may_leave_twice():
 
     x = torch.empty(0, 2)
     run, (native,) = compiled(function, x)
-    assert [s.kind for s in native.steps].count("call") == 1
+    assert [s.kind for s in native.kernels].count("call") == 1
     assert [t.tolist() for t in run(x)] == [0.0, 0.0]
 
 

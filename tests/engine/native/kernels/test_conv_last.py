@@ -43,7 +43,7 @@ def kernel(request):
     """LLVM makes any machine's text run on this one, if not as fast."""
     code = jit.build([jit.Unit(conv_last.source(request.param), conv_last.EXPORTS)])
     i, p = ctypes.c_int64, ctypes.c_void_p
-    run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p, p, p, p, p)(code["ag_conv_last"])
+    run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p)(code["ag_conv_last"])
     run.code, run.tile = code, request.param
     return run
 
@@ -64,7 +64,7 @@ def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage):
     jobs = as_int(conv_last.jobs(s, by_panels, kernel.tile))
     operands = [t.data_ptr() if t is not None else 0 for t in (x, weight, bias, out, dims)]
     for first, last in [(jobs // 2, jobs), (0, jobs // 2)]:
-        kernel(*operands, first, last, scratch.data_ptr(), 0, 0, 0, 0)
+        kernel(*operands, first, last, scratch.data_ptr())
     assert torch.equal(scratch[need:].nan_to_num(), torch.full((64,), garbage).nan_to_num())
     return out.permute(0, 3, 1, 2)
 

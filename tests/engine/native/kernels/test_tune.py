@@ -71,7 +71,7 @@ def compiled(model, *args, **options):
 def frame_steps(native):
     table = native.frames[-1].step_table
     rows = [table[i : i + StepWords.WORDS] for i in range(0, len(table), StepWords.WORDS)]
-    return [s for s in zip(native.steps, rows) if s[0].kind == "gemm"]
+    return [s for s in zip(native.kernels, rows) if s[0].kind == "gemm"]
 
 
 # -- ways -------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Every option of TorchAir's CompilerConfig, one row each.
 
 A row says what the option may be, what it does here (`here`), which GE option it stands for (`ge`) and whether TorchAir
-knows it in one mode only (`only`). `here` has four cases, so that no option can be accepted and forgotten:
+knows it in one mode only (`only`). `here` has five cases, so that no option can be accepted and forgotten:
 
     To("dump")        sets that field of airgraph's Config
     Off("dead_code")  turns that graph pass off
     SwitchesPasses("file")  turns graph passes on and off by name
+    DumpsNodes("mode")  is a part of the field `node_dump`
     NoEffect("…")     does nothing, and the journal says so in these words when the option is not at its default
 
 An option that means something else while graphs are captured (mode reduce-overhead) has a second one for that, `captured`.
@@ -45,6 +46,13 @@ class SwitchesPasses:
 
 
 @dataclass(frozen=True)
+class DumpsNodes:
+    """The option is a part of airgraph's `node_dump`; the part "on" switches it on, and "file" is a file of all parts."""
+
+    part: str
+
+
+@dataclass(frozen=True)
 class ByBackend:
     """The option is read by the backend itself: it depends on the arguments of a call."""
 
@@ -69,7 +77,7 @@ class Option:
     path: str
     default: Any
     check: Check
-    here: To | Off | SwitchesPasses | ByBackend | NoEffect
+    here: To | Off | SwitchesPasses | DumpsNodes | ByBackend | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
     captured: To | None = None
@@ -170,19 +178,33 @@ OPTIONS: tuple[Option, ...] = (
         "dump_config.enable_dump",
         False,
         boolean,
-        LATER,
+        DumpsNodes("on"),
         _global("ge.exec.enableDump"),
         captured=To("data_dump", {True: "npy", False: None}),
     ),
     Option(
-        "dump_config.dump_path", "./", checks.folder, LATER, _dump("ge.exec.dumpPath"), captured=To("data_dump_path")
+        "dump_config.dump_path",
+        "./",
+        checks.folder,
+        DumpsNodes("path"),
+        _dump("ge.exec.dumpPath"),
+        captured=To("data_dump_path"),
     ),
-    Option("dump_config.dump_mode", "all", choice("input", "output", "all"), LATER, _dump("ge.exec.dumpMode"), GE),
+    Option(
+        "dump_config.dump_mode",
+        "all",
+        choice("input", "output", "all"),
+        DumpsNodes("mode"),
+        _dump("ge.exec.dumpMode"),
+        GE,
+    ),
     Option("dump_config.quant_dumpable", False, boolean, NPU, _dump("ge.quant_dumpable"), GE),
-    Option("dump_config.dump_step", "", STEPS, LATER, _dump("ge.exec.dumpStep"), GE),
-    Option("dump_config.dump_layer", "", LAYERS, LATER, _dump("ge.exec.dumpLayer"), GE),
-    Option("dump_config.dump_data", "tensor", choice("tensor", "stats"), LATER, _dump("ge.exec.dumpData"), GE),
-    Option("dump_config.dump_config_path", None, checks.json_file, LATER, only=GE),
+    Option("dump_config.dump_step", "", STEPS, DumpsNodes("steps"), _dump("ge.exec.dumpStep"), GE),
+    Option("dump_config.dump_layer", "", LAYERS, DumpsNodes("layers"), _dump("ge.exec.dumpLayer"), GE),
+    Option(
+        "dump_config.dump_data", "tensor", choice("tensor", "stats"), DumpsNodes("data"), _dump("ge.exec.dumpData"), GE
+    ),
+    Option("dump_config.dump_config_path", None, checks.json_file, DumpsNodes("file"), only=GE),
     Option(
         "dump_config.data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage"), only=ACL
     ),

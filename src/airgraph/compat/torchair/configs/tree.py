@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from airgraph.compat.torchair.configs import switches
+from airgraph.compat.torchair.configs import node_dumps, switches
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import NoEffect, Off, Option, SwitchesPasses, To
+from airgraph.compat.torchair.configs.options import DumpsNodes, NoEffect, Off, Option, SwitchesPasses, To
 from airgraph.config import Config
 
 
@@ -130,6 +130,7 @@ class OptionTree(OptionGroup):
         passes_off: list[str] = []
         remarks: list[str] = []
         switched: dict[str, dict[str, bool]] = {"file": {}, "text": {}}
+        node_dump: dict[str, Leaf] = {}
         captures = self.captures()
         for leaf in self.changed():
             match (leaf.option.captured if captures else None) or leaf.option.here:
@@ -139,6 +140,8 @@ class OptionTree(OptionGroup):
                     passes_off += [name] if leaf == when else []
                 case SwitchesPasses(given_as):
                     switched[given_as] = switches.read(leaf.plain) if given_as == "file" else switches.parse(leaf.plain)
+                case DumpsNodes(part):
+                    node_dump[part] = leaf
                 case NoEffect(why):
                     remarks.append(f"{leaf!r} {why}")
         off, unknown = switches.passes_off(switched["file"] | switched["text"])
@@ -146,6 +149,10 @@ class OptionTree(OptionGroup):
             remarks.append(f"fusion switches name {', '.join(unknown)}: no passes here, so they have no effect")
         if "use_graph_pool" in fields:  # whoever brings a pool decides what shares it
             fields["reuse_graph_pool_in_same_fx"] = False
+        if node_dump and not captures:
+            dumped, said = node_dumps.read(node_dump)
+            fields |= dumped
+            remarks += said
         remarks += self.more_remarks(fields)
         return Config(
             **fields, passes_off=tuple(dict.fromkeys([*passes_off, *off])), remarks=tuple(remarks), foreign=self

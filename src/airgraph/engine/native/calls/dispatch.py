@@ -19,8 +19,8 @@ from functools import cache
 import torch
 
 from airgraph.engine.native.libtorch import ask, checked, delete, torch_symbol
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.llvm.text import Native
 
 
 class ArgWords:
@@ -96,7 +96,7 @@ NEW_OPTIONAL, DELETE_OPTIONAL, NEW, FREE = "torch_new_stable_ivalue", "torch_del
 
 def value() -> str:
     """An operand as the word that the ABI takes; 1 in `failed` if there is none."""
-    f = Native("value", "ptr %node, ptr %failed", "i64")
+    f = Function("value", "ptr %node, ptr %failed", "i64")
     f.do("%out = alloca i64")
     kind = f.word("%node", ArgWords.KIND)
 
@@ -117,7 +117,7 @@ def value() -> str:
     return f.text(f"i64 {laid(f)}")
 
 
-def no_value(f: Native, undo: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def no_value(f: Function, undo: Callable[[], None] = lambda: None) -> Callable[[], None]:
     def out() -> None:
         undo()
         f.set("%failed", 0, "1")
@@ -126,13 +126,13 @@ def no_value(f: Native, undo: Callable[[], None] = lambda: None) -> Callable[[],
     return out
 
 
-def made(f: Native, call: str, undo: Callable[[], None] = lambda: None) -> str:
+def made(f: Function, call: str, undo: Callable[[], None] = lambda: None) -> str:
     """What a function of the ABI leaves behind its last pointer; where it fails, `value` has none."""
     checked(f, call, no_value(f, undo))
     return f.word("%out", 0)
 
 
-def inner_value(f: Native, node: str, undo: Callable[[str], None]) -> str:
+def inner_value(f: Function, node: str, undo: Callable[[str], None]) -> str:
     """An operand in another one; `undo` where there is none."""
     inner = f.op(f"call i64 @value(ptr {node}, ptr %failed)")
     missing, on = f.name("bad"), f.name("fine")
@@ -144,11 +144,11 @@ def inner_value(f: Native, node: str, undo: Callable[[str], None]) -> str:
     return inner
 
 
-def another(f: Native, handle: str) -> str:
+def another(f: Function, handle: str) -> str:
     return made(f, f"@aoti_torch_new_tensor_handle(ptr {handle}, ptr %out)")
 
 
-def over_memory(f: Native) -> str:
+def over_memory(f: Function) -> str:
     data = f.at(f.word(f.word("%node", ArgWords.SLOT, "ptr"), 0, "ptr"), f.word("%node", ArgWords.OFFSET), "i8")
     sizes, strides = f.word("%node", ArgWords.SIZES, "ptr"), f.word("%node", ArgWords.STRIDES, "ptr")
     return made(
@@ -158,7 +158,7 @@ def over_memory(f: Native) -> str:
     )
 
 
-def optional(f: Native) -> str:
+def optional(f: Function) -> str:
     node = f.word("%node", ArgWords.VALUE, "ptr")
     inner = inner_value(f, node, lambda _: None)
     cell = f.op("call ptr @new_optional()")
@@ -171,7 +171,7 @@ def optional(f: Native) -> str:
     return f.op(f"ptrtoint ptr {cell} to i64")
 
 
-def items(f: Native) -> str:
+def items(f: Function) -> str:
     table, count = f.word("%node", ArgWords.VALUE, "ptr"), f.word("%node", ArgWords.COUNT)
     handle = made(f, f"@torch_new_list_reserve_size(i64 {count}, ptr %out)")
     target = f.op(f"inttoptr i64 {handle} to ptr")
@@ -194,12 +194,12 @@ def items(f: Native) -> str:
     return handle
 
 
-def characters(f: Native) -> str:
+def characters(f: Function) -> str:
     text, length = f.word("%node", ArgWords.VALUE, "ptr"), f.word("%node", ArgWords.COUNT)
     return made(f, f"@torch_new_string_handle(ptr {text}, i64 {length}, ptr %out)")
 
 
-def laid(f: Native) -> str:
+def laid(f: Function) -> str:
     """What PyTorch made before, if it has these strides; else a copy that has, of that or of memory."""
     wanted, sizes = f.word("%node", ArgWords.WANTED, "ptr"), f.word("%node", ArgWords.SIZES, "ptr")
     rank = f.word("%node", ArgWords.DIM)
@@ -249,20 +249,20 @@ def laid(f: Native) -> str:
     return copy
 
 
-def narrow(f: Native, base: str, index: int) -> str:
+def narrow(f: Function, base: str, index: int) -> str:
     return f.op(f"trunc i64 {f.word(base, index)} to i32")
 
 
 TENSORS = (ArgWords.VIEW, ArgWords.LAID, ArgWords.FIXED, ArgWords.REGISTER)
 
 
-def discard(f: Native, node: str, word: str) -> None:
+def discard(f: Function, node: str, word: str) -> None:
     f.invoke("@discard_value", ("ptr", node), ("i64", word))
 
 
 def discard_value() -> str:
     """Frees an operand that no call took over. (A string is a few bytes, and is left.)"""
-    f = Native("discard_value", "ptr %node, i64 %word")
+    f = Function("discard_value", "ptr %node, i64 %word")
     kind, target = f.word("%node", ArgWords.KIND), f.op("inttoptr i64 %word to ptr")
     for tensor in TENSORS:
         f.when(f.test("eq", kind, tensor), lambda: delete(f, target))
@@ -282,7 +282,7 @@ def discard_value() -> str:
 
 def discard_items() -> str:
     """The first `count` items of a list, and the list."""
-    f = Native("discard_items", "ptr %table, i64 %count, ptr %list")
+    f = Function("discard_items", "ptr %table, i64 %count, ptr %list")
     f.do("%out = alloca i64")
 
     def one(i: str) -> None:
@@ -295,14 +295,14 @@ def discard_items() -> str:
     return f.text()
 
 
-def delete_list(f: Native, handle: str) -> None:
+def delete_list(f: Function, handle: str) -> None:
     """Nothing follows from its return code: what cannot be freed is left."""
     f.op(f"call i32 @torch_delete_list(ptr {handle})")
 
 
 def let_go() -> str:
     """Deletes the handles in `count` words."""
-    f = Native("let_go", "ptr %words, i64 %count", exported=True)
+    f = Function("let_go", "ptr %words, i64 %count", exported=True)
 
     def one(i: str) -> None:
         handle = f.word("%words", i, "ptr")
@@ -319,7 +319,7 @@ def let_go() -> str:
 
 def calls() -> str:
     """The calls of a tape, one after the other; 1 if one fails."""
-    f = Native("calls", "ptr %tape", "i64")
+    f = Function("calls", "ptr %tape", "i64")
     f.do("%out = alloca i64")
     f.do("%failed = alloca i64")
     f.set("%failed", 0, "0")
@@ -359,13 +359,13 @@ def calls() -> str:
     return f.text("i64 0")
 
 
-def enter(f: Native, layer: int, excluded: str, included: str) -> None:
+def enter(f: Function, layer: int, excluded: str, included: str) -> None:
     """Included, because tensors made in inference mode do not ask for it themselves."""
     f.do(f"call void @exclude(i16 zeroext {layer}, i1 zeroext {excluded})")
     f.do(f"call void @include(i16 zeroext {layer}, i1 zeroext {included})")
 
 
-def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
+def returned(f: Function, returns: str, stack: str, j: str, seen: str) -> str:
     row = f.row(returns, j, ReturnWords.WORDS)
     kind, register = f.word(row, ReturnWords.KIND), f.word(row, ReturnWords.REGISTER, "ptr")
     f.when(f.test("eq", kind, ReturnWords.TENSOR), lambda: f.set(register, 0, f.word(stack, j)))
@@ -393,7 +393,7 @@ def returned(f: Native, returns: str, stack: str, j: str, seen: str) -> str:
 
 def results() -> str:
     """From registers to the plan's tensors; 1 if one of them is not what was planned."""
-    f = Native("results", "ptr %tape", "i64")
+    f = Function("results", "ptr %tape", "i64")
     f.do("%out = alloca i64")
     f.do("%empty = alloca [2 x i64]")
     f.set("%empty", 0, "0")
@@ -455,7 +455,7 @@ def results() -> str:
     return f.text("i64 0")
 
 
-def shares(f: Native, row: str, handle: str, fail: Callable[[], None]) -> str:
+def shares(f: Function, row: str, handle: str, fail: Callable[[], None]) -> str:
     """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
     ask(f, "aoti_torch_get_storage_offset", handle, fail)
     offset = f.mul(f.word("%out", 0), f.word(row, ResultWords.ITEM))
@@ -470,7 +470,7 @@ def shares(f: Native, row: str, handle: str, fail: Callable[[], None]) -> str:
     return f.loop("0", f.word("%tape", TapeWords.LENT), 1, one, ("i1", "false"))[0]
 
 
-def truth(f: Native, question: str, handle: str, fail: Callable[[], None]) -> str:
+def truth(f: Function, question: str, handle: str, fail: Callable[[], None]) -> str:
     f.set("%out", 0, "0")
     ask(f, question, handle, fail)
     return f.op(f"trunc i8 {f.op('load i8, ptr %out')} to i1")
@@ -478,7 +478,7 @@ def truth(f: Native, question: str, handle: str, fail: Callable[[], None]) -> st
 
 def dispatch() -> str:
     """A step. Below the layers `ABOVE` and without gradients, all as before afterwards; 1 if Python has to do it again."""
-    f = Native("dispatch", "ptr %tape", "i64", exported=True)
+    f = Function("dispatch", "ptr %tape", "i64", exported=True)
     keys = [key(name) for name in ABOVE]
     before = [f.op(f"call zeroext i1 @is_excluded(i16 zeroext {layer})") for layer in keys]
     gradients = f.op("call zeroext i1 @aoti_torch_grad_mode_is_enabled()")
@@ -497,7 +497,7 @@ def dispatch() -> str:
     return f.text(f"i64 {status}")
 
 
-def undo(f: Native) -> None:
+def undo(f: Function) -> None:
     table = f.word("%tape", TapeWords.RESULT_TABLE, "ptr")
     f.loop(
         "0",
@@ -511,7 +511,7 @@ def undo(f: Native) -> None:
 
 def new_optional(known: bool) -> str:
     """A word on the heap, which the call takes over; null if there is none."""
-    f = Native("new_optional", "", "ptr")
+    f = Function("new_optional", "", "ptr")
     if not known:
         return f.text(f"ptr {f.op('call ptr @new(i64 8)')}")
     f.do("%out = alloca i64")
@@ -520,7 +520,7 @@ def new_optional(known: bool) -> str:
 
 
 def free_optional(known: bool) -> str:
-    f = Native("free_optional", "ptr %cell")
+    f = Function("free_optional", "ptr %cell")
     if known:
         f.op(f"call i32 @{DELETE_OPTIONAL}(ptr %cell)")
     else:

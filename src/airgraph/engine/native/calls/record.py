@@ -23,17 +23,17 @@ from torch.utils._pytree import tree_leaves
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import MEANINGS
-from airgraph.engine.native.calls.schema import Mismatch, enters_by_autograd, fitted, lends
+from airgraph.engine.native.calls.schema import UnsupportedOverload, enters_by_autograd, fitted, lends
 from airgraph.engine.native.calls.tape import (
     DTYPES,
     Fixed,
     Laid,
     Noted,
     Operand,
-    Refusal,
     Register,
     Returned,
     Tape,
+    UnsupportedCall,
     View,
 )
 from airgraph.engine.reference import ReferenceExecutable, attributes, is_collective
@@ -65,7 +65,7 @@ class StandIn(torch.Tensor):
 
     def seen(self) -> tuple[tuple[Dim, ...], tuple[Dim, ...], torch.dtype]:
         if self.looks is None:
-            raise Refusal("its meaning looks at what a call gave back")
+            raise UnsupportedCall("its meaning looks at what a call gave back")
         return self.looks
 
     # What PyTorch's own classes have as attributes is a property here.
@@ -156,15 +156,15 @@ class CallRecorder(TorchFunctionMode):
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The first overload that takes these arguments."""
-        reason = Refusal(f"{getattr(func, '__name__', func)} is no op of the dispatcher")
+        reason = UnsupportedCall(f"{getattr(func, '__name__', func)} is no op of the dispatcher")
         if rewrite := SCALAR_FREE.get(named(func)):
             func, args, kwargs = rewrite(*args, **kwargs)
         for op in overloads(func):
             try:
                 return self.add(op, *args, **kwargs)
-            except Mismatch:
-                reason = Refusal(f"{op} does not take these arguments")
-            except Refusal as refusal:
+            except UnsupportedOverload:
+                reason = UnsupportedCall(f"{op} does not take these arguments")
+            except UnsupportedCall as refusal:
                 reason = refusal
                 if isinstance(func, OpOverload):
                     break
@@ -188,7 +188,7 @@ class CallRecorder(TorchFunctionMode):
                     results.append(None)
                     call.returns.append(None)
                 case kind:
-                    raise Refusal(f"{op} gives back a {kind.removesuffix('Type')}")
+                    raise UnsupportedCall(f"{op} gives back a {kind.removesuffix('Type')}")
         self.calls.append(call)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -202,12 +202,12 @@ class CallRecorder(TorchFunctionMode):
             results = [StandIn.make(self, Register(self.registers + i, borrowed)) for i in range(count)]
             self.registers += count
         if len(results) < count or not all(isinstance(r, StandIn) for r in results):
-            raise Refusal("some of its results are no tensors")
+            raise UnsupportedCall("some of its results are no tensors")
         found = [self.owned(r) for r in results[:count]]
         if any(r is not None and r.register < 0 for c in self.calls for r in c.returns):
-            raise Refusal("its meaning takes a list apart that a call gave back")
+            raise UnsupportedCall("its meaning takes a list apart that a call gave back")
         if not self.calls or len(set(found)) < len(found):
-            raise Refusal("its results are not apart")
+            raise UnsupportedCall("its results are not apart")
         return Tape(self.calls, self.registers, found)
 
     def owned(self, result: StandIn) -> int:
@@ -241,7 +241,7 @@ def named(func: Any) -> str:
 def linear(self: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """addmm(b, x, w) → linear(x, wᵀ, b), which calls it in turn."""
     if beta != 1 or alpha != 1:
-        raise Refusal("addmm with factors takes Scalars, which PyTorch's C ABI has not")
+        raise UnsupportedCall("addmm with factors takes Scalars, which PyTorch's C ABI has not")
     return aten.linear.default, (mat1, mat2.mT, self), {}
 
 
@@ -264,7 +264,9 @@ def spread(op: OpOverload) -> Callable[..., Any]:
 
     def rewritten(self: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
         if correction not in (0, 1):
-            raise Refusal(f"{op} with a correction of {correction} takes a Scalar, which PyTorch's C ABI has not")
+            raise UnsupportedCall(
+                f"{op} with a correction of {correction} takes a Scalar, which PyTorch's C ABI has not"
+            )
         return op, (self, dim, correction == 1, keepdim), {}
 
     return rewritten
@@ -284,21 +286,21 @@ SCALAR_FREE: dict[str, Callable[..., Any]] = {
 
 # -- a step ---------------------------------------------------------------------------------------------------------------
 def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
-    """The tape of a step, or a Refusal."""
+    """The tape of a step, or an UnsupportedCall."""
     recorder = CallRecorder()
     check_values(step.node, plan)
     env = {id(v): stand_in(recorder, plan, m, t, reference) for v, m, t in step.reads}
     try:
         return (aten_tape if step.node.op == "AtenCall" else meaning_tape)(step.node, recorder, env, reference)
-    except Refusal:
+    except UnsupportedCall:
         raise
     except Exception as error:  # a meaning may do anything; what it cannot do with stand-ins Python does with tensors
-        raise Refusal(f"its meaning cannot be noted ({type(error).__name__}: {error})") from error
+        raise UnsupportedCall(f"its meaning cannot be noted ({type(error).__name__}: {error})") from error
 
 
 def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     if node.op not in MEANINGS:
-        raise Refusal("it is done in Python")
+        raise UnsupportedCall("it is done in Python")
     attrs, slots = reference.placed(attributes(node)), OPS[node.op].slots
     args = [argument(entry, slot, env, reference) for entry, slot in zip(node.inputs, slots)]
     with recorder:
@@ -309,14 +311,16 @@ def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], ref
 def check_values(node: Node, plan: Plan) -> None:
     for v in (*node.values(), *node.outputs):
         if TORCH_TYPES.get(v.dtype) not in DTYPES:
-            raise Refusal(f"values of type {v.dtype.name[3:].lower()}")
+            raise UnsupportedCall(f"values of type {v.dtype.name[3:].lower()}")
         for d in v.type.shape or ():
             if isinstance(d, sympy.Basic) and not d.free_symbols <= plan.symbols:
-                raise Refusal("sizes that only running can tell")
+                raise UnsupportedCall("sizes that only running can tell")
         if v.type.shape is None:
-            raise Refusal("a rank that only running can tell")
+            raise UnsupportedCall("a rank that only running can tell")
+        if isinstance(v.known, sympy.Basic) and not v.known.free_symbols <= plan.symbols:
+            raise UnsupportedCall("a number that only running can tell")
     if node.control:
-        raise Refusal("it has an effect that must come in order")
+        raise UnsupportedCall("it has an effect that must come in order")
 
 
 def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
@@ -339,33 +343,35 @@ def argument(entry: Input, slot: OpInput, env: Mapping[int, Any], reference: Ref
     if slot.index and id(entry) in reference.constants:
         return reference.constants[id(entry)].tolist()
     if slot.index:
-        raise Refusal("a number that only running can tell")
+        raise UnsupportedCall("a number that only running can tell")
     return value_of(entry, env, reference)
 
 
 def value_of(value: Value, env: Mapping[int, Any], reference: ReferenceExecutable) -> Any:
     found = env.get(id(value), reference.constants.get(id(value)))
     if found is None:
-        raise Refusal("a size in place of a tensor")
+        raise UnsupportedCall("a size in place of a tensor")
     return found
 
 
 def aten_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     target = find_target(node.attrs["target"], reference.graph)
     if not isinstance(target, OpOverload):
-        raise Refusal("it is a function of Python's")
+        raise UnsupportedCall("it is a function of Python's")
     if is_collective(target):
-        raise Refusal("a collective is waited for in Python")
+        raise UnsupportedCall("a collective is waited for in Python")
     leaves = any(user.op == "NetOutput" for v in node.outputs for user in v.users)
     if leaves and any(r.alias_info is not None for r in target._schema.returns):
-        raise Refusal("a view that leaves the graph has its offset, by which PyTorch may find it in an argument")
+        raise UnsupportedCall(
+            "a view that leaves the graph has its offset, by which PyTorch may find it in an argument"
+        )
     values = list(node.values())
     layouts = node.attrs["strides"] or (None,) * len(values)
     inputs = [call_input(v, layout, recorder, env, reference) for v, layout in zip(values, layouts)]
     args, kwargs = (decode(node.attrs[k], inputs, reference.graph, reference.map_device) for k in ("args", "kwargs"))
     result = recorder.note(target, args, kwargs)
     if len(target._schema.returns) != len(node.outputs) and not isinstance(result, Several):
-        raise Refusal("some of its results are None")
+        raise UnsupportedCall("some of its results are None")
     return recorder.finished(result, len(node.outputs))
 
 
@@ -384,10 +390,10 @@ def call_input(
     if all(same(a, b) or same(n, 1) for a, b, n in zip(strides, wanted, shape)):
         return shown(x, wanted)
     if any(same(s, 0) and not same(n, 1) for s, n in zip(wanted, shape)):
-        raise Refusal("an argument with elements that lie on top of each other")
+        raise UnsupportedCall("an argument with elements that lie on top of each other")
     view = x.operand if isinstance(x.operand, View) else None
     if view is None or not same_shape(view.shape, shape):
-        raise Refusal("a constant with strides of its own")
+        raise UnsupportedCall("a constant with strides of its own")
     return StandIn.make(recorder, Laid(view, wanted), (shape, wanted, dtype))
 
 

@@ -20,19 +20,20 @@ from airgraph.engine.native.calls.tape import (
     Maybe,
     Operand,
     Real,
-    Refusal,
     Register,
     Text,
+    UnsupportedCall,
     View,
     Word,
     parts,
 )
+from airgraph.errors import Unsupported
 
 FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 KERNELS = ("CPU", "CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
-class Mismatch(Exception):
+class UnsupportedOverload(Unsupported):
     """Not the overload that is meant."""
 
 
@@ -67,18 +68,18 @@ def enters_by_autograd(op: OpOverload) -> bool:
     """
     kernel = RegisteredKernel.of(op, *KERNELS)
     if kernel is None:
-        raise Refusal(f"{op} has no kernel for a CPU")
+        raise UnsupportedCall(f"{op} has no kernel for a CPU")
     if ".py:" in kernel.where or kernel.where == "/dev/null":
-        raise Refusal(f"{op} is written in Python")
+        raise UnsupportedCall(f"{op} is written in Python")
     if torch.Tag.data_dependent_output in op.tags:
-        raise Refusal(f"what {op} gives back, only running can tell")
+        raise UnsupportedCall(f"what {op} gives back, only running can tell")
     if len({r.real_type.kind() for r in op._schema.returns}) > 1:
-        raise Refusal(f"{op} gives back things of several kinds")
+        raise UnsupportedCall(f"{op} gives back things of several kinds")
     if not kernel.wants_ints(op):
         return False
     layer = RegisteredKernel.of(op, "Autograd")
     if layer is None or layer.wants_ints(op):
-        raise Refusal(f"the kernel of {op} takes lists that PyTorch's C ABI has not")
+        raise UnsupportedCall(f"the kernel of {op} takes lists that PyTorch's C ABI has not")
     return True
 
 
@@ -94,17 +95,17 @@ def fitted(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
     if len(args) > len(positional) or set(kwargs) - {a.name for a in schema[len(args) :]}:
-        raise Mismatch
+        raise UnsupportedOverload("it has not so many arguments")
     given = {**{a.name: x for a, x in zip(positional, args)}, **kwargs}
     operands: list[Operand] = []
     for a in schema:
         if a.name not in given and not a.has_default_value():
-            raise Mismatch
+            raise UnsupportedOverload(f"{a.name} is not given")
         times = a.N  # type: ignore[attr-defined]
         operand = carried(a.real_type, given.get(a.name, a.default_value), times, op)
         own = isinstance(operand, Register) and not operand.borrowed
         if a.alias_info is not None and a.alias_info.is_write and not own:
-            raise Refusal(f"{op} writes to its arguments")
+            raise UnsupportedCall(f"{op} writes to its arguments")
         operands.append(operand)
     return operands
 
@@ -117,12 +118,14 @@ def carried(kind: Any, x: Any, times: int | None, op: OpOverload) -> Operand:
         case "ListType":
             items = [x] * times if times and isinstance(x, int | sympy.Basic) and not isinstance(x, bool) else x
             if not isinstance(items, list | tuple):
-                raise Mismatch
+                raise UnsupportedOverload("no list")
             return Items(tuple(carried(kind.getElementType(), i, None, op) for i in items))
         case "TensorType":
             return tensor_operand(x)
         case "NumberType":
-            raise Refusal(f"{op} takes a Scalar, which PyTorch's C ABI has not") if is_number(x) else Mismatch
+            if not is_number(x):
+                raise UnsupportedOverload("no number")
+            raise UnsupportedCall(f"{op} takes a Scalar, which PyTorch's C ABI has not")
         case "IntType" | "SymIntType" if isinstance(x, int | sympy.Basic) and not isinstance(x, bool):
             return Word(x)
         case "BoolType" if isinstance(x, bool):
@@ -142,17 +145,17 @@ def carried(kind: Any, x: Any, times: int | None, op: OpOverload) -> Operand:
         case "DeviceObjType" if isinstance(x, torch.device | str) and torch.device(x).type == "cpu":
             return Word(0xFFFFFFFF)  # type 0, index -1
         case "GeneratorType":
-            raise Refusal(f"{op} is given a generator")
-    raise Mismatch
+            raise UnsupportedCall(f"{op} is given a generator")
+    raise UnsupportedOverload(f"no {kind}")
 
 
 def tensor_operand(x: Any) -> Operand:
     if (stood_for := getattr(x, "operand", None)) is not None:
         return stood_for
     if not isinstance(x, torch.Tensor):
-        raise Mismatch
+        raise UnsupportedOverload("no tensor")
     if x.layout != torch.strided or x.is_quantized or x.dtype not in DTYPES or type(x) is not torch.Tensor:
-        raise Refusal("a tensor that is not plain memory")
+        raise UnsupportedCall("a tensor that is not plain memory")
     return Fixed(x)
 
 

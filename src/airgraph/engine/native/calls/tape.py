@@ -3,7 +3,8 @@
     TopKV2(x, 2, largest=True, ...)   →   %0, %1 = aten::topk(x, 2, -1, True, True)
 
 A tape holds for every set of sizes: its numbers are expressions. `record.py` makes tapes, `calls.py` makes words of them,
-which native code (`dispatch.py`) reads. What cannot be a tape is a `Refusal` with its reason; then Python does the step.
+which native code (`dispatch.py`) reads. What cannot be a tape is an `UnsupportedCall`; then
+Python does the step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch._ops import OpOverload
 
+from airgraph.errors import Unsupported
 from airgraph.ir.types import Dim
 from airgraph.plan.tensors import Tensor
 
@@ -32,7 +34,7 @@ DTYPES = {
 }
 
 
-class Refusal(Exception):
+class UnsupportedCall(Unsupported):
     """Python has to do this step; the text says why."""
 
 

@@ -20,11 +20,11 @@ from airgraph.engine.native.calls.tape import (
     Noted,
     Operand,
     Real,
-    Refusal,
     Register,
     Returned,
     Tape,
     Text,
+    UnsupportedCall,
     View,
     Word,
 )
@@ -68,10 +68,10 @@ def plan_calls(plan: Plan, reference: ReferenceExecutable) -> Calls:
     for step in steps:
         try:
             if isinstance(machine, str):
-                raise Refusal(machine)
+                raise UnsupportedCall(machine)
             tapes[step] = record(step, plan, reference)
             step.by = tapes[step].text()
-        except Refusal as reason:
+        except UnsupportedCall as reason:
             refused[step] = str(reason)
             step.by = f"Python: {reason}"
     return Calls(tapes, refused, read_dense(plan, tapes), machine if isinstance(machine, Code) and tapes else None)

@@ -36,15 +36,14 @@ the time, and three times with one query for four heads of 512 keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import e, log2
 
+from airgraph.engine.native.llvm.builder import Function
+from airgraph.engine.native.llvm.builder import vector as vec
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.llvm.mathlib import Body, SsaValue, literal, octaves, power_of_two, two_to_the
-from airgraph.engine.native.llvm.text import Function, Typed
-from airgraph.engine.native.llvm.text import vector as vec
 
 EXPORTS = ("ag_attention_jobs", "ag_attention_scratch", "ag_attention")
 SIZES = ("B", "H", "HK", "LQ", "LK", "D", "DV", "causal", "mask_kind")
@@ -99,45 +98,11 @@ def splat(x: float, of: str = "float") -> str:
 ONE, NEG_INF = splat(1.0), splat(-float("inf"))
 
 
-class Loop:
-    """Its counter, and the values it carries: those of this round in the body, the last ones behind it."""
-
-    def __init__(self, i: str, carried: list[str]) -> None:
-        self.i, self.carried, self.next = i, carried, list[str]()
-
-
 class AttentionWriter(Function):
-    """Blocks of Python for blocks of code, and vectors by their number of lanes; `f("...")` is one instruction."""
+    """With vectors by their number of lanes; `f("...")` is one instruction."""
 
     def __call__(self, instruction: str) -> str:
         return self.op(instruction)
-
-    @contextmanager
-    def each(self, start: str, stop: str, step: int | str, carried: Sequence[Typed] = ()) -> Iterator[Loop]:
-        """for i in range(start, stop, step); the body sets `next` to what it carries on."""
-        before, inside, after = self.block, self.name("each"), self.name("done")
-        loop = Loop("%" + self.name("i"), ["%" + self.name("p") for _ in carried])
-        self.do(f"br i1 {self.test('slt', start, stop)}, label %{inside}, label %{after}")
-        self.label(inside)
-        hole = len(self.lines)
-        yield loop
-        following = self.add(loop.i, step)
-        again, latch = self.test("slt", following, stop), self.block
-        self.do(f"br i1 {again}, label %{inside}, label %{after}")
-        self.label(after)
-        values = [f"{t} [{x}, %{before}], [{y}, %{latch}]" for (t, x), y in zip(carried, loop.next, strict=True)]
-        phis = [f"  {name} = phi {value}" for name, value in zip(loop.carried, values)]
-        self.lines[hole:hole] = [f"  {loop.i} = phi i64 [{start}, %{before}], [{following}, %{latch}]", *phis]
-        loop.carried = [self(f"phi {value}") for value in values]
-
-    @contextmanager
-    def given(self, condition: str) -> Iterator[None]:
-        inside, after = self.name("then"), self.name("fi")
-        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
-        self.label(inside)
-        yield
-        self.do(f"br label %{after}")
-        self.label(after)
 
     def both(self, a: str, b: str) -> str:
         return self(f"and i1 {a}, {b}")

@@ -20,16 +20,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 
-from airgraph.engine.native.kernels.gemm import ADD, LINE, RELU, V4, Machine, kernels, merge, run_tile, this_machine
-from airgraph.engine.native.llvm.text import Function, declarations
+from airgraph.engine.native.kernels.gemm import ADD, LINE, V4, Machine, kernels, merge, run_tile, this_machine
+from airgraph.engine.native.llvm.builder import Function, declarations
 from airgraph.plan.sizes import Amount, ceil, choose, equal, maximum, minimum
+from airgraph.plan.steps import ConvSizes
 
 EXPORTS = ("ag_conv2d", "ag_conv2d_jobs")
-DIMS = ["n", "c", "h", "w", "o", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw", "groups", "oh", "ow", "relu"]
 SIGNATURE = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims, i64 %job0, i64 %job1, ptr %scratch"
 PIXELS = 64  # in a job
 DEEP = 512  # values of a patch in a block, or those of one channel if they are more
 MAX_KERNEL = 2048  # kh · kw: a deeper block would not fit in the scratch memory
+MAX_GROUPED = 49  # kh · kw of a convolution in groups
 CHANNELS = 16  # output channels in a job
 ACROSS = 256  # pixels in a row of a depthwise block
 WINDOW = PIXELS * MAX_KERNEL  # floats that such a block may see
@@ -40,30 +41,25 @@ def slack(host: Machine) -> int:
     return max(8, host.lanes)
 
 
-def supported(dims: Sequence[int]) -> bool:
-    """False where kernel or dilation are so large that one pixel's share does not fit in the scratch memory."""
-    size = dict(zip(DIMS, dims))
-    if size["groups"] != size["c"]:
-        return size["kh"] * size["kw"] <= MAX_KERNEL
-    down, right = (size["kh"] - 1) * size["dh"] + 1, (size["kw"] - 1) * size["dw"] + 1
-    return down * ((min(size["ow"], ACROSS) + slack(this_machine()) - 1) * size["sw"] + right) <= WINDOW
+def refuses(sizes: ConvSizes) -> str | None:
+    """Why there is no kernel for a convolution of these sizes; None: there is one."""
+    most = MAX_GROUPED if sizes.groups > 1 else MAX_KERNEL
+    if sizes.kh * sizes.kw > most:
+        return f"a convolution kernel of {sizes.kh}×{sizes.kw}, more than {most} elements"
+    return None
 
 
-def jobs(dims: Sequence[int]) -> int:
-    """How many jobs a convolution has; ag_conv2d_jobs is the same in machine code.
-
-    dims: N, C, H, W, O, KH, KW, SH, SW, PH, PW, DH, DW, groups, OH, OW, relu.
-    """
-    size = dict(zip(DIMS, dims))
-    if size["groups"] == size["c"]:
-        return size["n"] * size["o"]
-    blocks = size["n"] * size["groups"] * -(-size["oh"] * size["ow"] // PIXELS)
-    return blocks * -(-size["o"] // size["groups"] // CHANNELS)
+def jobs(sizes: ConvSizes) -> int:
+    """How many jobs a convolution has; ag_conv2d_jobs is the same in machine code."""
+    if sizes.groups == sizes.c:
+        return sizes.n * sizes.o
+    blocks = sizes.n * sizes.groups * -(-sizes.oh * sizes.ow // PIXELS)
+    return blocks * -(-sizes.o // sizes.groups // CHANNELS)
 
 
-def scratch_bytes(dims: Sequence[Amount], machine: Machine | None = None) -> Amount:
-    """What a thread needs for its jobs."""
-    d, host = dict(zip(DIMS, dims)), machine or this_machine()
+def scratch_bytes(sizes: Sequence[Amount], machine: Machine | None = None) -> Amount:
+    """What a thread needs for its jobs. `sizes`: numbers in the order of ConvSizes."""
+    d, host = dict(zip(ConvSizes._fields, sizes)), machine or this_machine()
     reach_down, reach_right = (d["kh"] - 1) * d["dh"] + 1, (d["kw"] - 1) * d["dw"] + 1
     pitch = (minimum(d["ow"], ACROSS) + slack(host) - 1) * d["sw"] + reach_right
     rows = minimum(maximum(WINDOW // pitch - reach_down, 0) // d["sh"], d["oh"] - 1) * d["sh"] + reach_down
@@ -92,7 +88,7 @@ def both(f: Function, conditions: Sequence[str]) -> str:
 
 
 def sizes(f: Function) -> dict[str, str]:
-    return {name: f.load("i64", f.at("%dims", i, "i64")) for i, name in enumerate(DIMS)}
+    return {name: f.load("i64", f.at("%dims", i, "i64")) for i, name in enumerate(ConvSizes._fields)}
 
 
 # -- the jobs ---------------------------------------------------------------------------------------------------------
@@ -161,9 +157,7 @@ def block(host: Machine) -> str:
         k = f.mul(wide, kernel)
         apart = f.add(f.mul(k, host.panel), LINE)
         start = f.test("eq", turn, 0)
-        last = f.test("eq", f.add(turn, 1), rounds)
-        relu = f.choose(f.op(f"and i1 {last}, {f.test('ne', d['relu'], 0)}"), "i64", str(RELU), "0")
-        flags = f.op(f"or i64 {relu}, {f.choose(start, 'i64', '0', str(ADD))}")
+        flags = f.choose(start, "i64", "0", str(ADD))
         now = f.choose(start, "ptr", bias, "null")
         image_here = f.at(here, f.mul(c0, image))
 
@@ -339,7 +333,7 @@ def taps(host: Machine, step: int | None, fixed: bool) -> str:
     f = Function(name, "ptr %x, i64 %pitch, ptr %out, i64 %wide, ptr %weight, float %bias, ptr %dims, ptr %scratch")
     d, kind = sizes(f), host.kind
     down, stride = f.mul(d["dh"], "%pitch"), str(step) if step else d["sw"]
-    relu, start = f.test("ne", d["relu"], 0), f.splat(kind, "%bias")
+    start = f.splat(kind, "%bias")
     held = [f.splat(kind, f.load("float", f.at("%weight", i))) for i in range(9 if fixed else 0)]
 
     def spot(x: str, scale: str, sums: Sequence[str]) -> list[str]:
@@ -367,11 +361,10 @@ def taps(host: Machine, step: int | None, fixed: bool) -> str:
     def some(ow: str, vectors: int, to: str) -> None:
         sums = (small if fixed else general)(f.at("%x", f.mul(ow, stride)), [start] * vectors)
         for v, value in enumerate(sums):
-            f.store(kind, f.choose(relu, kind, f.relu(kind, value), value), f.at(to, v * host.lanes))
+            f.store(kind, value, f.at(to, v * host.lanes))
 
     def masked(ow: str) -> None:
         (value,) = (small if fixed else general)(f.at("%x", f.mul(ow, stride)), [start])
-        value = f.choose(relu, kind, f.relu(kind, value), value)
         left = f.op(f"insertelement <{host.lanes} x i64> poison, i64 {f.sub('%wide', ow)}, i64 0")
         count = f.shuffle(f"<{host.lanes} x i64>", left, "poison", [0] * host.lanes)
         numbers = ", ".join(f"i64 {lane}" for lane in range(host.lanes))

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from airgraph.engine.native.llvm.builder import Function, declarations, vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
-from airgraph.engine.native.llvm.text import Function, declarations, vector
 from airgraph.plan.sizes import Amount, ceil, choose, less
 from airgraph.plan.steps import ConvSizes
 
@@ -35,17 +35,24 @@ PARTS = ("zeros", "positions", "tables", "patches", "packed")  # of a thread's s
 DIMS = [*SIZES, "mode", "split", "xn", "xc", "xh", "xw", *PARTS]
 TABLE, GATHER, DEPTHWISE = range(3)
 OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
-SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch, ptr %then, ptr %args, ptr %sizes, ptr %spare"
+SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
+DEEPEST = 1 << 16  # values of a patch
 TILES = 4  # in a block
 SLOTS = 16  # addresses in a row of a table
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
 PACKING = 10  # the cost of packing a weight, in pixels that it is used for
-HANDING_ON = 1.1  # what threads gain that divide pixels, by the loop that follows
+WHOLE_IMAGE = 1.1  # times as slow: threads that divide panels read the whole image each
 ACROSS = 8  # pixels in a tile of a depthwise convolution
 TAPS = (3, 5, 7)  # in a row
 STEPS = (1, 2)
 INDEX = f"<{SLOTS} x i64>"
 LINE = 16  # floats in a line of the cache
+
+
+def refuses(sizes: ConvSizes) -> str | None:
+    """Why there is no kernel for a convolution of these sizes; None: there is one."""
+    deep = sizes.groups * sizes.depth if sizes.few else sizes.depth
+    return f"a convolution of patches of {deep} values, more than {DEEPEST}" if deep > DEEPEST else None
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class ConvTile:
 
     @property
     def block(self) -> int:
-        """Pixels that are handed on together."""
+        """Pixels that share a table."""
         return TILES * self.rows[0]
 
 
@@ -97,7 +104,7 @@ def split(s: ConvSizes, threads: Amount, tile: ConvTile) -> Amount:
     if count * s.depth * tile.panel * 4 > PACKED:
         return 1
     by_pixels, by_panels = count * (PACKING + ceil(pixels, threads)), ceil(count, threads) * (PACKING + pixels)
-    return choose(less(by_panels * round(100 * HANDING_ON), by_pixels * 100), 1, 0)
+    return choose(less(by_panels * round(100 * WHOLE_IMAGE), by_pixels * 100), 1, 0)
 
 
 def jobs(s: ConvSizes, by_panels: Amount, tile: ConvTile) -> Amount:
@@ -499,7 +506,7 @@ def block(host: ConvTile) -> str:
 
 
 def whole(host: ConvTile) -> str:
-    """Jobs are pixels, of which a block is handed on to `then` (args, sizes, first, end, spare), or panels."""
+    """Jobs are pixels, or panels."""
     f = LastFunction(host, "ag_conv_last", SIGNATURE, exported=True)
     d = f.dims()
     f.leave(f.test("sge", "%job0", "%job1"), lambda: None)
@@ -523,28 +530,22 @@ def whole(host: ConvTile) -> str:
         weights = f.at("%weight", f.mul(o, depth_of))
         f.call("@pack", f"ptr {weights}, i64 {depth_of}, i64 {rows}, i64 {taps}, i64 {channels}, ptr {to}")
 
-    def blocks(p: str, stop: str, first: str, end: str) -> str:
+    def one_block(p: str, stop: str, first: str, end: str) -> None:
         until = f.min(f.add(p, host.block), stop)
         f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
-        return until
 
     def by_panels() -> None:
         def panel(j: str) -> None:
             packs(j, packed)
-            f.loop("0", pixels, host.block, lambda p: blocks(p, pixels, j, f.add(j, 1)) and None)
+            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1)))
 
         f.loop("%job0", "%job1", 1, panel)
 
     f.leave(f.test("eq", d["split"], 1), by_panels)
     every = f.mul(d["groups"], parts)
     f.loop("0", every, 1, lambda j: packs(j, f.at(packed, f.mul(j, f.mul(depth_of, host.panel)))))
-    f.loop("%job0", "%job1", host.block, lambda p: hand_on(f, p, blocks(p, "%job1", "0", every)))
+    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every))
     return f.text()
-
-
-def hand_on(f: Function, first: str, end: str) -> None:
-    arguments = f"ptr %args, ptr %sizes, i64 {first}, i64 {end}, ptr %spare"
-    f.when(f.test("ne", "%then", "null", "ptr"), lambda: f.call("%then", arguments))
 
 
 # -- depthwise --------------------------------------------------------------------------------------------------------
@@ -640,7 +641,7 @@ def segment(host: ConvTile) -> str:
 
 
 def depthwise(host: ConvTile) -> str:
-    """As ag_conv_last; a block is what belongs to one row."""
+    """As ag_conv_last, row by row."""
     f = LastFunction(host, "depthwise", SIGNATURE)
     d = f.dims()
     packed, deep = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
@@ -660,7 +661,6 @@ def depthwise(host: ConvTile) -> str:
         p = f.max(f.mul(r, d["ow"]), p0)
         stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
         f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
-        hand_on(f, p, stop)
 
     f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one)
     f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)

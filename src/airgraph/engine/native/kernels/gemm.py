@@ -34,8 +34,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from airgraph.engine.native.llvm.builder import Function, Typed, declarations, vector, width
 from airgraph.engine.native.llvm.cpu import vector_lanes
-from airgraph.engine.native.llvm.text import Function, Typed, declarations, vector, width
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
 EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
@@ -46,7 +46,7 @@ SIGNATURE = (
 MICRO = "ptr %rows, i64 %ldr, i64 %last, ptr %panel, i64 %k, ptr %c, i64 %ldc, ptr %bias, i64 %flags"
 KC, WIDE = 512, 256  # the depth and the lanes of a packed block
 ROWS_BYTES = 4 * KC * 16
-ADD, RELU = 1, 2  # flags: C is added to; negative results become zero
+ADD = 1  # a flag: C is added to
 V2, V4 = vector(2), vector(4)
 LINE = 16  # floats in a line of the cache
 AHEAD = 512  # floats between what is read and what is asked for
@@ -133,7 +133,7 @@ def kernel_name(stem: str, rows: int, vectors: int) -> str:
 
 
 def micro(host: Machine, stem: str, rows: int, vectors: int, turned: bool, bias_by_row: bool) -> str:
-    """tile = rows · panel, then + bias, + C, relu, as asked; row i is row min(i, last), which exists."""
+    """tile = rows · panel, then + bias, + C, as asked; row i is row min(i, last), which exists."""
     f = Function(kernel_name(stem, rows, vectors), MICRO)
     row = [f.at("%rows", f.mul(f.min(str(i), "%last"), "%ldr")) for i in range(rows)]
 
@@ -232,7 +232,7 @@ def turn_two(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
 
 
 def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
-    """+ bias, + C, relu: each a branch around all pieces; then the stores."""
+    """+ bias, + C: each a branch around all pieces; then the stores."""
     kinds = [kind for _, _, kind, _ in pieces]
     address = [f.at(f.at("%c", f.mul("%ldc", i)), j) for i, j, _, _ in pieces]
 
@@ -250,14 +250,9 @@ def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
     def added() -> list[str]:
         return [f.fadd(t, v, f.load(t, p)) for (t, v), p in zip(typed(values), address)]
 
-    def rectified() -> list[str]:
-        return [f.relu(t, v) for t, v in typed(values)]
-
     values = [value for _, _, _, value in pieces]
     values = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *typed(values))
     values = f.when(f.bit("%flags", ADD), added, *typed(values))
-    if bias_by_row:
-        values = f.when(f.bit("%flags", RELU), rectified, *typed(values))
     for (kind, value), place in zip(typed(values), address):
         f.store(kind, value, place)
 
@@ -272,8 +267,6 @@ def merge(host: Machine, by_row: bool) -> str:
         value = f.load(kind, f.at("%tile", f.add(f.mul(i, host.side), j)))
         value = f.fadd(kind, value, f.either(biased, kind, lambda: bias(i, j, kind), zero[kind]))
         value = f.either(adds, kind, lambda: f.fadd(kind, value, f.load(kind, place)), value)
-        if by_row:
-            value = f.either(f.bit("%flags", RELU), kind, lambda: f.relu(kind, value), value)
         f.store(kind, value, place)
 
     def bias(i: str, j: str, kind: str) -> str:

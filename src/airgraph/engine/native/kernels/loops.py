@@ -14,10 +14,11 @@ three times the time to compile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from airgraph.engine.native.llvm import mathlib
+from airgraph.engine.native.llvm.builder import Builder
 from airgraph.engine.native.llvm.numbers import (
     BAD_NUMBER,
     BYTES,
@@ -28,12 +29,13 @@ from airgraph.engine.native.llvm.numbers import (
     literal,
     spread_literal,
 )
+from airgraph.engine.rendering import CodeBlock, KernelOperands, find
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import identity
 from airgraph.plan.index import Affine, Var, expand, same
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import SPILLED_BYTES, Nest, Stage
-from airgraph.plan.tensors import Expr, Tensor
+from airgraph.plan.tensors import Expr, Pick, Tensor
 
 T = DataType
 
@@ -66,66 +68,34 @@ def module_text(kernels: Mapping[str, Compiled]) -> str:
     return "\n".join([*sorted(needed), functions, *bodies])
 
 
-@dataclass
-class Level:
-    """Lines of one loop's body, up to where the next loop begins."""
-
-    lines: list[str] = field(default_factory=list)
-    values: dict[Any, str] = field(default_factory=dict)
-
-
-class LoopWriter:
-    """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one (see `Level`)."""
+class LoopWriter(Builder, KernelOperands):
+    """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one: `levels` are the bodies of
+    the open loops, each up to where the next loop begins."""
 
     def __init__(self, nest: Nest) -> None:
+        Builder.__init__(self)
+        KernelOperands.__init__(self, "%")
         self.nest = nest
         self.vector = nest.vector
         self.wide = nest.target.lanes
-        self.count = 0
         self.allocas: list[str] = []
-        self.tensors: list[Tensor] = []
-        self.sizes: list[Dim] = []
-        self.declares: set[str] = set()
         self.math: set[mathlib.Use] = set()
-        self.checks = False
+        self.errors = ""  # the place of this thread's error word, if it checks anything
         self.depth: dict[Var, int] = {}  # open loops
-        self.names: dict[Var, str] = {}
-        self.levels: list[Level] = [Level()]
+        self.indices: dict[Var, str] = {}  # their counters
+        self.levels: list[CodeBlock] = [CodeBlock()]
         self.lanes = 1
         self.now = 0  # number of the stage
 
     # -- text -------------------------------------------------------------------------------------------------------
-    def name(self) -> str:
-        self.count += 1
-        return f"%x{self.count}"
-
-    def emit(self, text: str, level: int | None = None) -> str:
-        result = self.name()
-        self.levels[len(self.levels) - 1 if level is None else level].lines.append(f"  {result} = {text}")
-        return result
+    def emit(self, text: str, level: int = -1) -> str:
+        return self.op(text, self.levels[level].lines)
 
     def line(self, text: str) -> None:
         self.levels[-1].lines.append(text)
 
     def alloca(self, type: str) -> str:
-        result = self.name()
-        self.allocas.append(f"  {result} = alloca {type}")
-        return result
-
-    def size(self, d: Dim) -> str:
-        d = expand(d)
-        if isinstance(d, int):
-            return str(d)
-        for i, known in enumerate(self.sizes):
-            if same(known, d):
-                return f"%s{i}"
-        self.sizes.append(d)
-        return f"%s{len(self.sizes) - 1}"
-
-    def pointer(self, t: Tensor) -> str:
-        if t not in self.tensors:
-            self.tensors.append(t)
-        return f"%p{self.tensors.index(t)}"
+        return self.op(f"alloca {type}", self.allocas)
 
     def write(self) -> Compiled:
         nest = self.nest
@@ -146,7 +116,9 @@ class LoopWriter:
             ]
         for i in range(len(self.sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
-        body = "\n".join([*head, *self.allocas, *self.levels[0].lines, "  ret void", "}"])
+        start = [f"  store i64 0, ptr {self.errors}"] if self.errors else []
+        end = self.reports() if self.errors else []
+        body = "\n".join([*head, *self.allocas, *start, *self.levels[0].lines, *end, "  ret void", "}"])
         nest = self.nest
         return Compiled(
             body,
@@ -157,20 +129,20 @@ class LoopWriter:
             nest.jobs,
             nest.grain,
             nest.cost,
-            self.checks,
+            bool(self.errors),
             nest.scratch,
         )
 
     # -- loops ------------------------------------------------------------------------------------------------------
     def loop(self, var: Var, start: str, end: str, step: int, body: Any) -> None:
-        counter, label = self.alloca("i64"), f"L{self.count}"
+        counter, label = self.alloca("i64"), self.name("L")
         guard = self.emit(f"icmp slt i64 {start}, {end}")
         limit = end if step == 1 else self.emit(f"sub i64 {end}, {step - 1}")
-        self.levels.append(Level())
+        self.levels.append(CodeBlock())
         self.depth[var] = len(self.levels) - 1
-        self.names[var] = self.emit(f"load i64, ptr {counter}")
+        self.indices[var] = self.emit(f"load i64, ptr {counter}")
         body()
-        after = self.emit(f"add i64 {self.names[var]}, {step}")
+        after = self.emit(f"add i64 {self.indices[var]}, {step}")
         self.line(f"  store i64 {after}, ptr {counter}")
         again = self.emit(f"icmp slt i64 {after}, {limit}")
         self.line(f"  br i1 {again}, label %{label}.body, label %{label}.exit")
@@ -199,7 +171,7 @@ class LoopWriter:
         block, length = Var(var.size), self.nest.target.block * step
 
         def one() -> None:
-            first = self.names[block]
+            first = self.indices[block]
             last = self.emit(f"add i64 {first}, {length}")
             less = self.emit(f"icmp slt i64 {last}, {end}")
             stop = self.emit(f"select i1 {less}, i64 {last}, i64 {end}")
@@ -311,10 +283,7 @@ class LoopWriter:
         return max((self.depth.get(v, 0) for v in variables), default=0)
 
     def find(self, key: Any) -> str | None:
-        for level in reversed(self.levels):
-            if key in level.values:
-                return level.values[key]
-        return None
+        return find(self.levels, key)
 
     def value(self, e: Expr) -> str:
         lanes = self.width(e)
@@ -369,7 +338,7 @@ class LoopWriter:
             level = self.depth[v]
             found = self.find(key)
             if found is None:
-                index = self.names[v]
+                index = self.indices[v]
                 scaled = index if same(c, 1) else self.emit(f"mul i64 {index}, {self.size(c)}", level)
                 found = scaled if total == "0" else self.emit(f"add i64 {total}, {scaled}", level)
                 self.levels[level].values[key] = found
@@ -396,57 +365,98 @@ class LoopWriter:
     def load(self, e: Expr, lanes: int, level: int) -> str:
         assert e.at is not None
         type, base = STORED[e.dtype], self.pointer(e.source)
-        picks = [(self.value(a), a, *pick) for a, pick in zip(e.args, e.picks)]
-        index = self.offset(e.at)
+        index, vectors = self.picked(self.offset(e.at), e.args, e.picks, level)
         step = e.at.coefficient(self.vector) if self.vector is not None else 0
-        scattered = any(self.width(a) > 1 for _, a, *_ in picks) or (lanes > 1 and not same(step, 1))
-        if scattered and lanes > 1:
-            raw = self.load_lanes(e, lanes, level, index, step, picks)
+        if lanes > 1 and (vectors or not same(step, 1)):
+            raw = "poison"
+            for lane in range(lanes):
+                address = self.lane_address(type, base, index, step, vectors, lane, level)
+                one = self.emit(f"load {type}, ptr {address}, align {BYTES[type]}", level)
+                raw = self.emit(f"insertelement <{lanes} x {type}> {raw}, {type} {one}, i64 {lane}", level)
         else:
-            for value, a, stride, size, wraps in picks:
-                number = self.emit(f"extractelement <1 x {COMPUTED[a.dtype]}> {value}, i64 0", level)
-                index = self.picked(index, number, a.dtype, stride, size, wraps, level)
             address = self.emit(f"getelementptr {type}, ptr {base}, i64 {index}", level)
             raw = self.emit(f"load <{lanes} x {type}>, ptr {address}, align {BYTES[type]}", level)
         return self.loaded(raw, e.dtype, lanes, level)
 
-    def load_lanes(self, e: Expr, lanes: int, level: int, index: str, step: Dim, picks: list[Any]) -> str:
-        type, base, raw = STORED[e.dtype], self.pointer(e.source), "poison"
-        for lane in range(lanes):
-            at = index if lane == 0 else self.emit(f"add i64 {index}, {self.size(expand(step * lane))}", level)
-            for value, a, stride, size, wraps in picks:
-                own = self.width(a)
-                number = self.emit(
-                    f"extractelement <{own} x {COMPUTED[a.dtype]}> {value}, i64 {lane if own > 1 else 0}", level
-                )
-                at = self.picked(at, number, a.dtype, stride, size, wraps, level)
-            address = self.emit(f"getelementptr {type}, ptr {base}, i64 {at}", level)
-            one = self.emit(f"load {type}, ptr {address}, align {BYTES[type]}", level)
-            raw = self.emit(f"insertelement <{lanes} x {type}> {raw}, {type} {one}, i64 {lane}", level)
-        return raw
+    def lane_address(
+        self, type: str, base: str, index: str, step: Dim, vectors: Sequence[str], lane: int, level: int
+    ) -> str:
+        """base + index + step·lane + what the numbers of this lane pick"""
+        at = index if lane == 0 else self.emit(f"add i64 {index}, {self.size(expand(step * lane))}", level)
+        for vector in vectors:
+            number = self.emit(f"extractelement <{self.lanes} x i64> {vector}, i64 {lane}", level)
+            at = self.emit(f"add i64 {at}, {number}", level)
+        return self.emit(f"getelementptr {type}, ptr {base}, i64 {at}", level)
 
-    def picked(self, index: str, number: str, dtype: DataType, stride: Dim, size: Dim, wraps: bool, level: int) -> str:
-        """index + number·stride. A number out of range sets the error word, and element 0 is read instead."""
-        type = COMPUTED[dtype]
+    def picked(self, index: str, numbers: Sequence[Expr], picks: Sequence[Pick], level: int) -> tuple[str, list[str]]:
+        """The index with what numbers add to it that are the same in all lanes, and the vectors of the others."""
+        vectors = []
+        for number, pick in zip(numbers, picks):
+            added = self.checked(number, pick)
+            if self.width(number) > 1:
+                vectors.append(added)
+            else:
+                index = self.emit(f"add i64 {index}, {added}", level)
+        return index, vectors
+
+    def checked(self, e: Expr, pick: Pick) -> str:
+        """number·stride, an i64 or a vector of them, in the loop where the number is known. A number out of range sets the
+        error word, and element 0 is read instead."""
+        value = self.value(e)
+        level, lanes, key = self.level_of_value(e), self.width(e), ("picked", e.id, self.width(e), pick)
+        found = self.find(key)
+        if found is not None:
+            return found
+        type, vector, bits = COMPUTED[e.dtype], f"<{lanes} x i64>", f"<{lanes} x i1>"
         if type != "i64":
-            number = self.emit(f"{'zext' if dtype == T.DT_UINT8 else 'sext'} {type} {number} to i64", level)
-        limit = self.size(size)
-        if wraps:
-            negative = self.emit(f"icmp slt i64 {number}, 0", level)
-            turned = self.emit(f"add i64 {number}, {limit}", level)
-            number = self.emit(f"select i1 {negative}, i64 {turned}, i64 {number}", level)
-        good = self.emit(f"icmp ult i64 {number}, {limit}", level)
-        number = self.emit(f"select i1 {good}, i64 {number}, i64 0", level)
-        self.flag(self.emit(f"xor i1 {good}, true", level), BAD_NUMBER, level)
-        scaled = self.emit(f"mul i64 {number}, {self.size(stride)}", level)
-        return self.emit(f"add i64 {index}, {scaled}", level)
+            word = "zext" if e.dtype == T.DT_UINT8 else "sext"
+            value = self.emit(f"{word} <{lanes} x {type}> {value} to {vector}", level)
+        limit = self.spread_size(pick.size, lanes, level)
+        if pick.wraps:
+            negative = self.emit(f"icmp slt {vector} {value}, zeroinitializer", level)
+            wrapped = self.emit(f"add {vector} {value}, {limit}", level)
+            value = self.emit(f"select {bits} {negative}, {vector} {wrapped}, {vector} {value}", level)
+        bad = self.emit(f"icmp uge {vector} {value}, {limit}", level)
+        flags = self.emit(f"bitcast {bits} {bad} to i{lanes}", level)
+        self.flag(self.emit(f"icmp ne i{lanes} {flags}, {'false' if lanes == 1 else '0'}", level), BAD_NUMBER, level)
+        value = self.emit(f"select {bits} {bad}, {vector} zeroinitializer, {vector} {value}", level)
+        if not same(pick.stride, 1):
+            value = self.emit(f"mul {vector} {value}, {self.spread_size(pick.stride, lanes, level)}", level)
+        if lanes == 1:
+            value = self.emit(f"extractelement {vector} {value}, i64 0", level)
+        self.levels[level].values[key] = value
+        return value
+
+    def spread_size(self, d: Dim, lanes: int, level: int) -> str:
+        size = self.size(d)
+        if not size.startswith("%"):
+            return f"<{', '.join([f'i64 {size}'] * lanes)}>"
+        first = self.emit(f"insertelement <{lanes} x i64> poison, i64 {size}, i64 0", level)
+        if lanes == 1:
+            return first
+        lane0 = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(f"shufflevector <{lanes} x i64> {first}, <{lanes} x i64> poison, {lane0}", level)
 
     def flag(self, condition: str, error: int, level: int) -> None:
-        self.checks = True
+        """Errors come together in a register; the kernel reports them at its end."""
+        if not self.errors:
+            self.errors = self.alloca("i64")
         bits = self.emit(f"select i1 {condition}, i64 {error}, i64 0", level)
-        old = self.emit("load i64, ptr %sizes", level)
+        old = self.emit(f"load i64, ptr {self.errors}", level)
         both = self.emit(f"or i64 {old}, {bits}", level)
-        self.levels[level].lines.append(f"  store i64 {both}, ptr %sizes")
+        self.levels[level].lines.append(f"  store i64 {both}, ptr {self.errors}")
+
+    def reports(self) -> list[str]:
+        """The last lines of a kernel that may find errors. Other threads may report at the same time."""
+        return [
+            f"  %errors = load i64, ptr {self.errors}",
+            "  %some = icmp ne i64 %errors, 0",
+            "  br i1 %some, label %report, label %out",
+            "report:",
+            "  %before = atomicrmw or ptr %sizes, i64 %errors monotonic",
+            "  br label %out",
+            "out:",
+        ]
 
     def loaded(self, raw: str, dtype: DataType, lanes: int, level: int) -> str:
         if dtype == T.DT_BOOL:
@@ -466,35 +476,16 @@ class LoopWriter:
         elif dtype in HALVES:
             value = VectorMath(self, lanes, len(self.levels) - 1).narrowed(value, dtype)
         index = self.offset(s.at)
-        numbers = [(self.value(n), n, *pick) for n, pick in zip(s.numbers, s.picks)]
-        if any(self.width(n) > 1 for _, n, *_ in numbers):
-            self.scatter(s, value, index, step, numbers)
-            return
-        for number, n, stride, size, wraps in numbers:
-            one = self.emit(f"extractelement <1 x {COMPUTED[n.dtype]}> {number}, i64 0")
-            index = self.picked(index, one, n.dtype, stride, size, wraps, len(self.levels) - 1)
-        if lanes == 1 or same(step, 1):
+        level = len(self.levels) - 1
+        index, vectors = self.picked(index, s.numbers, s.picks, level)
+        if not vectors and (lanes == 1 or same(step, 1)):
             address = self.emit(f"getelementptr {type}, ptr {base}, i64 {index}")
             self.line(f"  store <{lanes} x {type}> {value}, ptr {address}, align {BYTES[type]}")
             return
         for lane in range(lanes):
-            at = self.emit(f"add i64 {index}, {self.size(expand(step * lane))}")
-            address = self.emit(f"getelementptr {type}, ptr {base}, i64 {at}")
+            address = self.lane_address(type, base, index, step, vectors, lane, level)
             one = self.emit(f"extractelement <{lanes} x {type}> {value}, i64 {lane}")
             self.line(f"  store {type} {one}, ptr {address}, align {BYTES[type]}")
-
-    def scatter(self, s: Store, value: str, index: str, step: Dim, numbers: list[Any]) -> None:
-        """Each lane to a place of its own."""
-        type, base, level = STORED[s.target.dtype], self.pointer(s.target), len(self.levels) - 1
-        for lane in range(self.lanes):
-            at = index if lane == 0 else self.emit(f"add i64 {index}, {self.size(expand(step * lane))}")
-            for number, n, stride, size, wraps in numbers:
-                own = self.width(n)
-                one = self.emit(f"extractelement <{own} x {COMPUTED[n.dtype]}> {number}, i64 {lane if own > 1 else 0}")
-                at = self.picked(at, one, n.dtype, stride, size, wraps, level)
-            address = self.emit(f"getelementptr {type}, ptr {base}, i64 {at}")
-            element = self.emit(f"extractelement <{self.lanes} x {type}> {value}, i64 {lane}")
-            self.line(f"  store {type} {element}, ptr {address}, align {BYTES[type]}")
 
     def iota(self, e: Expr, lanes: int, level: int) -> str:
         assert e.at is not None

@@ -57,12 +57,15 @@ class Way(NamedTuple):
     split: int
     threads: int
     turned: bool = False  # the weight is a turned copy
+    packed: bool = False  # the weight is a packed copy, and MKL multiplies (blas.py)
 
     def jobs(self, p: ProductShape) -> int:
         return (p.n, p.m, p.batch)[self.split]
 
     def unit(self, p: ProductShape) -> int:
         """Threads get multiples of this; where fewer of them are to work, it is so large that the others get none."""
+        if self.packed:
+            return -(-p.n // (self.threads * UNITS[COLUMNS])) * UNITS[COLUMNS]
         return as_int(unit_of(self.split, self.threads, self.jobs(p), p.threads))
 
     def __str__(self) -> str:

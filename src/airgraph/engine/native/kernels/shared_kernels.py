@@ -7,24 +7,30 @@ from __future__ import annotations
 
 from functools import cache
 
-from airgraph.engine.native.kernels import attention, conv, conv_last, gemm
+from airgraph.engine.native.kernels import attention, conv, conv_last, experts, gemm
+from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.engine.native.llvm.text import Native
 
 CHANNELS_LAST = conv_last.this_tile() is not None
 CONVOLUTION = conv_last if CHANNELS_LAST else conv
 MODULES = (gemm, attention, CONVOLUTION)
+STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
 
 
 class Gemm:
-    """The sizes of a matrix product, behind the error word."""
+    """The sizes of a matrix product, behind the error word. With a packed weight, of blocks of BLOCK columns that are APART
+    bytes from each other, the function at PACKED multiplies (blas.py)."""
 
-    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, WORDS = range(1, 17)
+    FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
+    APART, PACKED, WORDS = 17, 18, 19
 
 
 def step_gemm() -> str:
     """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
-    f = Native("step_gemm", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    given = "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch"
+    f = Function("step_gemm", given, exported=True)
+    packed = f.word("%sizes", Gemm.PACKED, "ptr")
+    f.leave(f.test("ne", packed, "null", "ptr"), lambda: f.call(packed, given))
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
     a, b, bias = (
@@ -50,7 +56,7 @@ def step_gemm() -> str:
 
 def step_attention() -> str:
     """args: q, k, v, mask, out, lse; sizes: the scale's bits, where q, k, v, mask begin (bytes), ag_attention's dims."""
-    f = Native("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_attention", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     q, k, v, mask, out, lse = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(6))
     scale = f.op(f"load float, ptr {f.at('%sizes', 1, 'i64')}")
     q, k, v, mask = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((q, k, v, mask), 2))
@@ -62,7 +68,7 @@ def step_attention() -> str:
 
 def step_conv() -> str:
     """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
-    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
     dims = f.at("%sizes", 4, "i64")
@@ -81,12 +87,12 @@ class ConvLast:
 
 def step_conv_last() -> str:
     """args: x, w, bias, out."""
-    f = Native("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     places = ((x, ConvLast.X_AT), (w, ConvLast.W_AT), (bias, ConvLast.BIAS_AT))
     operands = ", ".join(f"ptr {f.at(p, f.word('%sizes', i), 'i8')}" for p, i in places)
     dims = f.at("%sizes", ConvLast.DIMS, "i64")
-    rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch, ptr null, ptr null, ptr null, ptr null"
+    rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch"
     f.do(f"call void @ag_conv_last({operands}, {rest})")
     return f.text()
 
@@ -96,12 +102,14 @@ def source() -> str:
     parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
     parts += [
         "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
-        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr, ptr, ptr, ptr, ptr)"
+        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)"
         if CHANNELS_LAST
         else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
     convolution = step_conv_last() if CHANNELS_LAST else step_conv()
-    return "\n".join([*parts, step_gemm(), step_attention(), convolution])
+    return "\n".join(
+        [experts.DECLARES, *parts, step_gemm(), experts.step_grouped(Gemm.WORDS), step_attention(), convolution]
+    )
 
 
 @cache
@@ -109,5 +117,5 @@ def kernels() -> Code:
     """All of them, compiled once in a process."""
     code = build([Unit(m.source, m.EXPORTS, name=m.__name__) for m in MODULES])
     imports = {name: code[name] for m in MODULES for name in m.EXPORTS}
-    steps = build([Unit(source, ("step_gemm", "step_attention", "step_conv"), imports, name=__name__)])
+    steps = build([Unit(source, STEPS, imports, name=__name__)])
     return Code([*code.trackers, *steps.trackers])

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from airgraph.errors import Unsupported
+
 HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
@@ -38,7 +40,7 @@ class Relocation:
     ADDRESS, RELATIVE, FROM_TABLE, ENTRY, TO_TABLE = 1, 24, 25, 27, 29
 
 
-class LoadError(Exception):
+class LoadError(Unsupported):
     """Not an object that this loader knows."""
 
 

@@ -17,7 +17,6 @@ fit. Coefficients begin with the constant one. The greatest errors seen, in ulp 
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from functools import cache
 from math import inf, log, log10, nan, pi
 from typing import Union
 
+from airgraph.engine.native.llvm.builder import Builder
 from airgraph.plan import functions
 
 
@@ -58,19 +58,15 @@ Operand = Union["SsaValue", float]
 Use = tuple[str, int, str]  # a function of this module: its name, lanes and element type
 
 
-class Body:
-    """The instructions of one function, and the declarations they rely on."""
+class Body(Builder):
+    """The instructions of one function, on values with Python's operators."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.declares: set[str] = set()
+        super().__init__()
         self.uses: set[Use] = set()  # functions of this module that are called
-        self._names = itertools.count()
 
     def emit(self, type: str, text: str) -> SsaValue:
-        name = f"%v{next(self._names)}"
-        self.lines.append(f"  {name} = {text}")
-        return SsaValue(self, name, type)
+        return SsaValue(self, self.op(text), type)
 
     def constant(self, value: float, type: str) -> SsaValue:
         lanes, element = split(type)

@@ -46,7 +46,7 @@ class Sink(Protocol):
     declares: set[str]
     math: set[mathlib.Use]
 
-    def emit(self, text: str, level: int | None = None) -> str: ...
+    def emit(self, text: str, level: int = -1) -> str: ...
 
     def flag(self, condition: str, error: int, level: int) -> None:
         """Where the condition (an i1) holds, the kernel reports this error."""

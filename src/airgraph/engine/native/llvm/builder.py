@@ -1,29 +1,28 @@
-"""A small writer of LLVM text: values are strings, loops and branches are calls that return the values they leave.
+"""The builder of all LLVM text: values are strings, loops and branches are calls that return the values they leave.
 
     f = Function("twice", "ptr %x, i64 %n")
     f.loop("0", "%n", 1, lambda i: f.store("float", f.fmul("float", f.load("float", at := f.at("%x", i)), "2.0"), at))
     f.text()
 
-There are no variables in memory: the JIT's few passes have none to promote.
+There are no variables in memory: the JIT's few passes have none to promote. `Builder` alone has no control flow: it is for
+text without branches (mathlib.py) and for loops whose lines are not written in their order (kernels/loops.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 Typed = tuple[str, str]  # (LLVM type, value)
 
 
-class Function:
-    def __init__(self, name: str, params: str, result: str = "void", exported: bool = False) -> None:
-        linkage = "" if exported else "internal "
-        self.head = f"define {linkage}{result} @{name}({params}) nounwind {{"
-        self.lines = ["entry:"]
-        self.block = "entry"
-        self.names = 0
+class Builder:
+    """Lines of LLVM text, names for their values, and the declarations they rely on."""
 
-    def text(self, result: str = "void") -> str:
-        return "\n".join([self.head, *self.lines, f"  ret {result}", "}", ""])
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names = 0
+        self.declares: set[str] = set()
 
     def name(self, stem: str = "v") -> str:
         self.names += 1
@@ -32,10 +31,32 @@ class Function:
     def do(self, line: str) -> None:
         self.lines.append("  " + line)
 
-    def op(self, line: str) -> str:
+    def op(self, line: str, into: list[str] | None = None) -> str:
+        """The value of an instruction, written behind the lines so far or `into` others."""
         value = "%" + self.name()
-        self.do(f"{value} = {line}")
+        (self.lines if into is None else into).append(f"  {value} = {line}")
         return value
+
+
+class Loop:
+    """Its counter, and the values it carries: those of this iteration in the body, the last ones behind it."""
+
+    def __init__(self, i: str, carried: list[str]) -> None:
+        self.i, self.carried, self.next = i, carried, list[str]()
+
+
+class Function(Builder):
+    """One function, block by block."""
+
+    def __init__(self, name: str, params: str, result: str = "void", exported: bool = False) -> None:
+        super().__init__()
+        linkage = "" if exported else "internal "
+        self.head = f"define {linkage}{result} @{name}({params}) nounwind {{"
+        self.lines = ["entry:"]
+        self.block = "entry"
+
+    def text(self, result: str = "void") -> str:
+        return "\n".join([self.head, *self.lines, f"  ret {result}", "}", ""])
 
     def label(self, label: str) -> None:
         self.lines.append(f"{label}:")
@@ -95,15 +116,25 @@ class Function:
         address = self.op(f"getelementptr float, ptr {base}, i64 {index}")
         self.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")
 
+    # -- structures of 64-bit words -----------------------------------------------------------------------------
+    def word(self, base: str, index: int | str, kind: str = "i64") -> str:
+        return self.op(f"load {kind}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def set(self, base: str, index: int | str, value: str, kind: str = "i64") -> None:
+        self.do(f"store {kind} {value}, ptr {self.at(base, index, 'i64')}, align 8")
+
+    def row(self, table: str, index: str, words: int) -> str:
+        return self.at(table, self.mul(index, words), "i64")
+
+    def invoke(self, function: str, *arguments: tuple[str, str]) -> None:
+        self.do(f"call void {function}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
     # -- numbers and vectors --------------------------------------------------------------------------------------
     def fma(self, kind: str, a: str, b: str, c: str) -> str:
         return self.op(f"call {kind} @llvm.fma.{suffix(kind)}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def fadd(self, kind: str, a: str, b: str) -> str:
         return self.op(f"fadd {kind} {a}, {b}")
-
-    def relu(self, kind: str, a: str) -> str:
-        return self.op(f"call {kind} @llvm.maximum.{suffix(kind)}({kind} {a}, {kind} zeroinitializer)")
 
     def bit(self, flags: str, mask: int) -> str:
         return self.test("ne", self.op(f"and i64 {flags}, {mask}"), 0)
@@ -170,6 +201,42 @@ class Function:
         self.do("ret void")
         self.label(after)
 
+    def give(self, condition: str, result: str) -> None:
+        """Where the condition holds, out of the function with this result."""
+        inside, after = self.name("then"), self.name("on")
+        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.label(inside)
+        self.do(f"ret {result}")
+        self.label(after)
+
+    # -- blocks of Python for blocks of code ----------------------------------------------------------------------
+    @contextmanager
+    def each(self, start: str, stop: str, step: int | str, carried: Sequence[Typed] = ()) -> Iterator[Loop]:
+        """for i in range(start, stop, step); the body sets `next` to what it carries on."""
+        before, inside, after = self.block, self.name("each"), self.name("done")
+        loop = Loop("%" + self.name("i"), ["%" + self.name("p") for _ in carried])
+        self.do(f"br i1 {self.test('slt', start, stop)}, label %{inside}, label %{after}")
+        self.label(inside)
+        hole = len(self.lines)
+        yield loop
+        following = self.add(loop.i, step)
+        again, latch = self.test("slt", following, stop), self.block
+        self.do(f"br i1 {again}, label %{inside}, label %{after}")
+        self.label(after)
+        values = [f"{t} [{x}, %{before}], [{y}, %{latch}]" for (t, x), y in zip(carried, loop.next, strict=True)]
+        phis = [f"  {name} = phi {value}" for name, value in zip(loop.carried, values)]
+        self.lines[hole:hole] = [f"  {loop.i} = phi i64 [{start}, %{before}], [{following}, %{latch}]", *phis]
+        loop.carried = [self.op(f"phi {value}") for value in values]
+
+    @contextmanager
+    def given(self, condition: str) -> Iterator[None]:
+        inside, after = self.name("then"), self.name("fi")
+        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.label(inside)
+        yield
+        self.do(f"br label %{after}")
+        self.label(after)
+
 
 def vector(lanes: int) -> str:
     return f"<{lanes} x float>"
@@ -189,29 +256,4 @@ def declarations(lanes: int) -> str:
     lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     for t in kinds:
         lines.append(f"declare {t} @llvm.fma.{suffix(t)}({t}, {t}, {t})")
-        lines.append(f"declare {t} @llvm.maximum.{suffix(t)}({t}, {t})")
     return "\n".join(lines) + "\n\n"
-
-
-class Native(Function):
-    """With words of structures by name."""
-
-    def word(self, base: str, index: int | str, kind: str = "i64") -> str:
-        return self.op(f"load {kind}, ptr {self.at(base, index, 'i64')}, align 8")
-
-    def set(self, base: str, index: int | str, value: str, kind: str = "i64") -> None:
-        self.do(f"store {kind} {value}, ptr {self.at(base, index, 'i64')}, align 8")
-
-    def row(self, table: str, index: str, words: int) -> str:
-        return self.at(table, self.mul(index, words), "i64")
-
-    def invoke(self, function: str, *arguments: tuple[str, str]) -> None:
-        self.do(f"call void {function}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
-
-    def give(self, condition: str, result: str) -> None:
-        """Where the condition holds, out of the function with this result."""
-        inside, after = self.name("then"), self.name("on")
-        self.do(f"br i1 {condition}, label %{inside}, label %{after}")
-        self.label(inside)
-        self.do(f"ret {result}")
-        self.label(after)

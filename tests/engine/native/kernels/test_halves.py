@@ -1,0 +1,109 @@
+"""Products in half precision: computed in float32, rounded once, as near to the truth as eager's."""
+
+import pytest
+import torch
+
+import airgraph
+import airgraph.engine.native
+from airgraph.plan.steps import CallStep, GemmStep, LoopStep
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    found, make = [], airgraph.engine.native.make_plan
+
+    def made(*args):
+        found.append(make(*args))
+        return found[-1]
+
+    monkeypatch.setattr(airgraph.engine.native, "make_plan", made)
+    torch._dynamo.reset()
+    return found
+
+
+def count(plan, kind):
+    return sum(isinstance(step, kind) for step in plan.steps)
+
+
+def assert_as_near(found, eager, truth):
+    assert found.dtype == eager.dtype and found.stride() == eager.stride()
+    mine, theirs = ((x.double() - truth).abs().max() for x in (found, eager))
+    assert mine <= 1.5 * theirs + 1e-6, (mine, theirs)
+
+
+PRODUCTS = {
+    "linear": (lambda x, w, b: torch.nn.functional.linear(x, w, b), [(33, 40), (24, 40), (24,)]),
+    "mm": (lambda x, w: x @ w, [(16, 130), (130, 7)]),
+    "turned": (lambda x, w: x.t() @ w.t(), [(20, 19), (9, 20)]),
+    "bmm": (lambda x, w: x @ w.mT, [(3, 11, 16), (3, 5, 16)]),
+    "sliced": (lambda x, w: x[:, 3:19] @ w[:16], [(12, 40), (20, 24)]),
+    "spread": (lambda x, w: x[None].expand(4, -1, -1) @ w, [(9, 8), (4, 8, 6)]),
+    "gelu": (lambda x, w: torch.nn.functional.gelu(x @ w) * 2, [(16, 24), (24, 32)]),
+}
+
+
+@HALVES
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name, dtype, plans):
+    function, shapes = PRODUCTS[name]
+    torch.manual_seed(0)
+    args = tuple(torch.randn(shape).to(dtype) for shape in shapes)
+    fast = airgraph.compile(Function(function), args, engine="native")
+    assert_as_near(fast(*args), function(*args), function(*(a.double() for a in args)))
+    assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (1, 0)
+
+
+@HALVES
+def test_few_rows_are_left_to_pytorch(dtype, plans):
+    x, w = torch.randn(1, 40).to(dtype), torch.randn(24, 40).to(dtype)
+    fast = airgraph.compile(Function(lambda x, w: torch.nn.functional.linear(x, w)), (x, w), engine="native")
+    assert torch.equal(fast(x, w), torch.nn.functional.linear(x, w))
+    assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (0, 1)
+
+
+def test_operands_are_widened_once(plans):
+    x, u, v = (torch.randn(16, 16).bfloat16() for _ in range(3))
+    function = Function(lambda x, u, v: (x @ u, x @ v, x.t() @ u))
+    found = airgraph.compile(function, (x, u, v), engine="native")(x, u, v)
+    for mine, eager in zip(found, function(x, u, v)):
+        torch.testing.assert_close(mine, eager)
+    assert count(plans[0], GemmStep) == 3
+    widened = [t for s in plans[0].steps if isinstance(s, LoopStep) for t in s.roots if t.attrs == "cast"]
+    assert sum(t.dtype.name == "DT_FLOAT" for t in widened) == 3
+
+
+@HALVES
+def test_what_is_too_large_is_infinite(dtype):
+    x = torch.full((16, 64), torch.finfo(dtype).max / 8, dtype=dtype)
+    w = torch.full((64, 8), 1.0, dtype=dtype)
+    assert torch.equal(airgraph.compile(Function(lambda x, w: x @ w), (x, w), engine="native")(x, w), torch.mm(x, w))
+
+
+def test_a_training_step_under_autocast(plans):
+    def loss(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().mean()
+
+    torch.manual_seed(0)
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(24, 48), torch.nn.GELU(), torch.nn.Linear(48, 16))  # noqa: E731
+    model, x = make(), torch.randn(32, 24)
+    loss(model, x).backward()
+    eager = [p.grad.clone() for p in model.parameters()]
+    exact = make().double()
+    exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    exact(x.double()).square().mean().backward()
+    model.zero_grad()
+    compiled = torch.compile(model, backend="airgraph")
+    loss(compiled, x).backward()
+    for p, theirs, truth in zip(model.parameters(), eager, exact.parameters()):
+        assert_as_near(p.grad, theirs, truth.grad)
+    assert sum(count(plan, GemmStep) for plan in plans) == 5
+    assert not any(step.node.op == "MatMul" for plan in plans for step in plan.steps if isinstance(step, CallStep))
