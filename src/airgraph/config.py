@@ -286,6 +286,7 @@ KNOBS = {
         Knob("AIRGRAPH_CACHE", "on", ("on", "read", "off"), "the compilation cache on disk; read: use it, add nothing"),
         Knob("AIRGRAPH_CACHE_DIR", "", (), "where that cache is; empty: the platform's cache folder"),
         Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
+        Knob("AIRGRAPH_PACK", "frozen", ("frozen", "live"), "which weights are packed: constants, or parameters too"),
         Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
         Knob("AIRGRAPH_NPU", "0", ("0", "1"), "1: pytest installs the emulated npu before it collects tests"),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),

@@ -53,7 +53,8 @@ def facts_of(config: Config) -> dict[str, str]:
     fields = {f.name for f in dataclasses.fields(config)}
     assert fields.issuperset((*MATTER, *REASONS))
     options = {name: repr(getattr(config, name)) for name in MATTER}
-    return {**options, "engines": " ".join(ENGINES), "chip": KNOBS["AIRGRAPH_CHIP"].get()}
+    knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
+    return {**options, "engines": " ".join(ENGINES), **knobs}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ WORDS = {
     "phase": "another phase",
     "device": "another device",
     "engines": "another table of engines",
-    "chip": "another AIRGRAPH_CHIP",
+    "AIRGRAPH_CHIP": "another AIRGRAPH_CHIP",
+    "AIRGRAPH_PACK": "another AIRGRAPH_PACK",
+    "AIRGRAPH_PACK_MB": "another AIRGRAPH_PACK_MB",
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 
+from airgraph.config import KNOBS
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
@@ -54,7 +55,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
         self.titles = [title(plan, step.origin) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
-        self.tagged = self.unwritten_arguments() if request.journal.phase == "inference" else frozenset()
+        live = request.journal.phase == "inference" and KNOBS["AIRGRAPH_PACK"].get() == "live"
+        self.tagged = self.unwritten_arguments() if live else frozenset()
         self.journal, self.packed_bytes = request.journal, 0  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()

@@ -1,11 +1,11 @@
 """Copies of weights in another layout, and what tells that a weight is no longer what was copied.
 
-Constants of the graph never change, nor do parameters under `frozen_parameter`. Other parameters of an inference graph are
-packed, too, and a frame that reads the copy has a `Tag`: it is taken only for this very parameter, while PyTorch's version
-counter is where it was and one number in each row and each column is what it was. The counter sees every write through the
-parameter (an optimiser's step, `load_state_dict`, `fill_` under `no_grad`). The samples are for writes it cannot see,
-through `.data`, NumPy or DLPack: those of whole rows or columns are noticed, single numbers may not be. When a tag no
-longer fits, a new frame packs the weight again.
+Constants of the graph never change, nor do parameters under `frozen_parameter`. With AIRGRAPH_PACK=live other parameters of
+an inference graph are packed, too. A frame that reads such a copy has a `Tag`: it is taken only for this very parameter,
+while PyTorch's version counter is where it was and one number in each row and each column is what it was. The counter sees
+every write through the parameter (an optimiser's step, `load_state_dict`, `fill_` under `no_grad`). The samples are for
+writes it cannot see, through `.data`, NumPy or DLPack: those of whole rows or columns are noticed, single numbers may not
+be, which is why this has to be asked for. When a tag no longer fits, a new frame packs the weight again.
 """
 
 from __future__ import annotations

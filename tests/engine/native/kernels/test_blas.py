@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(blas.functions() is None, reason="this libtorch 
 
 @pytest.fixture(autouse=True)
 def packs_small_weights(monkeypatch):
-    """On any x86-64, so that small models do."""
+    """On any x86-64, so that small models do; parameters that may change, too."""
+    monkeypatch.setenv("AIRGRAPH_PACK", "live")
     monkeypatch.setattr(blas, "pays", lambda m, n, k: m >= blas.ROWS and n > 1 and k > 1)
 
 
@@ -152,6 +153,18 @@ def test_a_weight_that_changed_is_seen(change):
         change(module)
         assert_as_near_as_eager(run(x), module, x)
         assert packed_steps(native) == 2
+
+
+def test_by_default_every_write_is_seen(monkeypatch):
+    """Also one of a single number that PyTorch does not count: parameters are packed only if they are frozen."""
+    monkeypatch.delenv("AIRGRAPH_PACK")
+    module, x = model(40, 50, 30), torch.randn(8, 40)
+    run, native = compiled(module, x)
+    assert packed_steps(native) == 0
+    module[0].weight.data[3, 4] = 9.0
+    assert_as_near_as_eager(run(x), module, x)
+    _, native = compiled(model(40, 50, 30), x, frozen_parameter=True)
+    assert packed_steps(native) == 2
 
 
 def test_weights_that_change_leave_nothing_behind():
