@@ -4,7 +4,8 @@
 
 A forked child has one thread. A lock that another thread of the parent held at that moment would stay locked in the child
 for ever, and what it protects may be half changed. So whoever forks takes these locks first, in the order in which threads
-take one inside another, and releases them in both processes.
+take one inside another, and releases them in both processes. A module that is imported late is imported under such a lock,
+too: in the child nobody would finish an import that another thread had begun.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol, TypeVar
 class Depth(IntEnum):
     """A lock that is taken inside another stands below it."""
 
-    LOADING, TUNING, BINDING, POOL, COMPILING, LLVM, CACHE = range(7)
+    LOADING, TUNING, BINDING, POOL, IMPORTING, COMPILING, LLVM, CACHE = range(8)
 
 
 class AnyLock(Protocol):
@@ -28,21 +29,25 @@ class AnyLock(Protocol):
 
 Held = TypeVar("Held", bound=AnyLock)
 _locks: list[tuple[Depth, AnyLock]] = []
+_taken: list[AnyLock] = []  # by the thread that forks
 
 
 def held_at_fork(lock: Held, depth: Depth) -> Held:
     _locks.append((depth, lock))
-    _locks.sort(key=lambda entry: entry[0])
     return lock
 
 
 def take_all() -> None:
-    for _, lock in _locks:
-        lock.acquire()
+    for depth in Depth:  # an import that had to be waited for may have brought locks of the depths below it
+        for lock in [lock for at, lock in _locks if at == depth]:
+            lock.acquire()
+            _taken.append(lock)
 
 
 def release_all() -> None:
-    for _, lock in reversed(_locks):
+    held = [*_taken]
+    _taken.clear()
+    for lock in reversed(held):
         lock.release()
 
 

@@ -12,7 +12,7 @@ import torch
 from airgraph.engine.native import code, runner
 from airgraph.engine.native.llvm import jit
 
-JOURNAL = ("Journal", "StageRecord", "OpUse")
+JOURNAL = ("Journal", "StageRecord", "OpUse", "Fallback")
 OPS = ("tanh", "sigmoid", "exp", "sin", "cos", "abs", "relu", "erf")
 
 

@@ -304,3 +304,12 @@ def test_threads_share_a_program():
         for thread in threads:
             thread.join()
     assert not failed
+
+
+def test_object_code_compiled_for_another_folder(monkeypatch, tmp_path):
+    """A program is kept with all its object code, also where this process had compiled it before, elsewhere."""
+    x = torch.randn(4, 4)
+    keep = torch.compile(lambda x: (x * 3.25).tanh(), backend="airgraph")
+    keep(x)
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path / "other"))
+    both(lambda: lambda x: (x * 3.25).tanh(), (x,))

@@ -13,6 +13,7 @@ import torch
 from airgraph.config import KNOBS, Config
 from airgraph.disk_cache import Cache, Key
 from airgraph.engine import ENGINES, candidates
+from airgraph.engine.native.image import ProgramImage
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import SymbolSource
 from airgraph.runtime.programs import ProgramMaker
@@ -121,6 +122,8 @@ class ProgramEntry:
             reason: Any = "another engine runs it"
         else:
             reason = executable.as_image(hints(executable.sources, inputs))
+        if not isinstance(reason, str) and not self.has_code(reason):
+            reason = "its object code is not in the cache"
         if not isinstance(reason, str):
             more = {"static": static, "said": before.since(journal), "text": self.text}
             try:
@@ -131,6 +134,17 @@ class ProgramEntry:
                 reason = f"its boundary cannot be written down: {error}"
         journal.counters["programs not kept"] += 1
         return [f"program not kept: {reason}"]
+
+    def has_code(self, image: ProgramImage) -> bool:
+        """Whether the object code is there; what this process had compiled for another folder is added."""
+        from airgraph.engine.native.llvm.jit import OBJECTS
+
+        for digest in image.digests():
+            key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
+            there = self.cache.path("object", key).exists()
+            if not there and (code is None or not self.cache.put("object", key, code)):
+                return False
+        return True
 
 
 # -- a tool's look at what is not there ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from airgraph.disk_cache import Key, open_cache
@@ -25,6 +26,7 @@ from airgraph.locks import Depth, held_at_fork
 from airgraph.source_hash import source_hash
 
 _names = itertools.count()
+_importing = held_at_fork(threading.Lock(), Depth.IMPORTING)
 OBJECT_BYTES = 16 << 20  # of object files that are kept
 
 
@@ -73,9 +75,7 @@ def load(code: bytes, imports: Mapping[str, int], exports: Sequence[str]) -> Any
     try:
         return loader.load(code, imports, exports)
     except loader.LoadError:
-        from airgraph.engine.native.llvm.compiler import linked
-
-        return linked(code, imports, exports, f"airgraph_{next(_names)}")
+        return compiler().linked(code, imports, exports, f"airgraph_{next(_names)}")
 
 
 def object_code(unit: Unit) -> bytes:
@@ -83,15 +83,16 @@ def object_code(unit: Unit) -> bytes:
     digest = bytes.fromhex(key.digest)
     found = OBJECTS.get(digest)
     if found is None:
-        found = open_cache().made("object", key, lambda: compiled(unit.source()))
+        found = open_cache().made("object", key, lambda: compiler().compiled(unit.source()))
         OBJECTS.put(digest, found)
     return found
 
 
-def compiled(text: str) -> bytes:
-    from airgraph.engine.native.llvm import compiler
-
-    return compiler.compiled(text)
+def compiler() -> ModuleType:
+    """LLVM is imported by the first thread that compiles something."""
+    with _importing:
+        from airgraph.engine.native.llvm import compiler
+    return compiler
 
 
 class ObjectCache:
