@@ -6,6 +6,7 @@ And one family of refusals: `errors.Unsupported`, beside the errors users see.
 import ast
 import builtins
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import airgraph
@@ -31,6 +32,7 @@ SIGNALS = {
 }
 
 
+@cache
 def classes() -> dict[str, list[str]]:
     """Every class by its name, nested ones too, with the files that define it."""
     found = defaultdict(list)
