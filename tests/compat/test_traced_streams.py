@@ -103,3 +103,11 @@ def test_order_and_streams_are_in_the_graph(tmp_path):
     assert STREAM not in added and "dependencies=[Mul_0]" in added
     said = "torch.npu.stream: its ops run in the order of the program, as there are no streams here"
     assert said in JOURNALS[-1].remarks
+
+
+def test_dynamo_may_forget_what_it_made_of_its_tables():
+    """As it does when a process group is made."""
+    torch._dynamo.trace_rules.clear_lru_cache()
+    x = torch.randn(4, device="npu")
+    compiled = torch.compile(makes_its_own, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), makes_its_own(x))

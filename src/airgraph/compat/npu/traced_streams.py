@@ -57,6 +57,10 @@ def register() -> None:
         return
     rules = trace_rules.get_torch_obj_rule_map()
     for function, like in known.items():
+        # By name as well: Dynamo makes its map of objects again when a process group is made.
+        trace_rules.manual_torch_name_rule_map[f"{function.__module__}.{function.__qualname__}"] = (
+            TorchInGraphFunctionVariable
+        )
         rules[function] = TorchInGraphFunctionVariable
         handlers[function] = handlers[like]
     UserDefinedClassVariable._in_graph_classes().update({streams.Stream, streams.Event})
