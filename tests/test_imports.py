@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → api → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
+compat, tools → building → api → deploy → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
 """
 
 import ast
@@ -21,7 +21,9 @@ ORDER = [
     {"__main__"},
     {"__init__"},
     {"compat", "tools"},
+    {"building"},
     {"api"},
+    {"deploy"},
     {"pipeline"},
     {"store"},
     {"capture", "runtime"},

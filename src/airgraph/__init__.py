@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.building import build
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
@@ -28,6 +29,7 @@ __all__ = [
     "Config",
     "backend",
     "bench",
+    "build",
     "compare",
     "compile",
     "explain",
@@ -48,6 +50,7 @@ _HOMES = {
     "Config": "config",
     "backend": "api",
     "bench": "tools.bench.run",
+    "build": "building",
     "compare": "tools.compare",
     "compile": "api",
     "explain": "tools.explain",

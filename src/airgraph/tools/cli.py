@@ -6,6 +6,7 @@ A command is a row of `COMMANDS`; the function behind it is imported when the co
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import textwrap
@@ -95,6 +96,16 @@ def show(args: argparse.Namespace) -> int:
     return show(args.file, args.pbtxt)
 
 
+def build(args: argparse.Namespace) -> int:
+    os.environ["AIRGRAPH_BUILD_TARGET"] = args.target  # before anything asks which CPU kernels are for
+    from airgraph.building import build
+
+    folder = build(args.file, args.output, target=args.target, name=args.name)
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size:>12,}  {path}")
+    return 0
+
+
 def cache(args: argparse.Namespace) -> int:
     if args.action == "why":
         from airgraph.tools.why import why
@@ -169,6 +180,14 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
     command.add_argument("--pbtxt", action="store_true", help="print what Netron opens, of an .air file or a txt dump")
+
+
+def build_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE")
+    command.add_argument("-o", "--output", default="out", metavar="FOLDER", help="where the files go (default: out)")
+    targets = KNOBS["AIRGRAPH_BUILD_TARGET"].allowed
+    command.add_argument("--target", default="host", choices=targets, help="the CPU (default: this one)")
+    command.add_argument("--name", default="model", help="of the files and the C functions (default: model)")
 
 
 def cache_options(command: argparse.ArgumentParser) -> None:
@@ -266,6 +285,15 @@ COMMANDS = (
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
         " Nothing of it is run.",
         ("airgraph show export_file/export.air", "airgraph show --pbtxt export_file/export.air"),
+    ),
+    Command(
+        "build",
+        build,
+        build_options,
+        "a model as an object file with a C interface, for programs without Python",
+        "Writes model.o, model.h and weights.bin from FILE, an exported model, and libmodel.so where a C compiler can link"
+        " it. The object needs the C library, its mathematics and threads, and no PyTorch. docs/deploy.md says more.",
+        ("airgraph build export_file/export.air -o out", "airgraph build export_file/export.air --target aarch64"),
     ),
     Command(
         "cache",
