@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → building → api → deploy → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
+compat, tools → building → artifacts → api → deploy → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
 """
 
 import ast
@@ -22,6 +22,7 @@ ORDER = [
     {"__init__"},
     {"compat", "tools"},
     {"building"},
+    {"artifacts"},
     {"api"},
     {"deploy"},
     {"pipeline"},

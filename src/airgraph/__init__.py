@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.artifacts import load, save
     from airgraph.building import build
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
@@ -36,6 +37,7 @@ __all__ = [
     "export",
     "get_compiler",
     "graphs",
+    "load",
     "load_export",
     "mark_bucket",
     "mark_step_begin",
@@ -44,6 +46,7 @@ __all__ = [
     "register_replacement",
     "release",
     "report",
+    "save",
 ]
 # Where each public name lives.
 _HOMES = {
@@ -57,6 +60,7 @@ _HOMES = {
     "export": "api",
     "get_compiler": "api",
     "graphs": "runtime.replay",
+    "load": "artifacts",
     "load_export": "api",
     "mark_bucket": "capture.marks",
     "mark_step_begin": "runtime.recording",
@@ -65,6 +69,7 @@ _HOMES = {
     "register_replacement": "capture.patterns",
     "release": "runtime.replay",
     "report": "tools.report.page",
+    "save": "artifacts",
 }
 
 

@@ -6,7 +6,6 @@ A command is a row of `COMMANDS`; the function behind it is imported when the co
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import textwrap
@@ -97,10 +96,9 @@ def show(args: argparse.Namespace) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    os.environ["AIRGRAPH_BUILD_TARGET"] = args.target  # before anything asks which CPU kernels are for
     from airgraph.building import build
 
-    folder = build(args.file, args.output, target=args.target, name=args.name)
+    folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
     for path in sorted(folder.iterdir()):
         print(f"{path.stat().st_size:>12,}  {path}")
     return 0
@@ -187,6 +185,7 @@ def build_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", default="out", metavar="FOLDER", help="where the files go (default: out)")
     targets = KNOBS["AIRGRAPH_BUILD_TARGET"].allowed
     command.add_argument("--target", default="host", choices=targets, help="the CPU (default: this one)")
+    command.add_argument("--entry", metavar="NAME", help="which entry point of the file, if it has several")
     command.add_argument("--name", default="model", help="of the files and the C functions (default: model)")
 
 
@@ -281,19 +280,20 @@ COMMANDS = (
         "show",
         show,
         show_options,
-        "an exported model (.air) as the text of its graph",
-        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
-        " Nothing of it is run.",
-        ("airgraph show export_file/export.air", "airgraph show --pbtxt export_file/export.air"),
+        "an exported or saved model (.air, .airp) as the text of its graph",
+        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above; of an"
+        " .airp file first what is in it, with sizes. Nothing of it is run.",
+        ("airgraph show export_file/export.air", "airgraph show model.airp"),
     ),
     Command(
         "build",
         build,
         build_options,
         "a model as an object file with a C interface, for programs without Python",
-        "Writes model.o, model.h and weights.bin from FILE, an exported model, and libmodel.so where a C compiler can link"
-        " it. The object needs the C library, its mathematics and threads, and no PyTorch. docs/deploy.md says more.",
-        ("airgraph build export_file/export.air -o out", "airgraph build export_file/export.air --target aarch64"),
+        "Writes model.o, model.h and weights.bin from FILE, a saved (.airp) or exported (.air) model, and libmodel.so where"
+        " a C compiler can link it. The object needs the C library, its mathematics and threads, and no PyTorch."
+        " docs/deploy.md says more.",
+        ("airgraph build model.airp -o out", "airgraph build model.airp --target aarch64 --name classifier"),
     ),
     Command(
         "cache",
