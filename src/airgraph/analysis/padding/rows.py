@@ -157,6 +157,12 @@ def rms_norm(view: PaddingView) -> Facts:
     return normalised(view, fact, fact.rank - 1)
 
 
+@rule("AddRmsNorm")
+def add_rms_norm(view: PaddingView) -> Facts:
+    total = Fact(aligned(view, [view.fact("x1"), view.fact("x2")]))
+    return [*normalised(view, total, total.rank - 1)[:2], total]
+
+
 def normalised(view: PaddingView, fact: Fact, first: int) -> Facts:
     if any(map(view.carries, fact.axes[first:])):
         raise UnsupportedPadding(f"normalises over {view.symbol}")
