@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.api import backend, export, get_compiler, load_export
     from airgraph.artifacts import load, save
     from airgraph.building import build
     from airgraph.capture.marks import mark_bucket
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airgraph.config import Config
     from airgraph.convert import register_converter
     from airgraph.engine.meanings import register_kernel
+    from airgraph.named_models import compile
     from airgraph.runtime.recording import mark_step_begin
     from airgraph.runtime.replay import graphs, release
     from airgraph.tools.bench.run import bench
@@ -55,7 +56,7 @@ _HOMES = {
     "bench": "tools.bench.run",
     "build": "building",
     "compare": "tools.compare",
-    "compile": "api",
+    "compile": "named_models",
     "explain": "tools.explain",
     "export": "api",
     "get_compiler": "api",
