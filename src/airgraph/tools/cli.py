@@ -262,10 +262,10 @@ COMMANDS = (
         "show",
         show,
         show_options,
-        "an exported model (.air) as the text of its graph",
-        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
-        " Nothing of it is run.",
-        ("airgraph show export_file/export.air", "airgraph show --pbtxt export_file/export.air"),
+        "an exported or saved model (.air, .airp) as the text of its graph",
+        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above; of an"
+        " .airp file first what is in it, with sizes. Nothing of it is run.",
+        ("airgraph show export_file/export.air", "airgraph show model.airp"),
     ),
     Command(
         "cache",
