@@ -20,7 +20,7 @@ from airgraph.config import KNOBS
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
-from airgraph.engine.native.code import NativeStep, native_steps
+from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
@@ -43,11 +43,11 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     them are one step.
     """
 
-    def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
-        """`tuner`: matrix products are timed."""
+    def __init__(self, request: Request, tuner: Tuner | None = None, compile: CompileKernels | None = None) -> None:
+        """`tuner`: matrix products are timed. `compile`: see code.native_steps."""
         assert request.plan is not None
         plan = request.plan
-        self.kernels: list[NativeStep] = native_steps(plan)
+        self.kernels: list[NativeStep] = native_steps(plan, compile)
         super().__init__(request, self.kernels)
         self.name, self.functions = self.graph.name, [step.function for step in self.kernels]
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
