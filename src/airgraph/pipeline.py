@@ -155,7 +155,7 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
 
 def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:
     """The executable of a graph whose program came from the cache, for what only a plan can do."""
-    c.journal.remark("compiled after all: PyTorch's dispatcher does not give what was planned")
+    c.journal.remark("compiled after all: a program from the cache has no plan, and one was needed")
     again = replace(c, journal=Journal(c.name, c.journal.phase, c.config.log))
     with _disable_current_modes():
         graph, boundary = converted(again, gm)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -30,9 +29,8 @@ from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
-from airgraph.engine.protocol import Env, Request, Step, Symbols
+from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
-from airgraph.ir.symbols import evaluate
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
@@ -65,10 +63,6 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if tuner is not None:
             tuner.learn(self.products({}, symbolic=False).values())
         self.shared: Shared | None = None
-        self.inputs = self.reference.inputs
-        self.outputs = [-1 - i for i in range(len(plan.outputs))]
-        self.writes: list[tuple[str, int]] = []  # the step has done them
-        self.cells: set[int] = set()
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def learn(self, symbols: Symbols) -> None:
@@ -205,26 +199,6 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             and list(given.strides) == list(arg.stride())
             and DTYPE_NUMBER[arg.dtype] == given.dtype
         }
-
-    # -- for capture and replay -----------------------------------------------------------------------------------------
-    @cached_property
-    def steps(self) -> list[Step]:
-        """The graph as one step. (Made when it is asked for: it keeps the executable alive until a garbage collection.)"""
-
-        def given(spec: Argument, env: Env, symbols: Symbols) -> Any:
-            if spec.name not in self.inputs:  # a size that only the symbols tell
-                return evaluate(spec.expr, symbols) if isinstance(spec, NumberIn) else None
-            value = env[self.inputs[spec.name]]
-            return value.item() if isinstance(spec, NumberIn) and isinstance(value, torch.Tensor) else value
-
-        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            args = [given(spec, env, symbols) for spec in self.boundary.arguments]
-            outputs, _ = self.call(args, lambda _: symbols)
-            symbols.update(self.learned())
-            return outputs[: len(self.outputs)]
-
-        made = dict(zip(self.outputs, self.plan.output_values))
-        return [Step(tuple(self.graph.nodes), run, tuple(self.inputs.values()), made)]
 
     # -- library calls --------------------------------------------------------------------------------------------------
     def library_step(self, frame: BoundFrame, number: int) -> None:
