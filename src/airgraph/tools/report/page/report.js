@@ -157,7 +157,7 @@ const hits = (graph) => {
   }) : [];
 };
 function reveal(graph) {  // the modules of the first hits, as many as can be laid out at once
-  let room = 2 * CHUNK;
+  let room = CHUNK;
   for (const id of hits(graph)) {
     for (let g = graph.owner[id]; g.parent; g = g.parent) {
       if (!state.open.has(g.path)) room -= g.nodes.length + g.children.size;
