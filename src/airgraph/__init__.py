@@ -10,13 +10,14 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.api import backend, export, get_compiler, load_export
     from airgraph.artifacts import load, save
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
     from airgraph.convert import register_converter
     from airgraph.engine.meanings import register_kernel
+    from airgraph.named_models import compile
     from airgraph.runtime.recording import mark_step_begin
     from airgraph.runtime.replay import graphs, release
     from airgraph.tools.bench.run import bench
@@ -52,7 +53,7 @@ _HOMES = {
     "backend": "api",
     "bench": "tools.bench.run",
     "compare": "tools.compare",
-    "compile": "api",
+    "compile": "named_models",
     "explain": "tools.explain",
     "export": "api",
     "get_compiler": "api",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from airgraph.capture.export import as_arguments
+from airgraph.capture.model_call import as_arguments
 from airgraph.errors import AirgraphError, ConfigError, did_you_mean
 from airgraph.tools.bench.contenders import CONTENDERS, Job
 from airgraph.tools.bench.result import BenchResult, Figures
