@@ -157,7 +157,7 @@ def test_explain_a_model():
 def test_open_from_the_first_call():
     report = airgraph.explain(Scaled(), torch.ones(3, 4), 2.5, dynamic=True)
     why = {symbol.source: symbol.why for symbol in report.graphs[0].symbols}
-    assert why["x.size(0)"] == "open from the first call on: dynamic=True or mark_dynamic"
+    assert why["x.size(0)"] == "symbolic from the first call on: dynamic=True or mark_dynamic"
     assert report.graphs[0].shapes == "dynamic" and report.recompiles == ()
 
 
