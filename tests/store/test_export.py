@@ -244,7 +244,7 @@ def test_a_failed_export_leaves_the_former_one(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("airgraph.store.air_file.os.replace", full)
+    monkeypatch.setattr("airgraph.store.whole_files.os.replace", full)
     with pytest.raises(ExportError, match=r"the export could not be written to .*export.air\n.*No space left"):
         airgraph.export(nn.Linear(4, 3), (x,), path=str(tmp_path))
     assert air.read_bytes() == before

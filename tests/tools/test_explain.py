@@ -150,7 +150,7 @@ def test_explain_a_model():
     assert {"Dynamo", "convert"} <= set(report.seconds)
     assert report.breaks == () and report.unread == 0
     assert json.loads(json.dumps(report.json())) == report.json()
-    assert "only numbers are open" in report.text()
+    assert "only numbers are symbolic" in report.text()
     assert "\033[1mGraphs" in report.text(colour=True)
 
 
