@@ -21,6 +21,7 @@ from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
 from airgraph.plan.nest import schedule
 from airgraph.plan.steps import (
+    Allocation,
     AttentionSizes,
     AttentionStep,
     CallStep,
@@ -30,7 +31,6 @@ from airgraph.plan.steps import (
     GemmStep,
     LoopStep,
     Matrix,
-    Place,
     Plan,
     Step,
 )
@@ -85,7 +85,7 @@ class PlanReader:
     def finished(self) -> Plan:
         plan = self.found
         for id_, name in self.aliases.items():
-            plan.places[id_].alias = plan.places[self.tensor(name).id]
+            plan.allocations[id_].alias = plan.allocations[self.tensor(name).id]
         if len(plan.outputs) != len(plan.output_values):
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
         for step in plan.steps:
@@ -129,7 +129,7 @@ class PlanReader:
     # -- memory -------------------------------------------------------------------------------------------------------
     def tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise VerifyError(f"{name} is no tensor of the plan")
+            raise VerifyError(f"{name} is not a tensor of the plan")
         return self.tensors[name]
 
     def type(self, line: Line) -> tuple[DataType, tuple[Dim, ...]]:
@@ -138,7 +138,7 @@ class PlanReader:
     def dtype(self, line: Line) -> DataType:
         name = line.next("name")
         if name not in TYPES:
-            raise VerifyError(f"{name} is no element type")
+            raise VerifyError(f"{name} is not an element type")
         return TYPES[name]
 
     def place(self, name: str, line: Line) -> None:
@@ -157,11 +157,11 @@ class PlanReader:
             case "arena":
                 pass
             case _:
-                raise VerifyError(f"{kind} is no kind of memory")
+                raise VerifyError(f"{kind} is not a kind of memory")
         t = self.tensors[name] = buffer(shape, dtype, source)
         strides = self.size.many(line) if line.take("strides") else strides_of(shape)
         offset = self.size(line) if line.take("offset") else 0
-        self.found.places[t.id] = Place(t, kind, strides, offset, source)
+        self.found.allocations[t.id] = Allocation(t, kind, strides, offset, source)
         if line.take("alias"):
             self.aliases[t.id] = line.next("name")
 
@@ -232,7 +232,7 @@ class PlanReader:
                 return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes), line.take("channels_last"))
             case "call":
                 return self.call(line)
-        raise VerifyError(f"{kind} is no kind of step")
+        raise VerifyError(f"{kind} is not a kind of step")
 
     def result(self, line: Line) -> Tensor:
         found = self.tensor(line.next("name"))
@@ -295,7 +295,7 @@ class PlanReader:
 
     # -- loops --------------------------------------------------------------------------------------------------------
     def loop(self, line: Line, step: LoopStep) -> LoopStep:
-        step.alone = line.take("sequential")
+        step.sequential = line.take("sequential")
         outer: dict[str, Var] = {}
         inner: dict[str, Var] = {}
         while line.kind() == "name":
@@ -459,5 +459,5 @@ class KernelReader:
             return self.pool.make("reduce", args, self.suffix(line, types[0]), reduction)
         function = FUNCTIONS.get(name)
         if function is None or function.arity != len(args):
-            raise VerifyError(f"{name} is no function of {len(args)} numbers")
+            raise VerifyError(f"{name} is not a function of {len(args)} numbers")
         return self.pool.make(name, args, self.suffix(line, function.result(types)))
