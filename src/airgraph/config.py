@@ -288,6 +288,12 @@ KNOBS = {
         Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
         Knob("AIRGRAPH_PACK", "frozen", ("frozen", "live"), "which weights are packed: constants, or parameters too"),
         Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
+        Knob(
+            "AIRGRAPH_BUILD_TARGET",
+            "host",
+            ("host", "x86-64-v3", "x86-64-v4", "aarch64"),
+            "the CPU whose kernels this process writes; `airgraph build --target` sets it",
+        ),
         Knob("AIRGRAPH_NPU", "0", ("0", "1"), "1: pytest installs the emulated npu before it collects tests"),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),
         Knob("AIRGRAPH_NPU_DEVICES", "1", (), "how many emulated npu devices there are: npu:0, npu:1, …"),

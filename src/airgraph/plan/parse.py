@@ -37,9 +37,10 @@ from airgraph.plan.steps import (
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr, ExprPool, Pick, Tensor, buffer
 from airgraph.plan.text import DEFAULT_TYPES, type_name
-from airgraph.plan.tokens import Line, SizeReader
+from airgraph.plan.tokens import Line, SizeReader, is_whole, kind_of
 
 TYPES = {type_name(d): d for d in DataType}
+LITERALS = ("inf", "nan", "True", "False")
 
 
 def parse_plan(
@@ -359,7 +360,7 @@ class KernelReader:
                 continue
             factors: list[Any] = []
             while True:
-                name = line.peek() if line.kind() == "name" else ""
+                name = line.peek()
                 if name in self.loops:
                     line.next()
                     terms.append((self.loops[name], self.coefficient(factors)))
@@ -383,11 +384,11 @@ class KernelReader:
         """Reads `8*o0` or `o0`, which nearly all terms are, if it comes next."""
         at, words = line.at, line.words
         if words[at] in self.loops:
-            terms.append((self.loops[line.next("name")], 1))
-        elif line.kinds[at] == "number" and words[at + 1] == "*" and words[at + 2] in self.loops:
-            coefficient = line.whole()
-            line.expect("*")
-            terms.append((self.loops[line.next("name")], coefficient))
+            terms.append((self.loops[words[at]], 1))
+            line.at += 1
+        elif words[at + 1] == "*" and words[at + 2] in self.loops and is_whole(words[at]):
+            terms.append((self.loops[words[at + 2]], int(words[at])))
+            line.at += 3
         else:
             return False
         return True
@@ -407,18 +408,17 @@ class KernelReader:
 
     # -- expressions --------------------------------------------------------------------------------------------------
     def expr(self, line: Line) -> Expr:
-        name = line.peek() if line.kind() == "name" else ""
-        after = line.peek(1)
-        if not name or name in ("inf", "nan", "True", "False"):
+        name, after = line.words[line.at], line.words[line.at + 1]
+        if kind_of(name) != "name" or name in LITERALS:
             return self.const(line)
-        line.next()
+        line.at += 1
         if after == "[":
             return self.load(name, line)
         if after != "(":
             if name not in self.named:
                 raise VerifyError(f"{name} is not computed before")
             return self.named[name]
-        line.expect("(")
+        line.at += 1
         line.nest()
         found = self.function(name, line)
         line.depth -= 1
@@ -445,7 +445,12 @@ class KernelReader:
             if numbers:
                 raise VerifyError("an index does not depend on numbers")
             return self.pool.make("iota", (), self.suffix(line, DataType.DT_INT64), None, at)
-        args = [self.expr(line) for _ in line.separated(")")]
+        args = []
+        if not line.take(")"):
+            args.append(self.expr(line))
+            while line.take(","):
+                args.append(self.expr(line))
+            line.expect(")")
         types = [a.dtype for a in args]
         reduction = name.removesuffix("_i")
         if name in TYPES and len(args) == 1:

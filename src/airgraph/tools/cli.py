@@ -108,6 +108,15 @@ def show(args: argparse.Namespace) -> int:
     return show(args.file, args.pbtxt)
 
 
+def build(args: argparse.Namespace) -> int:
+    from airgraph.building import build
+
+    folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size:>12,}  {path}")
+    return 0
+
+
 def cache(args: argparse.Namespace) -> int:
     if args.action == "why":
         from airgraph.tools.why import why
@@ -183,6 +192,15 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
     command.add_argument("--pbtxt", action="store_true", help="print what Netron opens, of an .air file or a txt dump")
+
+
+def build_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE")
+    command.add_argument("-o", "--output", default="out", metavar="FOLDER", help="where the files go (default: out)")
+    targets = KNOBS["AIRGRAPH_BUILD_TARGET"].allowed
+    command.add_argument("--target", default="host", choices=targets, help="the CPU (default: this one)")
+    command.add_argument("--entry", metavar="NAME", help="which entry point of the file, if it has several")
+    command.add_argument("--name", default="model", help="of the files and the C functions (default: model)")
 
 
 def cache_options(command: argparse.ArgumentParser) -> None:
@@ -280,6 +298,16 @@ COMMANDS = (
         "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above; of an"
         " .airp file first what is in it, with sizes. Nothing of it is run.",
         ("airgraph show export_file/export.air", "airgraph show model.airp"),
+    ),
+    Command(
+        "build",
+        build,
+        build_options,
+        "a model as an object file with a C interface, for programs without Python",
+        "Writes model.o, model.h and weights.bin from FILE, a saved (.airp) or exported (.air) model, and libmodel.so where"
+        " a C compiler can link it. The object needs the C library, its mathematics and threads, and no PyTorch."
+        " docs/deploy.md says more.",
+        ("airgraph build model.airp -o out", "airgraph build model.airp --target aarch64 --name classifier"),
     ),
     Command(
         "cache",

@@ -116,11 +116,6 @@ class ProgramImage:
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
     plan: str = ""  # its text, for people
 
-    @property
-    def calls(self) -> bool:
-        """PyTorch does some of the steps."""
-        return None in self.functions
-
     def digests(self) -> list[str]:
         return list(dict.fromkeys(f.code for f in self.functions if f is not None and f.code))
 
