@@ -101,7 +101,7 @@ def test_results_are_out_of_reach_while_the_replay_waits() -> None:
     )
     with pytest.raises(RuntimeError, match=message):
         by_hand.y.sum()
-    with pytest.raises(RuntimeError, match=r"synchronize\(\) would wait for ever"):
+    with pytest.raises(RuntimeError, match=r"synchronize\(\) would wait forever"):
         torch.npu.synchronize()
     with pytest.raises(RuntimeError, match=r"a replay is on .* which waits"):
         by_hand.graph.replay()

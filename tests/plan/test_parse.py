@@ -73,13 +73,13 @@ def test_arguments_with_odd_names_and_strides(planned):
         Add_0 = ge.Add(x_0, y_0, node_name="Add")
         _ = ge.NetOutput([Add_0], dependencies=[])
     """)
-    for place in plan.places.values():
+    for place in plan.allocations.values():
         if place.kind == "input":
             place.strides, place.offset = (1, 4), 3
     text, parsed = again(plan)
     assert plan_text(parsed) == text
     assert 'a0: float[4, 8] input "t0" strides [1, 4] offset 3' in text
-    assert [p.source for p in parsed.places.values() if p.kind == "input"] == ["t0", 'say "x"']
+    assert [p.source for p in parsed.allocations.values() if p.kind == "input"] == ["t0", 'say "x"']
 
 
 def test_symbols():
@@ -95,7 +95,7 @@ _ = ge.NetOutput([y_0], dependencies=[])
     shape = graph.nodes[1].output.type.shape
     outputs = [Fresh(0, Layout(shape, strides_of(shape)), "cpu")]
     plan = make_plan(graph, Boundary(inputs, outputs), Target("test", lanes=8))
-    plan.places[next(iter(plan.places))].offset = 2 * u
+    plan.allocations[next(iter(plan.allocations))].offset = 2 * u
     text, parsed = again(plan)
     assert "symbol s0: integer positive\nsymbol u0: integer unbound\n" in text
     assert plan_text(parsed) == text and parsed.symbols == {s}
@@ -138,7 +138,7 @@ def test_a_sum_over_loops_keeps_its_order(planned):
     """)
     inner, outer = Var(8), Var(4)
     pool = ExprPool([inner])
-    (x, t) = (p.tensor for p in plan.places.values())
+    (x, t) = (p.tensor for p in plan.allocations.values())
     at = Affine.make(-3 * A, {inner: A + B, outer: -8})
     load = pool.make("load", (), x.dtype, x, at)
     total = pool.make("reduce", (load,), x.dtype, "sum")

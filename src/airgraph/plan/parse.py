@@ -21,6 +21,7 @@ from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
 from airgraph.plan.nest import schedule
 from airgraph.plan.steps import (
+    Allocation,
     AttentionSizes,
     AttentionStep,
     CallStep,
@@ -30,7 +31,6 @@ from airgraph.plan.steps import (
     GemmStep,
     LoopStep,
     Matrix,
-    Place,
     Plan,
     Step,
 )
@@ -85,7 +85,7 @@ class PlanReader:
     def finished(self) -> Plan:
         plan = self.found
         for id_, name in self.aliases.items():
-            plan.places[id_].alias = plan.places[self.tensor(name).id]
+            plan.allocations[id_].alias = plan.allocations[self.tensor(name).id]
         if len(plan.outputs) != len(plan.output_values):
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
         for step in plan.steps:
@@ -161,7 +161,7 @@ class PlanReader:
         t = self.tensors[name] = buffer(shape, dtype, source)
         strides = self.size.many(line) if line.take("strides") else strides_of(shape)
         offset = self.size(line) if line.take("offset") else 0
-        self.found.places[t.id] = Place(t, kind, strides, offset, source)
+        self.found.allocations[t.id] = Allocation(t, kind, strides, offset, source)
         if line.take("alias"):
             self.aliases[t.id] = line.next("name")
 
@@ -295,7 +295,7 @@ class PlanReader:
 
     # -- loops --------------------------------------------------------------------------------------------------------
     def loop(self, line: Line, step: LoopStep) -> LoopStep:
-        step.alone = line.take("sequential")
+        step.sequential = line.take("sequential")
         outer: dict[str, Var] = {}
         inner: dict[str, Var] = {}
         while line.kind() == "name":

@@ -101,6 +101,8 @@ def is_ours(name: str) -> bool:
 
 
 class NameCollector(ast.NodeVisitor):
+    """Collects the names of torch_npu, torchair and npugraph_ex that a script uses, with their lines."""
+
     def __init__(self, bound: dict[str, str]) -> None:
         self.bound = bound
         self.uses: list[UsedName] = []

@@ -104,7 +104,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if self.tuner is not None:
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
-                tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
+                tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
         tuned |= self.packed_products(symbols)
         steps = [sized(step, self.sizes, tuned.get(step)) for step in self.kernels]
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
@@ -133,9 +133,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             assert step.args[1] is not None
             slot = self.table.slot(step.args[1])
             if slot in self.constants or slot in self.frozen or slot in self.tagged:
-                way = budget.way(product)
-                if way is not None:
-                    found[step] = Tuned(product, way)
+                strategy = budget.strategy(product)
+                if strategy is not None:
+                    found[step] = Tuned(product, strategy)
         return found
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
@@ -186,10 +186,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
         return frame
 
-    def still(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
+    def unchanging(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Constants, and those among the arguments that keep their content or can be tagged, by slot."""
         assert self.shared is not None
-        return dict(super().still(args)) | {
+        return dict(super().unchanging(args)) | {
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)

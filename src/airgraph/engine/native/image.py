@@ -51,7 +51,7 @@ class Link:
         return Link(self.at + words)
 
 
-class Turn(NamedTuple):
+class TransposedCopy(NamedTuple):
     """A matrix product that may read a transposed copy of its weight: the slot of that, and where its sizes and arguments
     are."""
 
@@ -80,7 +80,7 @@ class FrameImage:
     outside: array[int] = field(default_factory=lambda: array("q"))  # (word, kind, number)
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
     objects: int = 0  # results that Python hands in
-    turns: list[Turn] = field(default_factory=list)
+    transposes: list[TransposedCopy] = field(default_factory=list)
     packs: list[Pack] = field(default_factory=list)
 
 

@@ -94,7 +94,7 @@ _binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames chan
 
 def one_thread_after_fork() -> None:
     """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
-    its threads for ever."""
+    its threads forever."""
     if len(_frames) > 0:
         POOL.head[tables.PoolWords.THREADS] = 1
 
@@ -146,7 +146,7 @@ class FrameRunner(TakesArguments):
     def get_ready(self, symbols: Symbols) -> None:
         """Before any frame: `image` and what it refers to are there."""
 
-    def still(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+    def unchanging(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
         """Constants, and arguments that keep their content or can be tagged (packing.py), by slot."""
         tagged = {pack.slot for pack in self.image.packs if pack.tagged} if runtime.version_function() else set()
         start, count = self.image.tables["arguments"]
@@ -210,7 +210,7 @@ class FrameRunner(TakesArguments):
 
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
         number = next(_numbers)
-        frame = BoundFrame(self, self.sizes, number, self.still(args))
+        frame = BoundFrame(self, self.sizes, number, self.unchanging(args))
         frame.owner = weakref.ref(self)
         _frames[number] = frame
         self.frames.append(frame)

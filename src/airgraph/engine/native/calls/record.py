@@ -324,7 +324,7 @@ def check_values(node: Node, plan: Plan) -> None:
 
 
 def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
-    place = plan.places[matrix.tensor.id]
+    place = plan.allocations[matrix.tensor.id]
     looks = (t.shape, tuple(matrix.strides), TORCH_TYPES[t.dtype])
     if place.kind == "const" and t is matrix.tensor:
         return StandIn.make(recorder, Fixed(reference.constants[id(place.source)]), looks)
