@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airgraph.api import backend, export, get_compiler, load_export
     from airgraph.artifacts import load, save
+    from airgraph.building import build
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
@@ -30,6 +31,7 @@ __all__ = [
     "Config",
     "backend",
     "bench",
+    "build",
     "compare",
     "compile",
     "explain",
@@ -52,6 +54,7 @@ _HOMES = {
     "Config": "config",
     "backend": "api",
     "bench": "tools.bench.run",
+    "build": "building",
     "compare": "tools.compare",
     "compile": "named_models",
     "explain": "tools.explain",

@@ -69,7 +69,7 @@ class CallableProgram:
         """Ready to run, with object code that `find` gives by its digest. `again` compiles it."""
         from airgraph.engine.native.stored import StoredExecutable
 
-        executable = StoredExecutable(name, self.image, self.boundary, again if self.image.calls else None, find)
+        executable = StoredExecutable(name, self.image, self.boundary, again, find)
         return ProgramMaker(name, self.boundary, journal, config).direct(executable)
 
 

@@ -85,8 +85,7 @@ class ProgramEntry:
             return None
         name, journal = self.maker.name, self.maker.journal
         try:
-            again = self.again if kept.image.calls else None
-            executable = StoredExecutable(name, kept.image, kept.boundary, again)
+            executable = StoredExecutable(name, kept.image, kept.boundary, self.again)
         except MissingCode:
             self.cache.note(f"the object code of the program {self.key.digest[:12]} is gone: it is compiled again")
             return None

@@ -14,9 +14,11 @@ import torch
 from airgraph.compat.npu import module as npu
 from airgraph.compat.torch_npu import (
     activations,
+    between_devices,
     caching,
     converters,
     distributed,
+    expert_ops,
     fused_norms,
     fusion_attention,
     gated,
@@ -27,9 +29,11 @@ from airgraph.compat.torch_npu import (
     norms,
     optim,
     paged,
+    product_ops,
     profiler,
     quantisation,
     rotary,
+    sparse_ops,
     testing,
 )
 from airgraph.compat.torch_npu.attention import (
@@ -45,9 +49,11 @@ __all__ = [
     "_npu_fused_infer_attention_score_get_max_workspace",
     "_npu_fused_infer_attention_score_v2_get_max_workspace",
     "activations",
+    "between_devices",
     "caching",
     "converters",
     "distributed",
+    "expert_ops",
     "fused_norms",
     "fusion_attention",
     "gated",
@@ -62,11 +68,13 @@ __all__ = [
     "optim",
     "paged",
     "print_npugraph_tensor",
+    "product_ops",
     "profiler",
     "quantisation",
     "reference",
     "rotary",
     "save_npugraph_tensor",
+    "sparse_ops",
     "testing",
 ]
 

@@ -5,7 +5,7 @@
 The first word is the type; `argument:name` is an argument that has another name in GE. Tensors are inputs, in the order of
 the schema unless words here name them in another one, and all others are attributes. `quant_mode=static|dynamic` is an
 attribute that is a number in PyTorch and a word in GE, `layout@BSND=1,SBND=2` one that is a word there and a number in
-GE. What stands behind the arrow are the outputs.
+GE, and `dst_type#` a number by which torch names an element type. What stands behind the arrow are the outputs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from airgraph.ir.graph import Value
 from airgraph.ir.ops import OPS, REQUIRED, NodeView, define
 from airgraph.ir.types import UNKNOWN, DataType, TensorType
 
+# torch's numbers of element types, and GE's; those that torch_npu adds are GE's and 256.
+TYPE_NUMBERS = {1: int(DataType.DT_INT8), 23: int(DataType.DT_FLOAT8_E5M2), 24: int(DataType.DT_FLOAT8_E4M3FN)}
+
 
 class Argument(NamedTuple):
     """One argument of the op, and what it is in GE."""
@@ -36,6 +39,7 @@ class Argument(NamedTuple):
     default: Any
     words: tuple[str, ...] = ()
     numbers: Mapping[str, int] = {}
+    is_type: bool = False
 
     @property
     def is_tensor(self) -> bool:
@@ -56,6 +60,8 @@ class Argument(NamedTuple):
             return self.words[value]
         if self.numbers:
             return self.numbers[value]
+        if self.is_type:
+            return TYPE_NUMBERS.get(value, value - 256)
         return list(value) if isinstance(value, list | tuple) else value
 
     def decoded(self, value: Any) -> Any:
@@ -63,6 +69,8 @@ class Argument(NamedTuple):
             return self.words.index(value)
         if self.numbers:
             return next(word for word, number in self.numbers.items() if number == value)
+        if self.is_type:
+            return next((number for number, of_ge in TYPE_NUMBERS.items() if of_ge == value), value + 256)
         if self.kind.startswith("ScalarType") and value is not None:
             return TORCH_TYPES[DataType(value)]
         return value
@@ -98,7 +106,7 @@ def default_outputs(count: int) -> list[str]:
 
 def arguments_of(op: torch._ops.OpOverload, kinds: dict[str, str], words: Sequence[str]) -> list[Argument]:
     """Those that the line names come first."""
-    named = [re.fullmatch(r"(\w+)(?::(\w+))?(?:=([\w|]+))?(?:@([\w=,]+))?", word) for word in words]
+    named = [re.fullmatch(r"(\w+)(?::(\w+))?(?:=([\w|]+))?(?:@([\w=,]+))?(#)?", word) for word in words]
     given = {m[1]: m for m in named if m is not None}
     schema = {a.name: a for a in op._schema.arguments}
     assert len(given) == len(words) and given.keys() <= schema.keys(), f"{op}: {' '.join(words)}"
@@ -110,11 +118,10 @@ def argument_of(argument: Any, kind: str, word: re.Match[str] | None) -> Argumen
     default = argument.default_value if argument.has_default_value() else REQUIRED
     if word is None:
         return Argument(argument.name, argument.name, kind, default)
-    pairs = (pair.split("=") for pair in (word[4] or "").split(",") if pair)
+    words = tuple(word[3].split("|")) if word[3] else ()
+    pairs = (pair.split("=") for pair in word[4].split(",")) if word[4] else ()
     numbers = {key: int(number) for key, number in pairs}
-    return Argument(
-        argument.name, word[2] or word[1], kind, default, tuple((word[3] or "").split("|")) if word[3] else (), numbers
-    )
+    return Argument(argument.name, word[2] or word[1], kind, default, words, numbers, bool(word[5]))
 
 
 def kernel_of(op: Any, inputs: Sequence[Argument], attributes: dict[str, Argument]) -> Callable[..., Any]:
