@@ -163,7 +163,7 @@ def export(
     except Exception as error:  # PyTorch's, of many types
         reason = next(iter(str(error).splitlines()), "")
         raise ExportError(
-            "torch.export cannot read this model as one graph",
+            "torch.export cannot trace this model as one graph",
             where={"reason": f"{type(error).__name__}: {reason}"},
             hint="PyTorch's own message above says where; docs/export.md lists what is not exported",
         ) from error
@@ -245,7 +245,7 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
         raise ExportError(
-            f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
+            f"the graph of {path} cannot be compiled", where={"reason": repr(error)}, hint="export it again"
         ) from error
     return LoadedModel(
         str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
@@ -306,7 +306,7 @@ def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     known = [*PASSES, *FAMILIES]
     for name in config.passes_off:
         if name not in known:
-            raise ConfigError(f"passes_off names {name!r}, which is no pass", where={"passes": ", ".join(known)})
+            raise ConfigError(f"passes_off names {name!r}, which is not a pass", where={"passes": ", ".join(known)})
     return config
 
 

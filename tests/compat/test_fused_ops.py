@@ -1184,7 +1184,7 @@ REFUSED = [
         {},
         "drop_pad_mode 1 is not emulated, only 0 and 2",
     ),
-    ("npu_transpose", (normal(2, 3), [0, 2]), {}, r"npu_transpose: perm \[0, 2\] is no order of 2 axes"),
+    ("npu_transpose", (normal(2, 3), [0, 2]), {}, r"npu_transpose: perm \[0, 2\] is not a permutation of 2 axes"),
     (
         "npu_scatter_nd_update",
         (normal(4, 3), int32([0], [1]), normal(1, 3)),

@@ -524,7 +524,7 @@ def test_a_plan_is_applied() -> None:
         ([entry({"kind": "file"})], "lengths in entry 0 of the update plan has no such source: {'kind': 'file'}"),
         ([entry({"kind": "input"})], "has no such source: {'kind': 'input'}"),
         ([entry(5)], "has no such source: 5"),
-        ([entry({"kind": "input", "index": -1})], "has the input -1, which is no position"),
+        ([entry({"kind": "input", "index": -1})], "has the input -1, which is not a position"),
         ([entry({"kind": "list", "items": [{"kind": "x"}]})], "has no such source: {'kind': 'x'}"),
         ([entry({"kind": "constant", "value": torch.ones(2)})], "is a tensor as a constant"),
     ],

@@ -218,7 +218,6 @@ QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 RUNS = {
     "x86-64-v3": ("cc", (), platform.machine() == "x86_64" and "avx2" in FLAGS),
-    "x86-64-v4": ("cc", (), platform.machine() == "x86_64" and "avx512f" in FLAGS),
     "aarch64": ("aarch64-linux-gnu-gcc", (QEMU or "",), QEMU is not None),
 }
 

@@ -129,7 +129,7 @@ class PlanReader:
     # -- memory -------------------------------------------------------------------------------------------------------
     def tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise VerifyError(f"{name} is no tensor of the plan")
+            raise VerifyError(f"{name} is not a tensor of the plan")
         return self.tensors[name]
 
     def type(self, line: Line) -> tuple[DataType, tuple[Dim, ...]]:
@@ -138,7 +138,7 @@ class PlanReader:
     def dtype(self, line: Line) -> DataType:
         name = line.next("name")
         if name not in TYPES:
-            raise VerifyError(f"{name} is no element type")
+            raise VerifyError(f"{name} is not an element type")
         return TYPES[name]
 
     def place(self, name: str, line: Line) -> None:
@@ -157,7 +157,7 @@ class PlanReader:
             case "arena":
                 pass
             case _:
-                raise VerifyError(f"{kind} is no kind of memory")
+                raise VerifyError(f"{kind} is not a kind of memory")
         t = self.tensors[name] = buffer(shape, dtype, source)
         strides = self.size.many(line) if line.take("strides") else strides_of(shape)
         offset = self.size(line) if line.take("offset") else 0
@@ -232,7 +232,7 @@ class PlanReader:
                 return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes), line.take("channels_last"))
             case "call":
                 return self.call(line)
-        raise VerifyError(f"{kind} is no kind of step")
+        raise VerifyError(f"{kind} is not a kind of step")
 
     def result(self, line: Line) -> Tensor:
         found = self.tensor(line.next("name"))
@@ -459,5 +459,5 @@ class KernelReader:
             return self.pool.make("reduce", args, self.suffix(line, types[0]), reduction)
         function = FUNCTIONS.get(name)
         if function is None or function.arity != len(args):
-            raise VerifyError(f"{name} is no function of {len(args)} numbers")
+            raise VerifyError(f"{name} is not a function of {len(args)} numbers")
         return self.pool.make(name, args, self.suffix(line, function.result(types)))

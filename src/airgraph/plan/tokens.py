@@ -189,7 +189,7 @@ class SizeReader:
         name = line.next("name")
         if not line.take("("):
             if name not in self.reader.symbols:
-                raise VerifyError(f"{name} is no symbol that the plan declares")
+                raise VerifyError(f"{name} is not a symbol that the plan declares")
             return self.reader.symbols[name]
         return self.function(name, line)
 
@@ -206,7 +206,7 @@ class SizeReader:
 
     def applied(self, name: str, args: list[Any]) -> Any:
         if name not in self.reader.functions or not args:
-            raise VerifyError(f"{name} is no function of sizes")
+            raise VerifyError(f"{name} is not a function of sizes")
         if all(isinstance(a, int) for a in args) and name in ("Add", "Mul"):
             total = args[0]
             for a in args[1:]:

@@ -190,7 +190,7 @@ class LoadedModel:
         found = structure(spec)
         if found != wanted:
             raise BindError(
-                f"{self.name} was exported for arguments of another structure",
+                f"{self.name} was exported for arguments with another structure",
                 where={"exported": str(wanted), "called": str(found)},
                 hint="positional and named arguments as in the example of the export",
             )

@@ -122,7 +122,7 @@ def list_jobs(workers: Mapping[str, Any], source: Mapping[str, Any], progress: P
         jobs = found["jobs"]
     if not jobs:
         raise AirgraphError(
-            "there is nothing to time: the script gave nothing to torch.compile",
+            "there is nothing to time: the script passed nothing to torch.compile",
             hint="airgraph.bench(model, x) times a model by itself",
         )
     return jobs

@@ -156,7 +156,7 @@ class CallRecorder(TorchFunctionMode):
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The first overload that takes these arguments."""
-        reason = UnsupportedCall(f"{getattr(func, '__name__', func)} is no op of the dispatcher")
+        reason = UnsupportedCall(f"{getattr(func, '__name__', func)} is not an op of the dispatcher")
         if rewrite := SCALAR_FREE.get(named(func)):
             func, args, kwargs = rewrite(*args, **kwargs)
         for op in overloads(func):
