@@ -76,7 +76,21 @@ def rel_pos(x: Tensor, mask: Tensor | None, bias: Tensor, scale: float = 1.0) ->
 
 
 COUNTS = torch.tensor([2, 3])
+
+
+def add_norm(a: Tensor, b: Tensor, gamma: Tensor, eps: float = 1e-6) -> Any:
+    x = a + b
+    rstd = 1 / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    return rstd, x * rstd * gamma, x
+
+
 CASES = [
+    GraphCase(
+        "npu_add_rms_norm_v2_functional",
+        "AddRmsNorm",
+        lambda: (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8)),
+        add_norm,
+    ),
     GraphCase("fast_gelu", "FastGelu", lambda: (torch.randn(3, 4),), lambda x: x / (1 + torch.exp(-1.702 * x))),
     GraphCase("npu_geglu", "GeGluV2", lambda: (torch.randn(3, 8),), geglu),
     GraphCase("npu_geglu", "GeGluV2", lambda: (torch.randn(6, 5), 0, 0, True), geglu),

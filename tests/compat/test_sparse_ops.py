@@ -85,6 +85,16 @@ def rule_arguments() -> tuple[Any, ...]:
     return torch.randn(5, 2, 3) / 2, torch.randn(5, 2, 3) / 2, torch.randn(5, 4, 6)
 
 
+def convolved(x: Tensor, w: Tensor, **n: Any) -> Tensor:
+    y = torch.zeros_like(x)
+    for s in range(x.shape[0]):
+        for i in range(3):
+            if s - 2 + i >= 0:
+                y[s] += w[i] * x[s - 2 + i]
+        y[s][~n["mask"][:, s]] = 0
+    return y
+
+
 RULE = {
     "beta": torch.linspace(0.1, 0.9, 20).view(5, 4),
     "g": -torch.linspace(0.1, 0.9, 20).view(5, 4),
@@ -127,6 +137,13 @@ CASES = [
         ),
         over_chosen,
         {"sparse_block_size": 2, "query_rope": torch.randn(2, 3, 2, 2), "key_rope": torch.randn(2, 8, 1, 2)},
+    ),
+    GraphCase(
+        "npu_masked_causal_conv1d",
+        "MaskedCausalConv1d",
+        lambda: (torch.randn(5, 2, 4), torch.randn(3, 4)),
+        convolved,
+        {"mask": torch.tensor([[True, True, False, True, True], [True, False, True, True, True]])},
     ),
     GraphCase(
         "npu_chunk_gated_delta_rule",

@@ -43,6 +43,14 @@ def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> l
     return outputs
 
 
+@register_converter(npu.npu_add_rms_norm_v2_functional.default)
+def add_rms_norm_v2(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> list[Value]:
+    """npu_add_rms_norm_v2_functional(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06)
+    -> (Tensor, Tensor, Tensor)"""
+    y, rstd, x = add_rms_norm(x1, x2, gamma, epsilon)
+    return [rstd, y, x]
+
+
 @register_converter(npu.npu_gelu.default)
 def gelu(self: Value, *, approximate: str = "none") -> Any:
     """npu_gelu(Tensor self, *, str approximate='none') -> Tensor"""

@@ -126,7 +126,7 @@ def argument_of(argument: Any, kind: str, word: re.Match[str] | None) -> Argumen
 
 def kernel_of(op: Any, inputs: Sequence[Argument], attributes: dict[str, Argument]) -> Callable[..., Any]:
     def kernel(*tensors: Any, **attrs: Any) -> Any:
-        given = {a.name: None if value == [] else value for a, value in zip(inputs, tensors) if value is not None}
+        given = {a.name: value for a, value in zip(inputs, tensors) if isinstance(value, Tensor) or value}
         for slot, value in attrs.items():
             a = attributes[slot]
             given[a.name] = a.decoded(value) if value != "" or a.kind == "str" else None

@@ -8,6 +8,11 @@ Queries are [batch, length, heads, size] ("BSND"), or tokens of all sequences on
 say where each ends); keys too, or in blocks of a cache ("PA_BSND", with a block table). Sparse mode 3: a query sees no key
 behind it, the last query standing at the last key. Places without a key are -1, and come last.
 
+    y = torch_npu.npu_masked_causal_conv1d(x, weight, mask=m)
+
+x [length, batch, size], weight [width, size]: each channel by itself, with zeros before the first token; the mask [batch,
+length] is True where a result counts, and others are zeros.
+
 Gated delta rule: S = α·S + β·(v - α·S·k)·kᵀ, α = exp(g), and the result is S·q·scale, token by token.
 """
 
@@ -291,3 +296,19 @@ def delta_step(
     missing = (value[t].float() - torch.einsum("bhvk,hk->bhv", state, k)) * beta[t].float()[:, None]
     state = state + missing.unsqueeze(-1) * k.unsqueeze(1)
     return state, torch.einsum("bhvk,hk->bhv", state, q)[0] * (1.0 if scale is None else scale)
+
+
+@reference(
+    "npu_masked_causal_conv1d(Tensor input, Tensor weight, *, Tensor? mask=None) -> Tensor",
+    ge="MaskedCausalConv1d input:x",
+)
+def npu_masked_causal_conv1d(x: Tensor, weight: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    op = "npu_masked_causal_conv1d"
+    need_types(op, FLOATS, input=x, weight=weight)
+    need_types(op, (torch.bool,), mask=mask)
+    need(x.dim() == 3 and weight.dim() == 2, op, "input has to have three axes, and weight two")
+    before = weight.shape[0] - 1
+    padded = functional.pad(x.float(), (0, 0, 0, 0, before, 0))
+    parts = [padded[i : i + x.shape[0]] * weight[i].float() for i in range(weight.shape[0])]
+    y = torch.stack(parts).sum(0)
+    return (y if mask is None else y.masked_fill(~mask.t().unsqueeze(-1), 0.0)).to(x.dtype)
