@@ -207,8 +207,9 @@ def test_wider_numbers_are_not_written_over_narrower_ones():
 
     def model(x):
         true = (x == x) == (x == x)
-        return true, x.reshape(-1)[:3, None] * true.reshape(-1)[None, :3]
+        both = true * true
+        return both, x.reshape(-1)[:3, None] * both.reshape(-1)[None, :3]
 
-    x = torch.arange(6).reshape(3, 2).to(torch.float16).mT
+    x = torch.arange(6.0).reshape(3, 2).to(torch.float16).mT
     run, _ = compiled(model, (x,))
     assert torch.equal(run(x)[1], model(x)[1])
