@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.cuda.target import GPU
+from airgraph.engine.cuda.target import GPU, TRAINING
 from airgraph.engine.fold import fold
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
@@ -46,7 +46,8 @@ class CudaEngine:
             raise UnsupportedPlan(refusal)
         fulfilled_waits(request.graph)
         fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
+        target = TRAINING if request.journal.phase in ("forward", "backward") else GPU
+        return make_plan(request.graph, request.boundary, target)
 
     def load(self, request: Request) -> CudaExecutable:
         from airgraph.engine.cuda.compile import DriverKernels
