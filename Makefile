@@ -18,8 +18,8 @@ demo: $(STAMP)   ## the three graphs of one small model, printed and checked aga
 	$(BIN)/airgraph demo
 
 test: lint       ## all tests, after lint
-	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 tests/compat
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night' tests/compat
 
 quick: $(STAMP)  ## the tests of every day, about a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
@@ -40,8 +40,10 @@ opinfo: $(STAMP) ## PyTorch's own samples of every op, all types, compiled and o
 soak: $(STAMP)   ## an hour of mixed calls: right results and flat memory
 	$(BIN)/python tests/soak.py --seconds 3600
 
-night: $(STAMP)  ## random programs, arguments beside unreadable pages, mutants of exported models (several hours)
+night: $(STAMP)  ## what is left out of `test`, random programs, arguments beside unreadable pages, mutants of exported models (several hours)
 	AIRGRAPH_EXAMPLES=2000 $(BIN)/python -m pytest tests/test_property.py
+	$(BIN)/python -m pytest -n 2 -m night
+	$(BIN)/python -m pytest -n 2 -m night tests/compat
 	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine native
 	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine reference
 	$(BIN)/python tests/programs/run.py --generator networks --count 5000 --engine replay

@@ -1,7 +1,7 @@
 """Dynamic sizes on the CPU: one program for many lengths, against eager, Inductor and a program for one length.
 
     python benchmarks/sizes.py                     all of it, into sizes.json under this CPU's name
-    python benchmarks/sizes.py --only lengths      lengths | generate | train | many
+    python benchmarks/sizes.py --only generate     the parts whose names begin so; --help lists them
 
 Contenders take turns in one process, so that a busy machine slows all of them; what counts are the ratios. `generate` uses
 transformers' default cache, which grows by one entry a token. All of it takes about ten minutes, most of them Inductor's.
@@ -172,18 +172,7 @@ GENERATORS = {"llama": llama, "qwen3": qwen3, "t5": t5, "whisper": whisper, "mix
 CONTENDERS = {"eager": None, "airgraph": "airgraph", "inductor": "inductor"}
 
 
-def generate(tokens=40):
-    """Every model with a cache that grows, Mixtral with a static one as well."""
-    found = {}
-    for name in GENERATORS:
-        found[name] = generated(name, tokens)
-        progress(f"{name}, growing cache", found[name])
-    found["mixtral, static cache"] = generated("mixtral", tokens, cache_implementation="static", disable_compile=True)
-    progress("mixtral, static cache", found["mixtral, static cache"])
-    return found
-
-
-def generated(name, tokens, **options):
+def generate(name, tokens=40, **options):
     """Milliseconds a token, contenders in turns; and whether the tokens are eager's."""
     torch._dynamo.reset()
     given = prompt_of(name)
@@ -220,16 +209,8 @@ def in_turns(calls, rounds):
 
 
 # -- training over many shapes ------------------------------------------------------------------------------------------
-def train():
-    """A step of a small Llama over 14 shapes in turn, in float32 and under bfloat16 autocast."""
-    found = {}
-    for name, autocast in (("float32", False), ("bfloat16 autocast", True)):
-        found[name] = trained(autocast)
-        progress(f"training, {name}", found[name])
-    return found
-
-
-def trained(autocast):
+def train(autocast):
+    """A step of a small Llama over 14 shapes in turn."""
     torch._dynamo.reset()
     model = llama(use_cache=False, num_hidden_layers=2).train()
     shapes = [(rows, length) for rows in (1, 2) for length in (10, 17, 24, 33, 40, 57, 64)]
@@ -286,17 +267,24 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-PARTS = {"lengths": lengths, "many": many, "train": train, "generate": generate}
+PARTS = {
+    "lengths": lengths,
+    "many": many,
+    "train, float32": lambda: train(autocast=False),
+    "train, bfloat16 autocast": lambda: train(autocast=True),
+    **{f"generate, {name}": lambda name=name: generate(name) for name in GENERATORS},
+    "generate, mixtral, static cache": lambda: generate("mixtral", cache_implementation="static", disable_compile=True),
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--only", metavar="NAME", default="", help=f"the parts that begin so: {'; '.join(PARTS)}")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch._dynamo.config.cache_size_limit = 64
-    for name in chosen.only or PARTS:
+    for name in [name for name in PARTS if name.startswith(chosen.only)]:
         found = PARTS[name]()
         keep(name, {**found, "threads": chosen.threads, "torch": torch.__version__})
         progress(name, json.dumps(found))

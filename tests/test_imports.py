@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → api → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
+compat, tools → artifacts → api → pipeline → store → capture, runtime → engine → plan → analysis, passes, convert → ir → config, errors, journal
 """
 
 import ast
@@ -21,6 +21,7 @@ ORDER = [
     {"__main__"},
     {"__init__"},
     {"compat", "tools"},
+    {"artifacts"},
     {"api"},
     {"pipeline"},
     {"store"},

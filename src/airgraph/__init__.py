@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.artifacts import load, save
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
@@ -34,6 +35,7 @@ __all__ = [
     "export",
     "get_compiler",
     "graphs",
+    "load",
     "load_export",
     "mark_bucket",
     "mark_step_begin",
@@ -42,6 +44,7 @@ __all__ = [
     "register_replacement",
     "release",
     "report",
+    "save",
 ]
 # Where each public name lives.
 _HOMES = {
@@ -54,6 +57,7 @@ _HOMES = {
     "export": "api",
     "get_compiler": "api",
     "graphs": "runtime.replay",
+    "load": "artifacts",
     "load_export": "api",
     "mark_bucket": "capture.marks",
     "mark_step_begin": "runtime.recording",
@@ -62,6 +66,7 @@ _HOMES = {
     "register_replacement": "capture.patterns",
     "release": "runtime.replay",
     "report": "tools.report.page",
+    "save": "artifacts",
 }
 
 

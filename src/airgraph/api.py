@@ -4,7 +4,7 @@
     fast = airgraph.compile(model, (x,))                            compile
     airgraph.export(model, (x,), path="export_file")                export, load_export
 
-The stages they go through are in `pipeline`.
+Files that also carry object code are in `artifacts`. The stages they go through are in `pipeline`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def compile(
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))
     run = shortest(programs, guarded, len(exported.inputs))
-    return CompiledModel(exported, run, time.perf_counter() - start)
+    return CompiledModel(exported, run, time.perf_counter() - start, chosen)
 
 
 def export(
@@ -170,11 +170,7 @@ def export(
     from airgraph.store.export import ExportTarget, write_export  # needs protobuf, which compiling does not
 
     chosen = make_config(config, options)
-    if chosen.mode != "max-autotune":
-        raise ConfigError(
-            f"only a graph of GE ops can be exported, and mode={chosen.mode!r} keeps every ATen op",
-            hint='mode="max-autotune"',
-        )
+    refuse_modes(chosen)
     if dynamic and dynamic_shapes is None:
         dynamic_shapes = all_dynamic(model, example_args, example_kwargs or {})
     try:
@@ -192,6 +188,14 @@ def export(
         log = get_logger(chosen.log)
         log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
     return write_export(stored, ExportTarget(path, name, rank), external=external_weights)
+
+
+def refuse_modes(config: Config) -> None:
+    if config.mode != "max-autotune":
+        raise ConfigError(
+            f"only a graph of GE ops can be exported, and mode={config.mode!r} keeps every ATen op",
+            hint='mode="max-autotune"',
+        )
 
 
 def exported_graph(exported: Exported, config: Config) -> StoredModel:
@@ -223,15 +227,19 @@ def load_export(
     """
     from airgraph.store.load_export import moved, read_export
 
-    chosen = make_config(config, options)
-    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
-    c = Compilation.begin("inference", chosen, next(_models))
-    for option in ("buckets", "data_dump", "run_eagerly"):
-        if getattr(chosen, option):
-            c.journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
+    c = begin_loading(make_config(config, options))
     with c.journal.stage("read"):
         stored = moved(read_export(path), device, c.journal.remark)
     return loaded_model(c, stored, path, trust)
+
+
+def begin_loading(config: Config) -> Compilation:
+    warm_up(config.engine, torch.device("cpu"), config.mode)
+    c = Compilation.begin("inference", config, next(_models))
+    for option in ("buckets", "data_dump", "run_eagerly"):
+        if getattr(config, option):
+            c.journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
+    return c
 
 
 def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: bool) -> LoadedModel:
@@ -244,12 +252,10 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
         with c.journal.stage("rehearse"):
             rehearse = rehearsal_of(stored, str(path), c.journal.remark)
         c = c if rehearse else replace(c, config=replace(c.config, engine="reference"))
-    arguments, laid = stored.boundary.arguments, by_memory(stored)
-    main = next((d for d in (getattr(a, "device", "cpu") for a in arguments) if d != "cpu"), "cpu")
+    laid = by_memory(stored)
     c.dump.graph("original", stored.graph)
     try:
-        weights = frozenset(range(len(stored.weights)))
-        program, _ = made_ready(c, stored.graph, stored.boundary, torch.device(main), weights)
+        program, _ = ready(c, stored)
     except AirgraphError:
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
@@ -259,6 +265,17 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
     return LoadedModel(
         str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
     )
+
+
+def ready(c: Compilation, stored: StoredModel) -> tuple[Program, Graph]:
+    weights = frozenset(range(len(stored.weights)))
+    return made_ready(c, stored.graph, stored.boundary, torch.device(stored.device), weights)
+
+
+def compiled_stored(stored: StoredModel, config: Config) -> tuple[Program, bool]:
+    """The program of a graph that was stored, and whether the graph is static. The graph is changed by the passes."""
+    program, graph = ready(Compilation.begin("inference", config, next(_models)), stored)
+    return program, graph.is_static
 
 
 def keep_method(

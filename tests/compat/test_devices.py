@@ -18,6 +18,8 @@ from airgraph.compat import npu
 from airgraph.compat.npu import guard, state, tables
 from airgraph.errors import CompatError
 
+pytestmark = pytest.mark.xdist_group("devices")  # one worker, so that its fixture is made once
+
 SCRIPT = Path(__file__).with_name("on_several_devices.py")
 CHECKS = re.findall(r"@check\ndef (\w+)", SCRIPT.read_text())
 COMPILED = [name for name in CHECKS if name.startswith("compiled_")]

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 SEED = 42  # the one that samples of random ops set before each call
 # Under any dispatch mode PyTorch takes the singular vectors along, and the last digits of the values differ.
 ROUNDED = ("norm", "linalg.cond", "linalg.eigvalsh", "linalg.matrix_norm", "linalg.norm", "linalg.svdvals")
+REFUSED = {"item", "nonzero", "masked_select", "unique", "allclose"}
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -60,17 +61,22 @@ def check(name: str, op: Any, sample: Any) -> str:
     return "equal"
 
 
+EVERY = 5  # that one op of so many is enough for `make test`
+
+
 @pytest.mark.slow
-def test_replays_of_every_op_are_those_of_eager() -> None:
+@pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.night)])
+def test_replays_of_ops_are_those_of_eager(every: int) -> None:
     from torch.testing._internal.common_methods_invocations import op_db
 
     outcomes: dict[str, set[str]] = {"equal": set(), "refused": set(), "not on the device": set()}
     failures = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for info in op_db:
+        for number, info in enumerate(op_db):
             if (
-                info.name.startswith("jiterator")
+                (number % every and info.name not in REFUSED)
+                or info.name.startswith("jiterator")
                 or info.name in UNDEFINED
                 or torch.float32 not in info.supported_dtypes("cpu")
             ):
@@ -81,5 +87,5 @@ def test_replays_of_every_op_are_those_of_eager() -> None:
                 except (AssertionError, RuntimeError) as error:
                     failures.append(f"{info.name}: {type(error).__name__}: {str(error)[:200]}")
     assert not failures, "\n".join(failures)
-    assert len(outcomes["equal"]) > 450
-    assert {"item", "nonzero", "masked_select", "unique", "allclose"} <= outcomes["refused"]
+    assert len(outcomes["equal"]) > 450 / every
+    assert outcomes["refused"] >= REFUSED

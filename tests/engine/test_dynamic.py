@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +119,22 @@ def test_views_at_offsets_that_only_the_data_tell():
 def test_a_number_of_the_data_in_a_call_of_fixed_sizes():
     x = torch.randn(5, 5)
     same(lambda x, s: torch.narrow(x, 0, s, 2) * 2, *((x, torch.tensor(i)) for i in (1, 0, 3)))
+
+
+VIEWS = [
+    lambda x, i: torch.narrow(x, 0, i, 1),
+    lambda x, i: x.select(0, i.item()),
+    lambda x, i: x[i.item() :][1:, i.item() :],
+    lambda x, i: [(y := x * 2), y[i.item() :], y[i.item()]],
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_that_are_returned_begin_where_eagers_do(view):
+    x = torch.arange(24.0).reshape(6, 4)
+    run = torch.compile(view, backend="airgraph")
+    for i in (2, 1, 0, -2, 3):
+        found, wanted = run(x, torch.tensor(i)), view(x, torch.tensor(i))
+        torch.testing.assert_close(found, wanted)
+        for f, w in zip(tree_leaves(found), tree_leaves(wanted)):
+            assert (f.stride(), f.storage_offset()) == (w.stride(), w.storage_offset())

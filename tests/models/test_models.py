@@ -55,6 +55,12 @@ TRAINED = {
 }
 DYNAMIC = ("bert", "distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt", "llama", "qwen2", "phi")
 GENERATING = ("llama", "qwen3", "gemma")
+# Models whose graphs are much like those of another one: (test, model).
+AT_NIGHT = {
+    *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3")),
+    *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt_neox", "opt", "phi")),
+    ("generation", "qwen3"),
+}
 
 
 def chosen(test: str, names: Sequence[str]) -> list[Any]:
@@ -62,7 +68,8 @@ def chosen(test: str, names: Sequence[str]) -> list[Any]:
 
     def marks(name: str) -> list[Any]:
         reason = AOT_CANNOT.get((test, name))
-        return [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
+        night = [pytest.mark.night] if (test, name) in AT_NIGHT else []
+        return [*night, *([pytest.mark.xfail(reason=reason, strict=True)] if reason else [])]
 
     return [pytest.param(name, marks=marks(name)) for name in names]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -232,6 +233,7 @@ class Children:
         self.options = options
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
+        self.end = time.monotonic() + options.seconds
 
     def run(self) -> Counter[str]:
         o = self.options
@@ -242,7 +244,9 @@ class Children:
         return self.counts
 
     def chunk(self, seeds: list[int], batch: int) -> bool:
-        """Whether all its programs ran without the end of a process."""
+        """Whether all its programs ran without the end of a process, or until the time was up."""
+        if time.monotonic() > self.end:
+            return True
         begun, done, status = self.child(seeds, batch)
         if not status:
             if self.options.progress:
@@ -260,7 +264,7 @@ class Children:
         return False
 
     def child(self, seeds: list[int], batch: int) -> tuple[list[int], list[int], int]:
-        """What it was at when it ended, what it had finished, and its exit status."""
+        """What it was at when it ended, what it had finished, and its exit status: 0 if it was stopped in time."""
         o = self.options
         command = [sys.executable, __file__, "--child", "--generator", o.generator, "--engine", o.engine]
         begun: list[int] = []
@@ -272,6 +276,9 @@ class Children:
             process.stdin.write(json.dumps(seeds))
             process.stdin.close()
             for line in process.stdout:
+                if time.monotonic() > self.end:
+                    process.kill()
+                    return [], done, 0
                 said = json.loads(line)
                 begun = said.get("begins", begun)
                 if "done" in said:
@@ -293,6 +300,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=ENGINES, default="native")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then stop: what ran until then is counted")
     parser.add_argument("--seeds", help="these programs together in one graph, printed")
     parser.add_argument("--batch", type=int, default=8, help="programs in one graph")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
@@ -316,7 +324,7 @@ def main() -> int:
         run_programs(options.generator, json.load(sys.stdin), options.engine, options.batch, say)
         return 0
     start = time.perf_counter()
-    if options.count <= CHILD and options.workers == 1:
+    if options.count <= CHILD and options.workers == 1 and options.seconds == math.inf:
         seeds = range(options.seed, options.seed + options.count)
         counts = run_programs(options.generator, seeds, options.engine, options.batch)
     else:

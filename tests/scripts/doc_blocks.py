@@ -48,6 +48,7 @@ GIVEN = {
     "config = torchair.CompilerConfig()\nfrom airgraph.ir import ge\n"
     "from airgraph.passes.rewrite import P, Rule\n",
     "docs/cache.md": "config = torchair.CompilerConfig()\n",
+    "docs/replay.md": MODEL,
     "docs/sizes.md": "model, x = torch.nn.ReLU(), torch.ones(3, 8)\n",
     "docs/torchair.md": "h = other = torch.ones(3, device='npu')\nself = type('Layer', (), {})()\n"
     "self.shared_experts = self.experts = torch.exp\n",

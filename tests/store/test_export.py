@@ -184,7 +184,7 @@ def test_files_only_where_one_message_is_too_small(tmp_path, monkeypatch):
 
 
 def test_large_weights_go_out_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_module, "CHUNK", 100)
+    monkeypatch.setattr("airgraph.store.safetensors.CHUNK", 100)
     model = nn.Linear(16, 16)
     air = airgraph.export(model, (torch.randn(2, 16),), path=str(tmp_path), external_weights=True)
     assert (tmp_path / "weight").read_bytes() == model.weight.detach().numpy().tobytes()

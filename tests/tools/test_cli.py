@@ -1,15 +1,18 @@
 """The command `airgraph`."""
 
+import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 import airgraph
 from airgraph.config import KNOBS
 from airgraph.tools import cli, demo, terminal
-from airgraph.tools.run import Script
+from airgraph.tools.run import Script, showing_compilations
 
 
 def run(*args, cwd=None):
@@ -199,12 +202,33 @@ def test_demo(capsys, tmp_path, monkeypatch):
 
 
 def test_a_spinner_is_shown_on_a_terminal_only(monkeypatch, capsys):
-    with terminal.waiting("compiling"):
+    with terminal.waiting("compiling", after=0):
         pass
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with terminal.waiting("compiling"):
-        pass
+    with terminal.waiting("compiling", after=0) as spinner:
+        spinner.timer.join()
+        print("the script's own")
     told = capsys.readouterr()
-    assert told.out == "" and "compiling" in told.err
+    assert told.out == "the script's own\n" and "compiling" in told.err
+    with terminal.waiting("compiling", after=60):
+        pass
+    assert "compiling" not in capsys.readouterr().err
+
+
+def test_a_spinner_is_there_while_a_script_compiles(monkeypatch):
+    shown = []
+
+    @contextmanager
+    def waiting(text):
+        shown.append(text)
+        yield
+        shown.append("end")
+
+    monkeypatch.setattr(terminal, "waiting", waiting)
+    with showing_compilations():
+        torch.compile(torch.exp, backend="eager")(torch.ones(2))
+    assert [re.sub(r"\d+/", "N/", text) for text in shown] == ["compiling N/0", "end"]
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    assert len(shown) == 2

@@ -3,6 +3,7 @@
 import json
 import linecache
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,10 +105,12 @@ def test_writes_views_integers_and_open_sizes():
     with torch.no_grad():
         found = airgraph.compare(model, torch.randn(5, 7), parts=[torch.ones(2), torch.tensor([NAN, INF])])
     assert found.ok and model.count.tolist() == [1, 1, 1]
-    with Comparing() as comparing, torch.no_grad():
+    shown = []
+    with Comparing(progress=lambda graph: shown.append(graph) or nullcontext()) as comparing, torch.no_grad():
         compiled = torch.compile(model, backend="airgraph", dynamic=True)
         for size in (4, 6):
             compiled(torch.randn(size, 7), [torch.ones(2)])
+    assert len(shown) == 2 and shown[0] == shown[1]  # a spinner for each call of the one graph
     assert comparing.result().ok and comparing.result().calls == 2 and model.count.tolist() == [3, 3, 3]
 
 

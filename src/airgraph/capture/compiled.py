@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from airgraph.capture.export import Exported, PlainFunction, symbolic_facts
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.size_checks import SizeChecks
+from airgraph.config import Config
 from airgraph.errors import BindError
 
 SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -28,14 +29,14 @@ class CompiledModel(torch.nn.Module):
 
     model: torch.nn.Module
 
-    def __init__(self, exported: Exported, run: Callable[..., Any], seconds: float) -> None:
-        """`run(*state, *arguments)`; `seconds`: what compiling took."""
+    def __init__(self, exported: Exported, run: Callable[..., Any], seconds: float, config: Config) -> None:
+        """`run(*state, *arguments)`; `seconds`: what compiling took; `config`: its options."""
         super().__init__()
         model = exported.model
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.training = False
         self.__dict__["model"] = model  # not a submodule: names would begin with "model."
-        self.seconds = seconds
+        self.seconds, self.config = seconds, config
         self.exported = exported
         self.live = LiveState(model, exported.names, exported.state)
         self.run = run
@@ -130,12 +131,12 @@ class CompiledModel(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """The copy has parameters of its own and shares the code, which takes them as arguments."""
         model = copy.deepcopy(self.model, memo)
-        return CompiledModel(self.exported.of(model, memo), self.run, self.seconds)
+        return CompiledModel(self.exported.of(model, memo), self.run, self.seconds, self.config)
 
     def __reduce__(self) -> NoReturn:
         raise BindError(
             "a compiled model cannot be pickled: its code belongs to this process",
-            hint="airgraph.export(model, args), or torch.save(compiled.state_dict())",
+            hint='airgraph.save(compiled, "model.airp"), or torch.save(compiled.state_dict())',
         )
 
     def signature(self) -> str:

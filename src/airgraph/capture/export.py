@@ -198,6 +198,13 @@ def symbolic_facts(inputs: Sequence[Any]) -> tuple[list[Any], dict[Any, tuple[in
     return guards, whole  # type: ignore[return-value]
 
 
+def example_sizes(inputs: Sequence[Any]) -> dict[Any, int]:
+    """The symbols among the inputs at the sizes of the example."""
+    sizes = [x for v in inputs for x in ((*v.shape, *v.stride()) if isinstance(v, torch.Tensor) else (v,))]
+    nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
+    return {node.expr: node.hint for node in nodes if node.expr.is_Symbol and isinstance(node.hint, int)}
+
+
 def all_dynamic(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export: every size and every int that PyTorch finds may change, but for 0 and 1, which are
     special in torch.compile too, and for those that `torch._dynamo.mark_static` fixed."""

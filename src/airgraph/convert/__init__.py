@@ -1,6 +1,6 @@
 """FX graph → our graph, by a registry of converters."""
 
-from airgraph.convert import families  # noqa: F401  (registers our converters)
+from airgraph.convert import families, variants  # noqa: F401  (they register our converters)
 from airgraph.convert.registry import EMPTY, REGISTRY, Registry, TensorSpec, UnsupportedConversion, register_converter
 from airgraph.convert.walk import convert
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 
 from airgraph.errors import ConvertError
 from airgraph.ir.boundary import Layout
 from airgraph.ir.types import DataType, Dim, Place, TensorType, dim
+
+aten = torch.ops.aten
 
 GE_TYPES: dict[torch.dtype, DataType] = {
     torch.float32: DataType.DT_FLOAT,
@@ -75,12 +79,34 @@ def strides_of(value: torch.Tensor) -> tuple[Dim, ...]:
     return tuple(map(size_of, value.stride()))
 
 
-def layout_of(value: torch.Tensor, base: torch.Tensor | None = None) -> Layout:
+def layout_of(
+    value: torch.Tensor, base: torch.Tensor | None = None, offsets: Mapping[sympy.Symbol, sympy.Expr] = {}
+) -> Layout:
     """The layout of a tensor, as a view of `base` if given. (Where `base` itself lies in its storage differs from call to
     call, and Dynamo does not guard on it; so only the distance between the two is kept.)"""
     offset: Dim = 0
     if base is not None:
-        here = size_of(value.storage_offset())
-        there = size_of(base.storage_offset())
+        here, there = (sympy.sympify(size_of(t.storage_offset())).xreplace(dict(offsets)) for t in (value, base))
         offset = dim(here - there * base.element_size() // value.element_size())
     return Layout(tuple(map(size_of, value.shape)), strides_of(value), offset)
+
+
+def unbacked_offsets(graph: torch.fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
+    """Where views begin whose start only running can tell. Tracing has a fresh symbol for each, which no value of the
+    graph has; here it is computed from the start, as PyTorch's kernels do."""
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for node in graph.nodes:
+        for symbol, path in (node.meta.get("unbacked_bindings") or {}).items():
+            if node.target not in (aten.slice.Tensor, aten.select.int) or [str(p) for p in path] != [
+                ".storage_offset()"
+            ]:
+                continue
+            base = node.args[0].meta["val"]
+            axis, start = (size_of(a.meta["val"] if isinstance(a, torch.fx.Node) else a) for a in node.args[1:3])
+            size = size_of(base.shape[axis])
+            begin = start + sympy.Piecewise((size, start < 0), (0, True))
+            if node.target is aten.slice.Tensor:
+                begin = sympy.Max(0, sympy.Min(begin, size))
+            offset = size_of(base.storage_offset()) + begin * size_of(base.stride(axis))
+            found[symbol] = sympy.sympify(offset).xreplace(found)
+    return found

@@ -19,7 +19,17 @@ import torch
 
 from airgraph.convert import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
-from airgraph.convert.metadata import SYMBOLIC, ge_type, layout_of, place_of, python_type, size_of, strides_of, type_of
+from airgraph.convert.metadata import (
+    SYMBOLIC,
+    ge_type,
+    layout_of,
+    place_of,
+    python_type,
+    size_of,
+    strides_of,
+    type_of,
+    unbacked_offsets,
+)
 from airgraph.convert.names import NAME
 from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
@@ -368,6 +378,7 @@ class Outputs:
             if isinstance(n.meta.get("val"), torch.Tensor)
         ]
         self.owners = storage_owners(walker.gm)
+        self.offsets = unbacked_offsets(walker.gm.graph)
 
     def result(self, out: Any) -> Any:
         if not isinstance(out, torch.fx.Node):
@@ -380,7 +391,7 @@ class Outputs:
             return Plain(value if not isinstance(value, Value) else None)
         for index, argument in self.inputs:
             if storage_key(argument) == storage_key(meta):
-                return OfInput(index, layout_of(meta, argument), int(ge_type(meta.dtype)))
+                return OfInput(index, layout_of(meta, argument, self.offsets), int(ge_type(meta.dtype)))
         return self.computed(out, meta)
 
     def computed(self, out: torch.fx.Node, meta: torch.Tensor) -> Fresh | OfOutput:
@@ -391,7 +402,9 @@ class Outputs:
             return Fresh(index, None if by_pytorch else layout_of(meta), str(meta.device))
         base = owner.meta["val"]
         dtype = int(ge_type(meta.dtype))
-        return OfOutput(self.place(owner), strides_of(base), layout_of(meta, base), dtype, str(meta.device))
+        return OfOutput(
+            self.place(owner), strides_of(base), layout_of(meta, base, self.offsets), dtype, str(meta.device)
+        )
 
     def place(self, node: torch.fx.Node) -> int:
         """Each value leaves once, cast to the type FX says it has."""

@@ -20,7 +20,7 @@ from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
-from airgraph.plan.lowerings.core import TYPES, UnsupportedLowering
+from airgraph.plan.lowerings.table import TYPES, UnsupportedLowering
 from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import (
     Convolution,

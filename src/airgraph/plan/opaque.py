@@ -14,7 +14,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.kernels import product
-from airgraph.plan.lowerings.core import UnsupportedLowering
+from airgraph.plan.lowerings.table import UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import (
     AttentionSizes,

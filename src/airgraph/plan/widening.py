@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airgraph.ir.graph import Node, Value
-from airgraph.plan.lowerings.core import BF16, FLOAT, HALF
+from airgraph.plan.lowerings.table import BF16, FLOAT, HALF
 from airgraph.plan.tensors import Tensor, cast, tensor
 
 HALVES = (BF16, HALF)

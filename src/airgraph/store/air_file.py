@@ -11,8 +11,6 @@ from one that another program wrote, and neither is looked into.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,19 @@ from google.protobuf.message import DecodeError
 
 from airgraph.errors import ExportError
 from airgraph.ir.proto import ModelDef
+from airgraph.store.whole_files import refuse_holes, write_file
 
 SEAL = "_airgraph_seal"
 LARGEST_FILE = 2**31 - 1  # of a protobuf message
 
 
 def write_air(path: Path, message: Any, mode: int = 0o640) -> None:
+    write_file(path, [air_bytes(message)], mode)
+
+
+def air_bytes(message: Any) -> bytes:
     body = message.SerializeToString(deterministic=True)
-    write_file(path, [body, seal(body)], mode)
-
-
-def write_file(path: Path, pieces: Iterable[bytes], mode: int = 0o640) -> None:
-    """Whole or not at all: what was there before stays until the new file is complete."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    return bytes(body + seal(body))
 
 
 def seal(body: bytes) -> bytes:
@@ -47,13 +38,6 @@ def seal(body: bytes) -> bytes:
     message = ModelDef()
     message.attr[SEAL].s = f"sha256:{hashlib.sha256(body).hexdigest()}".encode()
     return bytes(message.SerializeToString())
-
-
-def refuse_holes(path: Path) -> None:
-    """A sparse file of a few bytes may claim to have gigabytes. (Some file systems compress, but weights not so well.)"""
-    found = path.stat()
-    if found.st_size > 2**20 and getattr(found, "st_blocks", found.st_size) * 512 * 16 < found.st_size:
-        raise ExportError(f"{path} is sparse: it has {found.st_size:,} bytes and {found.st_blocks * 512:,} on disk")
 
 
 SEAL_BYTES = len(seal(b""))
@@ -72,6 +56,11 @@ def read_air(file: Path) -> Any:
         raise
     except OSError as error:
         raise ExportError(f"{file} cannot be read", where={"reason": str(error)}) from error
+    return parse_air(data, file)
+
+
+def parse_air(data: bytes, file: Path) -> Any:
+    """`file`: for messages."""
     body, end = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if not end.startswith(SEAL_START):
         raise ExportError(

@@ -79,6 +79,12 @@ class StoredModel:
     tied: dict[str, str] = field(default_factory=dict)  # other names of a weight → the name it is kept by
     stated: Graph | None = None  # of a file: the graph once more, which no pass changes
 
+    @property
+    def device(self) -> str:
+        """Where it computes."""
+        devices = [getattr(a, "device", "cpu") for a in self.boundary.arguments]
+        return next((d for d in devices if d != "cpu"), "cpu")
+
 
 def layout_refusal(shape: Sequence[int], strides: Sequence[Any]) -> str | None:
     """Why a weight cannot be laid out so again: its elements overlap, or lie far apart. (A dimension of stride 0 has all of
@@ -95,21 +101,26 @@ def layout_refusal(shape: Sequence[int], strides: Sequence[Any]) -> str | None:
 
 
 def describe(stored: StoredModel, writer: DataWriter) -> dict[str, Any]:
-    contract = stored.contract
     described = {
         "version": VERSION,
         "torch": torch.__version__,
         "arguments": [argument_data(a, writer) for a in stored.boundary.arguments],
         "results": [result_data(r, writer) for r in stored.boundary.results],
+        **contract_data(stored.contract, writer),
+        "written": stored.written,
+        "tied": stored.tied,
+    }
+    return {**described, "symbols": writer.symbol_table()}  # last: the rest may have met more of them
+
+
+def contract_data(contract: Contract, writer: DataWriter) -> dict[str, Any]:
+    return {
         "in": contract.in_spec,
         "out": contract.out_spec,
         "numbers": [[place, writer.data(value)] for place, value in contract.numbers],
         "guards": [writer.data(guard) for guard in contract.guards],
         "ranges": [[writer.data(symbol), *ends] for symbol, ends in contract.ranges.items()],
-        "written": stored.written,
-        "tied": stored.tied,
     }
-    return {**described, "symbols": writer.symbol_table()}  # last: the rest may have met more of them
 
 
 def argument_data(argument: Argument, writer: DataWriter) -> dict[str, Any]:

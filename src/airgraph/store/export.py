@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from airgraph.capture.export import Captured, Exported
@@ -34,11 +33,12 @@ from airgraph.ir.proto import DTYPES, ModelDef, pbtxt_of
 from airgraph.ir.stored import EXTRA, put_extra, read_extra, write_graph
 from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, structure
-from airgraph.store.air_file import read_air, write_air, write_file
+from airgraph.store.air_file import read_air, write_air
 from airgraph.store.convention import FUNCTIONS, VERSION, StoredModel, describe, layout_refusal
+from airgraph.store.safetensors import CHUNK, chunks
+from airgraph.store.whole_files import write_file
 
 LIMIT = (2048 - 200) * 2**20  # bytes of weights inside the message, which protobuf limits to 2 GiB; as TorchAir
-CHUNK = 64 * 2**20
 PBTXT_BYTES = 4096  # of a constant that the text still shows
 Progress = Callable[[int, int, int, int], None]  # weights done, of; bytes done, of
 
@@ -265,14 +265,6 @@ def digest_of(pieces: Iterable[bytes]) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
-
-
-def chunks(tensor: torch.Tensor) -> Iterator[bytes]:
-    """The elements in order, whatever the strides, as they lie in memory."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    data = plain.view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-    for start in range(0, len(data), CHUNK):
-        yield data[start : start + CHUNK].tobytes()
 
 
 def show_progress(count: int, of: int, done: int, total: int) -> None:

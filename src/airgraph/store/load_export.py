@@ -27,8 +27,9 @@ from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, T
 from airgraph.ir.exact import DataReader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
-from airgraph.store.air_file import read_air, refuse_holes
+from airgraph.store.air_file import read_air
 from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel, layout_refusal
+from airgraph.store.whole_files import refuse_holes
 
 CHUNK = 64 * 2**20
 QUANTISED = (torch.qint8, torch.quint8, torch.qint32)  # they have scales, and PyTorch makes none from bytes
@@ -59,9 +60,20 @@ def read_export(
     Whatever is wrong with the file is an ExportError that says what and where.
     """
     file = find_air(path)
-    message = read_air(file)
+    return read_message(read_air(file), file, weights=weights, state=state)
+
+
+def read_message(
+    message: Any,
+    file: Path,
+    *,
+    weights: bool = True,
+    state: Mapping[str, torch.Tensor] | None = None,
+    stay: bool = True,
+) -> StoredModel:
+    """As above. `stay`: the tensors of `state` are a module's, so a copy with other strides would not do."""
     try:
-        return read_model(message, file, weights, state)
+        return read_model(message, file, weights, state, stay)
     except ExportError:
         raise
     except AirgraphError as error:
@@ -75,7 +87,9 @@ def read_export(
         raise ExportError(f"{file} is not a model that can be read: {error!r}", hint="export it again") from error
 
 
-def read_model(message: Any, file: Path, weights: bool, state: Mapping[str, torch.Tensor] | None = None) -> StoredModel:
+def read_model(
+    message: Any, file: Path, weights: bool, state: Mapping[str, torch.Tensor] | None, stay: bool
+) -> StoredModel:
     description = json.loads(message.attr[EXTRA].s) if EXTRA in message.attr else None
     if not isinstance(description, dict) or len(message.graph) != 1:
         raise VerifyError("it does not say how it is called", hint="only exports of airgraph's can be loaded")
@@ -88,7 +102,7 @@ def read_model(message: Any, file: Path, weights: bool, state: Mapping[str, torc
     tensors = take_weights(message.graph[0], file, weights, state)
     graph = checked(read_graph(message.graph[0], reader))
     check_calls(graph)
-    stored = assembled(graph, Description(description, reader), tensors, state or {})
+    stored = assembled(graph, Description(description, reader), tensors, (state or {}) if stay else {})
     return replace(stored, stated=read_graph(message.graph[0], reader))
 
 

@@ -29,17 +29,23 @@ from airgraph.store.load_export import read_export
 
 def write_method(path: Path, stored: StoredModel, owned: Collection[str], about: Mapping[str, str]) -> None:
     """`owned`: weights that are the module's. `about`: what people want to know of it, and what makes it stale."""
-    refuse_calls(stored.graph)
-    writer = DataWriter(FUNCTIONS)
-    graph = write_graph(stored.graph, writer)
-    place_weights(graph, stored, {}, {}, path.parent, owned)
-    message = ModelDef(name=path.parent.name, version=VERSION, graph=[graph])
-    message.attr[EXTRA].s = json.dumps({**describe(stored, writer), "about": dict(about)}, ensure_ascii=False).encode()
+    message = method_message(stored, owned, path.parent, about)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         write_air(path, message, 0o600)
     except OSError as error:
         raise ExportError(f"{path} could not be written", where={"reason": str(error)}) from error
+
+
+def method_message(stored: StoredModel, owned: Collection[str], folder: Path, about: Mapping[str, str]) -> Any:
+    """A `ge.proto.ModelDef`, in which the weights that are `owned` have only names."""
+    refuse_calls(stored.graph)
+    writer = DataWriter(FUNCTIONS)
+    graph = write_graph(stored.graph, writer)
+    place_weights(graph, stored, {}, {}, folder, owned)
+    message = ModelDef(name=folder.name, version=VERSION, graph=[graph])
+    message.attr[EXTRA].s = json.dumps({**describe(stored, writer), "about": dict(about)}, ensure_ascii=False).encode()
+    return message
 
 
 def read_method(path: Path, state: Mapping[str, torch.Tensor] | None = None) -> StoredModel:

@@ -37,14 +37,19 @@ MATTER = ("mode", "engine", "strict", "passes_off", "pattern_fusion_pass")  # wh
 
 def not_kept(config: Config, device: torch.device) -> str | None:
     """Why programs with these options are compiled by every process; None if they are kept."""
+    if KNOBS["AIRGRAPH_CACHE"].get() == "off":
+        return "AIRGRAPH_CACHE is off"
+    return not_stored(config, device)
+
+
+def not_stored(config: Config, device: torch.device) -> str | None:
+    """Why a program with these options cannot come from a file; None if it can."""
     found = next((reason for name, reason in REASONS.items() if getattr(config, name)), None)
     if found is not None:
         return found
     for knob in ("AIRGRAPH_VERIFY", "TORCH_COMPILE_DEBUG"):
         if KNOBS[knob].on():
             return f"{knob} is on"
-    if KNOBS["AIRGRAPH_CACHE"].get() == "off":
-        return "AIRGRAPH_CACHE is off"
     engine = next(candidates(config.engine, device, config.mode))
     return None if engine.name == "native" else f"the {engine.name} engine runs it, and only native programs are kept"
 

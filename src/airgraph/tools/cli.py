@@ -10,12 +10,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import airgraph
 from airgraph.config import KNOBS
 from airgraph.errors import AirgraphError
-from airgraph.tools.run import CLOSED_PIPE, INTERRUPTED, USAGE, Script, forget_stdout, stdout_is_closed
+from airgraph.tools.run import CLOSED_PIPE, INTERRUPTED, USAGE, Script, forget_stdout, run_script, stdout_is_closed
 
 Options = Callable[[argparse.ArgumentParser], None]
 
@@ -40,31 +42,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CLOSED_PIPE
 
 
+def importing() -> AbstractContextManager[Any]:
+    """The modules behind a command import PyTorch, which takes seconds: a spinner says so."""
+    from airgraph.tools.terminal import waiting
+
+    return waiting("importing PyTorch")
+
+
 # -- the commands ---------------------------------------------------------------------------------------------------
 def run(args: argparse.Namespace) -> int:
-    from airgraph.tools.run import run_script
-
     return run_script(script_of(args))
 
 
 def explain(args: argparse.Namespace) -> int:
-    from airgraph.tools.explain import explain_script
-
-    if args.html:
+    with importing():
+        from airgraph.tools.explain import explain_script
         from airgraph.tools.report.page import report_script
 
+    if args.html:
         return report_script(script_of(args), output=args.html, text=True, json_file=args.json)
     return explain_script(script_of(args), json_file=args.json)
 
 
 def compare(args: argparse.Namespace) -> int:
-    from airgraph.tools.compare import compare_script
+    with importing():
+        from airgraph.tools.compare import compare_script
 
     return compare_script(script_of(args), json_file=args.json)
 
 
 def bench(args: argparse.Namespace) -> int:
-    from airgraph.tools.bench.run import bench_script
+    with importing():
+        from airgraph.tools.bench.run import bench_script
 
     files = {kind: name for kind, name in (("json", args.json), ("html", args.html)) if name}
     names = args.contenders.split(",") if args.contenders else None
@@ -72,25 +81,29 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def profile(args: argparse.Namespace) -> int:
-    from airgraph.tools.profile import profile_script
+    with importing():
+        from airgraph.tools.profile import profile_script
 
     return profile_script(script_of(args), trace=args.trace, json_file=args.json)
 
 
 def report(args: argparse.Namespace) -> int:
-    from airgraph.tools.report.page import report_script
+    with importing():
+        from airgraph.tools.report.page import report_script
 
     return report_script(script_of(args), output=args.output, profile=args.profile)
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from airgraph.tools.doctor import doctor
+    with importing():
+        from airgraph.tools.doctor import doctor
 
     return doctor(args.scripts, host=args.host, devices=args.devices)
 
 
 def show(args: argparse.Namespace) -> int:
-    from airgraph.tools.show import show
+    with importing():
+        from airgraph.tools.show import show
 
     return show(args.file, args.pbtxt)
 
@@ -106,7 +119,8 @@ def cache(args: argparse.Namespace) -> int:
 
 
 def demo(args: argparse.Namespace) -> int:
-    from airgraph.tools.demo import run_demo
+    with importing():
+        from airgraph.tools.demo import run_demo
 
     return run_demo()
 
@@ -262,10 +276,10 @@ COMMANDS = (
         "show",
         show,
         show_options,
-        "an exported model (.air) as the text of its graph",
-        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above."
-        " Nothing of it is run.",
-        ("airgraph show export_file/export.air", "airgraph show --pbtxt export_file/export.air"),
+        "an exported or saved model (.air, .airp) as the text of its graph",
+        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above; of an"
+        " .airp file first what is in it, with sizes. Nothing of it is run.",
+        ("airgraph show export_file/export.air", "airgraph show model.airp"),
     ),
     Command(
         "cache",

@@ -24,6 +24,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,8 +52,10 @@ from airgraph.runtime.interpret import interpret
 from airgraph.runtime.program import Program, from_host, to_host
 from airgraph.tools.rounding import MULTIPLE, Verdict, graph_in_float64, in_float64, judge
 from airgraph.tools.run import DIFFERS, Script, run_script
+from airgraph.tools.terminal import waiting
 
 Stage = Literal["conversion", "passes", "whole graph"]
+CallProgress = Callable[[str], AbstractContextManager[Any]]
 HINTS: Mapping[Stage, str] = {
     "conversion": "look at the converter of this op, and at the kernels of the GE nodes: docs/converters.md",
     "passes": "passes_off=(…,) with one pass after the other: docs/passes.md lists them",
@@ -173,8 +176,9 @@ class Comparing:
     print(comparing.result().text())
     """
 
-    def __init__(self, multiple: float = MULTIPLE) -> None:
+    def __init__(self, multiple: float = MULTIPLE, progress: CallProgress = lambda graph: nullcontext()) -> None:
         self.multiple = multiple
+        self.progress = progress  # entered for each call of a graph
         self.graphs = self.calls = self.values = 0
         self.differences: list[Difference] = []
 
@@ -224,6 +228,10 @@ class ComparedProgram:
         given = [*args, *rest] if isinstance(args, list | tuple) else [args, *rest]
         if isinstance(args, list):
             args.clear()
+        with self.comparing.progress(self.program.name):
+            return self.compare(given)
+
+    def compare(self, given: list[Any]) -> list[Any]:
         untouched, start = copies(given), random_state()
         placeholders = [node.name for node in self.gm.graph.nodes if node.op == "placeholder"]
         kept = Kept(dict(zip(placeholders, map(to_host, untouched))))
@@ -276,12 +284,12 @@ class Twin:
     def nodes_behind(self, value: Value) -> tuple[str, ...]:
         """The GE nodes between this value and those of other FX nodes, in order."""
         found: set[Node] = set()
-        waiting = [value.node]
-        while waiting:
-            node = waiting.pop()
+        queue = [value.node]
+        while queue:
+            node = queue.pop()
             if node.op not in ("Data", "Const") and node not in found:
                 found.add(node)
-                waiting += [v.node for v in node.values() if v not in self.owners]
+                queue += [v.node for v in node.values() if v not in self.owners]
         return tuple(node.name for node in self.executable.graph.nodes if node in found)
 
 
@@ -460,7 +468,7 @@ def compare_script(script: Script, *, json_file: str | None = None) -> int:
     """
     script.check("compare")
     ended: Any = 0
-    with Comparing() as comparing:
+    with Comparing(progress=lambda graph: waiting(f"comparing {graph} with PyTorch, node by node")) as comparing:
         try:
             run_script(script, "compare")
         except SystemExit as stop:

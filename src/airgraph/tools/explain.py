@@ -31,7 +31,7 @@ from airgraph.passes import PASSES
 from airgraph.tools.dynamo_trace import AIRGRAPH, DynamoFrame, FailedGuard, SourceLine, Trace, listening, user_line
 from airgraph.tools.explain_text import render
 from airgraph.tools.run import Script, run_script
-from airgraph.tools.terminal import colours, width
+from airgraph.tools.terminal import colours, waiting, width
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ def explain_script(script: Script, *, json_file: str | None = None) -> int:
         try:
             return run_script(script, "explain")
         finally:
-            report = record()
+            with waiting("reading the records of all compilations"):
+                report = record()
             sys.stdout.flush()
             print(report.text(colours(), width()))
             if json_file:

@@ -10,10 +10,12 @@ import os
 import runpy
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from airgraph.errors import CompatError
 from airgraph.tools.children import emulation_for_children
@@ -48,24 +50,27 @@ def run_script(script: Script, command: str = "run") -> int:
     and becomes SystemExit(1). Processes that the script starts (torch.multiprocessing.spawn, torchrun) have the emulation
     too.
     """
-    from airgraph import compat
-    from airgraph.compat import task_traces
-    from airgraph.compat.mirrors import COMMANDS
-    from airgraph.compat.npu import state
+    from airgraph.tools.terminal import waiting
 
     script.check(command)
-    if script.module:
-        # As Python does: the current folder can be imported from, and is searched before the module is looked for.
-        sys.path.insert(0, str(Path.cwd()))
+    with waiting("importing PyTorch and installing the emulated npu"):
+        from airgraph import compat
+        from airgraph.compat import task_traces
+        from airgraph.compat.mirrors import COMMANDS
+        from airgraph.compat.npu import state
+
+        if script.module:
+            # As Python does: the current folder can be imported from, and is searched before the module is looked for.
+            sys.path.insert(0, str(Path.cwd()))
         compat.install(host=script.host, devices=script.devices)
-        if script.name not in COMMANDS:
-            check_module(script.name, command)
-    else:
-        compat.install(host=script.host, devices=script.devices)
+    if not script.module:
         sys.path.insert(0, str(Path(script.name).resolve().parent))
+    elif script.name not in COMMANDS:
+        check_module(script.name, command)
     sys.argv = [script.name, *script.args]
+    watched = nullcontext() if command == "run" else showing_compilations()
     try:
-        with emulation_for_children(script.host, max(1, state.device_count())):
+        with watched, emulation_for_children(script.host, max(1, state.device_count())):
             if script.module and script.name in COMMANDS:
                 task_traces.main([COMMANDS[script.name], *script.args])
             elif script.module:
@@ -79,6 +84,32 @@ def run_script(script: Script, command: str = "run") -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(RAISED) from None
     return 0
+
+
+@contextmanager
+def showing_compilations() -> Iterator[None]:
+    """A spinner on stderr while Dynamo compiles, until the script calls `torch._dynamo.reset()`, which drops callbacks."""
+    from torch._dynamo.callback import callback_handler
+
+    from airgraph.tools.terminal import waiting
+
+    shown: list[AbstractContextManager[Any]] = []
+
+    def start(args: Any) -> None:
+        shown.append(waiting(f"compiling {args.compile_id}"))
+        shown[-1].__enter__()
+
+    def end(args: Any) -> None:
+        shown.pop().__exit__(None, None, None)
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        for callbacks, ours in ((callback_handler.start_callbacks, start), (callback_handler.end_callbacks, end)):
+            if ours in callbacks:
+                callbacks.remove(ours)
 
 
 def own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -1,5 +1,7 @@
 """`airgraph show FILE`: an exported model as the text people read, its weights listed above. Nothing is run.
 
+Of an `.airp` file (store/artifact.py) first what is in it, with sizes.
+
 # export_file/export.air: 1 argument, 2 weights of 60 bytes
 #   arg0_1  linear.weight  float[3, 4]@CPU
 #   arg1_1  linear.bias  float[3]@CPU
@@ -17,6 +19,7 @@ from airgraph.errors import ExportError
 from airgraph.ir.boundary import Fresh, TensorIn
 from airgraph.ir.proto import pbtxt_of, read_txt, to_proto
 from airgraph.ir.text import to_py
+from airgraph.store.artifact import Artifact, object_member
 from airgraph.store.convention import StoredModel
 from airgraph.store.load_export import find_air, read_export
 from airgraph.tools.escape import printable
@@ -26,7 +29,10 @@ PBTXT_BYTES = 1024  # of a constant; of larger ones the viewer gets the type alo
 
 def show(path: str, pbtxt: bool = False) -> int:
     """Print an exported model; `pbtxt`: in the format that Netron opens, also of a `txt` dump."""
-    for line in viewer_lines(path) if pbtxt else graph_lines(path):
+    packed = path.endswith(".airp")
+    if packed and pbtxt:
+        raise ExportError("--pbtxt shows one graph, and an .airp file may have several", hint="airgraph show " + path)
+    for line in artifact_lines(path) if packed else viewer_lines(path) if pbtxt else graph_lines(path):
         print(printable(line))
     return 0
 
@@ -35,6 +41,24 @@ def graph_lines(path: str) -> list[str]:
     file = find_air(path)
     stored = read_export(file, weights=False)
     return [*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")]
+
+
+def artifact_lines(path: str) -> Iterator[str]:
+    """What is in an `.airp` file, with sizes; then the graph of each entry point."""
+    artifact = Artifact.open(path)
+    members = artifact.archive.members
+    made = ", ".join(f"{name} {version}" for name, version in artifact.about.items())
+    yield f"# {path}: {artifact.size:,} bytes, {counted(len(artifact.entries), 'entry point')}, made by {made}"
+    yield f"# object code is run: {'yes, this user saved it' if artifact.own else 'only with trust=True'}"
+    yield from (f"# {place.size:>16,}  {name}" for name, place in members.items())
+    for name, entry in artifact.entries.items():
+        stored = artifact.stored(name, None)
+        yield ""
+        yield from summary(name, stored)
+        for program in entry.programs:
+            code = sum(members[object_member(d)].size for d in program.objects if object_member(d) in members)
+            yield f"# program for {program.made.get('cpu', 'an unknown CPU')}: {code:,} bytes of object code"
+        yield from to_py(stored.graph).rstrip("\n").split("\n")
 
 
 def viewer_lines(path: str) -> list[str]:

@@ -6,7 +6,7 @@ the results only the first part is kept. That is right if every op commutes with
     cut(op(x_B)) = op(cut(x_B))        whatever stands in the added part of x_B
 
 Elementwise ops do, a softmax over another axis does, the rows of a matrix product do; a mean over s does not. So one rule
-for each op (in `elements`, `rows`, `views`) says along which axes it commutes, and the rule for a
+for each op (one module a family) says along which axes it commutes, and the rule for a
 whole graph is: all its ops do, or the op that does not is the refusal. Nothing else has to be known of a value than which
 of its axes are s, and that is in its type, but for one thing: `view(b · s, d)` hides s in a product. A `Fact` therefore
 has the factors of each axis.
@@ -31,8 +31,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airgraph.analysis.padding import rows, views  # noqa: F401  (importing them fills the table of rules)
-from airgraph.analysis.padding.elements import CONSTANTS
+from airgraph.analysis.padding import (  # noqa: F401  (importing a family fills the table of rules)
+    activations,
+    attention,
+    complex_numbers,
+    convolutions,
+    core,
+    creation,
+    elementwise,
+    indexing,
+    matrices,
+    norms,
+    pooling,
+    reductions,
+    resampling,
+    shapes,
+    sorting,
+)
 from airgraph.analysis.padding.facts import (
     INFINITY,
     RULES,
@@ -51,6 +66,22 @@ from airgraph.ir.ops import row
 from airgraph.ir.types import DataType, Dim
 
 TRIALS = 64  # choices of numbers for masks that are looked at
+# Ops that are followed even where the size does not come near: a mask may be made with what they give.
+CONSTANTS = (
+    "Cast",
+    "Identity",
+    "Fill",
+    "Range",
+    "Unsqueeze",
+    "ExpandDims",
+    "Squeeze",
+    "Reshape",
+    "BroadcastTo",
+    "Expand",
+    "Neg",
+    "Add",
+    "Sub",
+)
 
 
 @dataclass(frozen=True)

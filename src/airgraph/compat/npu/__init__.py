@@ -56,6 +56,7 @@ from airgraph.compat.npu import (
     state,
     steps,
     storage,
+    streams,
     traced_streams,
     transfer,
     work,
@@ -97,6 +98,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     emulation = state.Emulation(Host.of(device, count), count)
     state.change(emulation)
     _name_backend()
+    streams.make_defaults(count)
     if count > 1:
         emulation.guard = _several(count)
     emulation.libraries += _register_kernels(emulation.host)

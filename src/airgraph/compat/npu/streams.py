@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -135,20 +134,24 @@ class Event(torch.Event):
 # Which stream is current on each device, in each thread.
 
 
-@cache
-def _default(index: int) -> Stream:
-    """One object: Dynamo can trace a function that takes the default stream, but not one that makes a stream."""
-    return Stream(index, stream_id=0)
+# Of each device. They are there before a function is traced: Dynamo reads a dictionary, but it would make them anew.
+_defaults: dict[int, Stream] = {}
+
+
+def make_defaults(devices: int) -> None:
+    for index in range(devices):
+        if index not in _defaults:
+            _defaults[index] = Stream(index, stream_id=0)
 
 
 def default_stream(device: Any = None) -> Stream:
-    return _default(state.device_index(device))
+    return _defaults[state.device_index(device)]
 
 
 def current_stream(device: Any = None) -> Stream:
     index = state.device_index(device)
     found = _current_streams().get(index)
-    return _default(index) if found is None else found
+    return _defaults[index] if found is None else found
 
 
 def set_stream(stream: Any) -> None:

@@ -50,8 +50,10 @@ def register() -> None:
     known = {
         streams.stream: torch.cuda.stream,
         streams.StreamContext: torch.cuda.stream,
-        streams.current_stream: torch.accelerator.current_stream,
-        streams.synchronize: torch.accelerator.synchronize,
+        streams.current_stream: torch.cuda.current_stream,
+        streams.synchronize: torch.cuda.synchronize,
+        torch.accelerator.current_stream: torch.cuda.current_stream,  # ours, since `accelerator.install()`
+        torch.accelerator.synchronize: torch.cuda.synchronize,
     }
     if not hasattr(torch.ops.streams, "record_event") or not all(like in handlers for like in known.values()):
         return

@@ -1,4 +1,4 @@
-"""Activations, softmax and their gradients."""
+"""Activations and their gradients."""
 
 from __future__ import annotations
 
@@ -6,25 +6,14 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import real
+from airgraph.convert.direct import constant, direct, emitted, sized
+from airgraph.convert.promote import promoted, real
 from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
-
-
-@converts(aten.relu.default)
-def relu(self: Value) -> Value:
-    """relu(Tensor self) -> Tensor"""
-    return ge.Relu(self)
-
-
-@converts(aten.sigmoid.default)
-def sigmoid(self: Value, *, meta_outputs: TensorSpec) -> Value:
-    """sigmoid(Tensor self) -> Tensor"""
-    real(self)
-    return ge.Sigmoid(self if self.dtype == meta_outputs.dtype else ge.Cast(self, dst_type=int(meta_outputs.dtype)))
 
 
 @converts(aten.silu.default)
@@ -78,37 +67,69 @@ def tanh_backward(grad_output: Value, output: Value) -> Value:
     return ge.TanhGrad(output, grad_output)
 
 
-@converts(aten._softmax.default)
-def softmax(self: Value, dim: int, half_to_float: bool) -> Value:
-    """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
-    if half_to_float:
-        raise UnsupportedConversion("softmax of float16 with a float32 result")
-    return ge.SoftmaxV2(self, axes=[dim])
+ROWS = {
+    aten.elu.default: ("Elu", "x=self alpha scale input_scale"),
+    aten.elu_backward.default: (
+        "EluGradV2",
+        "grads=grad_output activations=self_or_result alpha scale input_scale is_result",
+    ),
+    aten.celu.default: ("CeluV2", "x=self alpha"),
+    aten.glu.default: ("GLU", "x=self dim"),
+    aten.glu_backward.default: ("GLUGrad", "y_grad=grad_output x=self dim"),
+    aten.hardswish.default: ("HardSwish", "x=self"),
+    aten.hardswish_backward.default: ("HardSwishGrad", "grad=grad_output x=self"),
+    aten.hardsigmoid.default: ("HardSigmoid", "input_x=self"),
+    aten.hardsigmoid_backward.default: ("HardSigmoidGrad", "grads=grad_output input_x=self"),
+    aten.hardtanh_backward.default: ("HardtanhGrad", "result=self grad=grad_output min_val max_val"),
+    aten.mish.default: ("Mish", "x=self"),
+    aten.mish_backward.default: ("MishGrad", "grad=grad_output x=self"),
+    aten.log_sigmoid_backward.default: ("LogSigmoidGrad", "grads=grad_output features=self buffer"),
+    aten._prelu_kernel.default: ("PRelu", "x=self weight"),
+    aten._prelu_kernel_backward.default: ("PReluGrad", "grads=grad_output features=self weights=weight"),
+    aten.leaky_relu_backward.default: (
+        "LeakyReluGrad",
+        "gradients=grad_output features=self negative_slope self_is_result",
+    ),
+    aten.silu_backward.default: ("SiluGrad", "dy=grad_output x=self"),
+    aten.softplus.default: ("SoftplusV2", "x=self beta threshold"),
+    aten.softplus_backward.default: (
+        "SoftplusV2Grad",
+        "input_gradients=grad_output input_features=self beta threshold",
+    ),
+    aten.softshrink_backward.default: ("SoftShrinkGrad", "input_grad=grad_output input_x=self lambd"),
+    aten.hardshrink_backward.default: ("HardShrinkGrad", "gradients=grad_out features=self lambd"),
+}
+for target, row in ROWS.items():
+    direct(target, *row)
 
 
-@converts(aten._log_softmax.default)
-def log_softmax(self: Value, dim: int, half_to_float: bool) -> Value:
-    """_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
-    if half_to_float:
-        raise UnsupportedConversion("log_softmax of float16 with a float32 result")
-    return ge.LogSoftmaxV2(self, axes=[dim])
+@converts(aten.hardtanh.default)
+def hardtanh(self: Value, min_val: Any = -1, max_val: Any = 1, *, meta_outputs: TensorSpec) -> Value:
+    """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
+    bounds = (constant("min_val", min_val), constant("max_val", max_val))
+    if self.dtype != meta_outputs.dtype or not self.dtype.is_float:
+        raise UnsupportedConversion("hardtanh of integers")
+    x, low, high = promoted(self, *bounds, dtype=self.dtype)
+    if bounds[0] >= bounds[1]:  # all numbers become the upper one, a NaN stays
+        return ge.SelectV2(ge.IsNan(x), x, ge.Fill(ge.Shape(x), high, place=x.type.place))
+    return ge.ClipByValueV2(x, low, high)
 
 
-@converts(aten._softmax_backward_data.default)
-def softmax_backward(
-    grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *, meta_outputs: TensorSpec
-) -> Value:
-    """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
-    if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
-        raise UnsupportedConversion("the gradient of softmax in another type than its output")
-    return ge.SoftmaxGrad(output, grad_output, axes=[dim])
+@converts(aten.log_sigmoid_forward.default)
+def log_sigmoid(self: Value, *, meta_outputs: list[TensorSpec]) -> list[Value]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
+    y, buffer = emitted("LogSigmoid", [self], {}, meta_outputs)
+    return [y, ge.Identity(sized(buffer, meta_outputs[1].symsize))]
 
 
-@converts(aten._log_softmax_backward_data.default)
-def log_softmax_backward(
-    grad_output: Value, output: Value, dim: int, input_dtype: torch.dtype, *, meta_outputs: TensorSpec
-) -> Value:
-    """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
-    if meta_outputs.dtype != output.dtype or grad_output.dtype != output.dtype:
-        raise UnsupportedConversion("the gradient of log_softmax in another type than its output")
-    return ge.LogSoftmaxGrad(grad_output, output, axis=[dim])
+@converts(aten.threshold.default)
+def threshold(self: Value, threshold: Any, value: Any) -> Value:
+    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
+    real(self)
+    return ge.ThresholdV2(self, exact("threshold", threshold), exact("value", value))
+
+
+def exact(name: str, number: Any) -> Value:
+    """All digits of a number: PyTorch rounds it to the tensor's type itself."""
+    dtype = DataType.DT_DOUBLE if isinstance(constant(name, number), float) else DataType.DT_INT64
+    return ge.Const(number, dtype=int(dtype))

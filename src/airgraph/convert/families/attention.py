@@ -1,4 +1,4 @@
-"""Attention as one op, embeddings' gradients and bags."""
+"""Attention as one op, and its gradients."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.direct import bound, constant, direct, emitted, word_of
+from airgraph.convert.direct import bound, constant, emitted
 from airgraph.convert.families.symbols import sym_size
 from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir.graph import Value
-from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
 Outputs = list[Value | None]
-
-direct(
-    aten.embedding_dense_backward.default,
-    "EmbeddingDenseGrad",
-    "grad=grad_output indices num_weights padding_idx scale_grad_by_freq",
-)
 
 
 @converts(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -124,26 +117,3 @@ for target, (kernel, places) in FUSED.items():
     REGISTRY.register(target, fused(target, kernel, places))
 for target, kernel in FUSED_GRADIENTS.items():
     REGISTRY.register(target, fused_gradient(target, kernel))
-
-
-# -- bags -----------------------------------------------------------------------------------------------------------
-def embedding_bag(target: Any, forward_only: bool) -> Any:
-    names = ("scale_grad_by_freq", "sparse", "include_last_offset", "padding_idx")
-
-    def convert(*args: Any, meta_outputs: list[TensorSpec], **kwargs: Any) -> Outputs:
-        given = bound(target, args, kwargs)
-        attrs = {name: constant(name, given[name]) for name in names}
-        mode = word_of("sum", "mean", "max")(constant("mode", given["mode"]))
-        if mode == "sum" and given["weight"].dtype == DataType.DT_BF16:
-            raise UnsupportedConversion("PyTorch records other sizes than its kernel gives for bags of bfloat16")
-        inputs = [given[name] for name in ("weight", "indices", "offsets", "per_sample_weights")]
-        return emitted("EmbeddingBag", inputs, {**attrs, "mode": mode, "forward_only": forward_only}, meta_outputs)
-
-    convert.__doc__ = str(target._schema).removeprefix("aten::")
-    return convert
-
-
-REGISTRY.register(aten._embedding_bag.default, embedding_bag(aten._embedding_bag.default, False))
-REGISTRY.register(
-    aten._embedding_bag_forward_only.default, embedding_bag(aten._embedding_bag_forward_only.default, True)
-)

@@ -17,7 +17,6 @@ from airgraph.ir.types import DataType
 aten = torch.ops.aten
 Specs = list[TensorSpec]
 List = list[Value]
-
 UNARY = {
     aten._foreach_abs: "Abs",
     aten._foreach_acos: "ACos",

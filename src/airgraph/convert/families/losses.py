@@ -14,7 +14,6 @@ from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
 
 aten = torch.ops.aten
-
 PAIR = "predict=self label=target reduction"
 PAIR_GRAD = f"{PAIR} dout=grad_output"
 NLL = "x=self target weight reduction ignore_index"

@@ -19,7 +19,6 @@ from airgraph.ir.types import DataType, Dim
 
 aten = torch.ops.aten
 Outputs = list[Value | None]
-
 direct(aten.native_layer_norm.default, "LayerNormV4", "x=input normalized_shape gamma=weight beta=bias epsilon=eps")
 direct(
     aten.batch_norm_backward_reduce.default,

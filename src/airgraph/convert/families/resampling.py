@@ -14,7 +14,6 @@ from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
 aten = torch.ops.aten
-
 GRID = "x=input grid interpolation_mode padding_mode align_corners"
 SAMPLERS = {
     aten.grid_sampler_2d.default: ("GridSampler2D", GRID),

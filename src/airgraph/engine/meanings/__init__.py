@@ -1,4 +1,4 @@
-"""What every GE op means, said in PyTorch: one row for each row of the op table, one file for each family.
+"""What every GE op means, said in PyTorch: one row for each row of the op table, one module for each family.
 
 A meaning gets the inputs in the order of the table and the attributes by name. Index inputs arrive as Python ints and
 lists of ints, optional inputs that are not given as None, dynamic ones as a list.
@@ -9,49 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airgraph.engine.meanings import (
+    activations,
     attention,
+    complex_numbers,
     convolutions,
     core,
+    creation,
     elementwise,
-    experts,
     foreach,
+    indexing,
     losses,
-    math,
+    matrices,
     norms,
-    orders,
-    piecewise,
+    pooling,
     random,
-    ranges,
+    reductions,
     resampling,
-    scatters,
-    shape,
-    special,
-    statistics,
-    strided,
+    shapes,
+    sorting,
 )
 from airgraph.engine.meanings.table import Meaning, torch_type
 from airgraph.errors import ConfigError
 
 MEANINGS: dict[str, Meaning] = {
-    **core.CORE,
-    **elementwise.ELEMENTWISE,
-    **shape.SHAPE,
-    **math.MATH,
-    **experts.EXPERTS,
-    **foreach.FOREACH,
-    **random.RANDOM,
-    **ranges.RANGES,
+    **activations.ACTIVATIONS,
     **attention.ATTENTION,
+    **complex_numbers.COMPLEX_NUMBERS,
     **convolutions.CONVOLUTIONS,
+    **core.CORE,
+    **creation.CREATION,
+    **elementwise.ELEMENTWISE,
+    **foreach.FOREACH,
+    **indexing.INDEXING,
     **losses.LOSSES,
+    **matrices.MATRICES,
     **norms.NORMS,
-    **piecewise.PIECEWISE,
+    **pooling.POOLING,
+    **random.RANDOM,
+    **reductions.REDUCTIONS,
     **resampling.RESAMPLING,
-    **orders.ORDERS,
-    **scatters.SCATTERS,
-    **special.SPECIAL,
-    **statistics.STATISTICS,
-    **strided.STRIDED,
+    **shapes.SHAPES,
+    **sorting.SORTING,
 }
 # Ops the engine handles itself: they are about the graph, a device or the outside world rather than about numbers.
 STRUCTURAL = frozenset({"Data", "Const", "NetOutput", "Assign", "AtenCall", "Fill", "StringFormat", "PrintV2"})

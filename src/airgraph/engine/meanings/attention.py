@@ -1,4 +1,4 @@
-"""Attention as one op, embeddings' gradients and bags: PyTorch's own ops."""
+"""Attention as one op, rotary embeddings: PyTorch's own ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from airgraph.engine.meanings.norms import or_empty
 from airgraph.engine.meanings.table import Meaning, Tensor
 
 aten = torch.ops.aten
-MODES = {"sum": 0, "mean": 1, "max": 2}
 
 
 def attention(
@@ -117,31 +116,10 @@ def rotary(x: Tensor, r1: Tensor, r2: Tensor) -> Tensor:
     return x * r1 + torch.cat((-upper, lower), -1) * r2
 
 
-def embedding_gradient(
-    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Tensor:
-    return aten.embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-
-
-def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    mode: str,
-    forward_only: bool,
-    **attrs: Any,
-) -> Any:
-    call = aten._embedding_bag_forward_only if forward_only else aten._embedding_bag
-    return call(weight, indices, offsets, mode=MODES[mode], per_sample_weights=per_sample_weights, **attrs)
-
-
 ATTENTION: dict[str, Meaning] = {
     "FlashAttentionScore": on_dense(attention, rows),
     "FlashAttentionScoreGrad": on_dense(attention_gradient, rows),
     "FusedAttentionScore": on_dense(fused_attention, rows),
     "FusedAttentionScoreGrad": on_dense(fused_attention_gradient, rows),
     "RotaryMul": rotary,
-    "EmbeddingDenseGrad": embedding_gradient,
-    "EmbeddingBag": on_dense(embedding_bag),
 }

@@ -8,4 +8,5 @@ CORE: dict[str, Meaning] = {
     "Identity": lambda x: x,
     "TensorMove": lambda x: x.clone(),
     "Cast": lambda x, dst_type: x.to(torch_type(dst_type)),
+    "Bitcast": lambda x, type: x.view(torch_type(type)),
 }

@@ -15,13 +15,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.arguments import THREADS
 from airgraph.engine.native.bound import BindingTable, BoundFrame, native_answer
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.shared_kernels import kernels
-from airgraph.engine.native.llvm.jit import Code, load
+from airgraph.engine.native.llvm.jit import Code, known_object, load
 from airgraph.engine.native.runner import FrameRunner
 from airgraph.errors import EngineError, Unsupported
 from airgraph.ir.boundary import Boundary, symbol_sources
@@ -38,8 +37,15 @@ _loaded: WeakValueDictionary[tuple[str, ...], Code] = WeakValueDictionary()  # b
 class StoredExecutable(FrameRunner):
     """Raises `MissingCode` where its object code is no longer in the cache."""
 
-    def __init__(self, name: str, stored: ProgramImage, boundary: Boundary, again: Again | None) -> None:
-        """`again` is needed for a program with calls of PyTorch."""
+    def __init__(
+        self,
+        name: str,
+        stored: ProgramImage,
+        boundary: Boundary,
+        again: Again | None,
+        find: Callable[[str], bytes | None] = known_object,
+    ) -> None:
+        """`again` is needed for a program with calls of PyTorch; `find` gives object code by its digest."""
         super().__init__()
         self.name, self.stored, self.boundary, self.again = name, stored, boundary, again
         self.image, self.titles, self.made, self.loose = stored.frame, stored.titles, stored.made, stored.loose
@@ -47,7 +53,7 @@ class StoredExecutable(FrameRunner):
         self.copies = WeakValueDictionary()
         self.local = threading.local()
         self.sources = symbol_sources(boundary.arguments)
-        self.codes = {digest: object_by_digest(stored, digest) for digest in stored.digests()}
+        self.codes = {digest: object_by_digest(stored, digest, find) for digest in stored.digests()}
         self.functions = [
             0 if f is None else (self.codes[f.code] if f.code else kernels())[f.name] for f in stored.functions
         ]
@@ -99,11 +105,11 @@ class MissingCode(Unsupported):
     """Object code that a program needs is not in the cache."""
 
 
-def object_by_digest(stored: ProgramImage, digest: str) -> Code:
+def object_by_digest(stored: ProgramImage, digest: str, find: Callable[[str], bytes | None]) -> Code:
     names = dict.fromkeys(f.name for f in stored.functions if f is not None and f.code == digest)
     found = _loaded.get((digest, *names))
     if found is None:
-        data = open_cache().get("object", Key.known(digest))
+        data = find(digest)
         if data is None:
             raise MissingCode(digest)
         found = _loaded[(digest, *names)] = Code([load(data, {}, tuple(names))])

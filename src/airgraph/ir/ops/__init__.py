@@ -1,25 +1,24 @@
-"""The table of GE ops, one file for each family. `OPS["Mul"]` is a row of it."""
+"""The table of GE ops, one module for each family (ir/families.py). `OPS["Mul"]` is a row of it."""
 
 from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table)
+    activations,
     attention,
+    complex_numbers,
     convolutions,
     core,
+    creation,
     elementwise,
-    experts,
     foreach,
+    indexing,
     losses,
-    math,
+    matrices,
     norms,
-    orders,
-    piecewise,
+    pooling,
     random,
-    ranges,
+    reductions,
     resampling,
-    scatters,
-    shape,
-    special,
-    statistics,
-    strided,
+    shapes,
+    sorting,
 )
 from airgraph.ir.ops.table import OPS, REQUIRED, NodeView, Op, OpInput, define, row, typed
 

@@ -1,4 +1,4 @@
-"""Attention as one op, embeddings' gradients and bags."""
+"""Attention as one op, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -53,16 +53,3 @@ define(
 )
 # x · r1 + (the halves of x's last axis changed over, the first with the other sign) · r2
 define("RotaryMul", "x r1 r2", like())
-define("EmbeddingDenseGrad", "grad indices num_weights#", sized("grad"), padding_idx=-1, scale_grad_by_freq=False)
-define(
-    "EmbeddingBag",
-    "weight indices offsets per_sample_weights?",
-    each(sized("weight"), *[sized("offsets")] * 3),
-    outputs="y offset2bag bag_size max_indices",
-    mode=REQUIRED,
-    scale_grad_by_freq=False,
-    sparse=False,
-    include_last_offset=False,
-    padding_idx=-1,
-    forward_only=False,
-)

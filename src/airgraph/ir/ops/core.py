@@ -25,7 +25,6 @@ def cast_known(view: NodeView) -> object:
 define("Data", "", None, effect="input", index=REQUIRED)
 define("Const", "", None, value=REQUIRED, literal=False)
 define("NetOutput", "x*", None, outputs="", effect="output")
-
 define("Identity", "x", like(), known=kept)
 define("TensorMove", "x", like())
 define("Cast", "x", cast, known=cast_known, dst_type=REQUIRED)
@@ -39,7 +38,7 @@ define(
     summarize=3,
 )
 define("PrintV2", "x", lambda view: [], outputs="", effect="print", output_stream="stderr", end="\n")
-
 # Any ATen overload, custom op or higher-order op, run by PyTorch itself. `args` and `kwargs` are plain data in which
 # "%2" stands for x[2] and "@torch.float32" for an object of PyTorch; `strides` are those FX recorded for the inputs.
 define("AtenCall", "x*", None, outputs="y*", effect="call", target=REQUIRED, args=REQUIRED, kwargs={}, strides=())
+define("Bitcast", "x", lambda view: view.result(DataType(view.attr("type")), view.shape("x")), type=REQUIRED)

@@ -1,4 +1,4 @@
-"""Ops that work element by element."""
+"""Functions of single elements: arithmetic, comparison, logic, bits, selection, special functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from airgraph.ir.ops.table import REQUIRED, NodeView, define
 from airgraph.ir.types import DataType, dim
 
 BOOL = DataType.DT_BOOL
-
 UNARY = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor Invert Log1p Neg Reciprocal
     Relu Rsqrt Sigmoid Sign Sin Sinh Sqrt Tan Tanh Trunc"""
 BINARY = "Atan2 BitwiseAnd BitwiseOr Div FloorDiv FloorMod Maximum Minimum Mod Pow RealDiv"
@@ -55,11 +54,17 @@ define("Addcmul", "input_data x1 x2 value", broadcast("input_data", "x1", "x2"))
 define("Addcdiv", "input_data x1 x2 value", broadcast("input_data", "x1", "x2"))
 define("MaskedFill", "x mask value", broadcast("x", "mask"))
 define("ClipByValueV2", "x clip_value_min clip_value_max", broadcast("x", "clip_value_min", "clip_value_max"))
-define("Swish", "x", like(), scale=1.0)
-define("Gelu", "x", like(), approximate="none")
-define("LeakyRelu", "x", like(), negative_slope=0.0)
-define("ReluGrad", "gradients features", like("gradients"))
-define("ThresholdGradV2D", "gradients features", like("gradients"), threshold=REQUIRED)
-define("SigmoidGrad", "y dy", like("y"))
-define("TanhGrad", "y dy", like("y"))
-define("GeluGrad", "dy x y", like("dy"), approximate="none")
+SPECIAL_UNARY = """BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK1 BesselY0 BesselY1 Digamma Exp2
+    Lgamma Ndtri Sinc"""
+SPECIAL_BINARY = "BitwiseXor Gcd Hypot Igamma Igammac NextAfter TruncateMod Xlogy"
+for name in SPECIAL_UNARY.split():
+    define(name, "x", like())
+for name in SPECIAL_BINARY.split():
+    define(name, "x1 x2", broadcast("x1", "x2"))
+define("Zeta", "x q", broadcast("x", "q"), outputs="z")
+define("LeftShift", "x y", broadcast("x", "y"), outputs="z")
+define("RightShift", "x y", broadcast("x", "y"), outputs="z")
+define("LogicalXor", "x1 x2", broadcast("x1", "x2", dtype=DataType.DT_BOOL))
+define("Logit", "x", like(), eps=-1.0)
+define("NanToNum", "x", like(), nan=0.0, posinf=0.0, neginf=0.0)
+define("Lerp", "start end weight", broadcast("start", "end", "weight"))

@@ -134,3 +134,8 @@ def permuted(shape: MaybeShape, perm: object) -> MaybeShape:
     if sorted(axes) != list(range(len(shape))):
         raise VerifyError(f"{axes} is not an order of the axes of {list(shape)}")
     return tuple(shape[a] for a in axes)
+
+
+def shaped(rule):  # type: ignore[no-untyped-def]
+    """A type rule that keeps x's element type and changes its shape."""
+    return lambda view: view.result(view.dtype("x"), rule(view))

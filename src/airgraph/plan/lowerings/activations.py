@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from airgraph.plan.lowerings.core import BOOL, DOUBLE, FLOAT, FLOATS, LoweringView, UnsupportedLowering, first, lowers
 from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, number_of, widened
+from airgraph.plan.lowerings.table import BOOL, DOUBLE, FLOAT, FLOATS, LoweringView, UnsupportedLowering, first, lowers
 from airgraph.plan.tensors import Tensor, concat, const, part, point
 
 SIXTH = float(np.float32(1) / np.float32(6))  # PyTorch has it in single precision for doubles too

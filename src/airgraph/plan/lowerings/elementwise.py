@@ -1,4 +1,4 @@
-"""Element by element."""
+"""Functions of single elements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from airgraph.ir.types import DataType
-from airgraph.plan.lowerings.core import (
+from airgraph.plan.lowerings.formulas import arithmetic, below, choose, floats_only, number_of, truth, wide
+from airgraph.plan.lowerings.table import (
     BOOL,
     DOUBLE,
     FLOAT,
@@ -20,8 +21,7 @@ from airgraph.plan.lowerings.core import (
     first,
     lowers,
 )
-from airgraph.plan.lowerings.formulas import arithmetic, below, choose, floats_only, number_of, truth, wide, widened
-from airgraph.plan.tensors import Tensor, cast, concat, const, part, point
+from airgraph.plan.tensors import Tensor, cast, const, point
 
 # GE op → (function of numbers, element types it works for)
 UNARY: dict[str, tuple[str, frozenset[DataType]]] = {
@@ -227,36 +227,9 @@ def xlogy(view: LoweringView) -> Tensor:
     return choose(point("is_nan", (y,), BOOL), y, zero)
 
 
-@lowers("DropOutDoMask")
-def dropout(view: LoweringView) -> Tensor:
-    f = floats_only(view)
-    return f("mul", view["x"], f("mul", view["mask"], float(view.attr("scale"))))
-
-
 @lowers("Lerp")
 def lerp(view: LoweringView) -> Tensor:
     f, a, b, w = floats_only(view), view["start"], view["end"], view["weight"]
     d = f("sub", b, a)
     near = point("lt", (f("abs", w), const(0.5, wide(view.result_dtype))), BOOL)
     return choose(near, f("add", a, f("mul", w, d)), f("sub", b, f("mul", d, f("sub", 1.0, w))))
-
-
-@lowers("RotaryMul")
-def rotary(view: LoweringView) -> Tensor:
-    """x · cos + rotate_half(x) · sin, with rotate_half(x) = [-x2, x1]."""
-    f, x = floats_only(view), widened(view["x"])
-    axis, size = len(x.shape) - 1, x.shape[-1]
-    if not isinstance(size, int) or size % 2:
-        raise UnsupportedLowering("of an odd or symbolic size")
-    turned = concat([f("neg", part(x, axis, size // 2, size // 2)), part(x, axis, 0, size // 2)], axis)
-    return f("add", f("mul", x, view["r1"]), f("mul", turned, view["r2"]))
-
-
-@lowers("Cast")
-def casted(view: LoweringView) -> Tensor:
-    return truth(first(view)) if view.result_dtype == BOOL else cast(first(view), view.result_dtype)
-
-
-@lowers("Identity", "TensorMove")
-def identity(view: LoweringView) -> Tensor:
-    return first(view)

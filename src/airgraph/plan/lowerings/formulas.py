@@ -7,7 +7,7 @@ from typing import Any
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand
-from airgraph.plan.lowerings.core import BF16, BOOL, FLOAT, FLOATS, HALF, LoweringView, UnsupportedLowering
+from airgraph.plan.lowerings.table import BF16, BOOL, FLOAT, FLOATS, HALF, LoweringView, UnsupportedLowering
 from airgraph.plan.tensors import (
     TO_LAST,
     Tensor,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airgraph.plan.index import same
-from airgraph.plan.lowerings.core import (
+from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, functions_in, mean, size_of, wide
+from airgraph.plan.lowerings.table import (
     BF16,
     BOOL,
     DOUBLE,
@@ -14,7 +15,6 @@ from airgraph.plan.lowerings.core import (
     UnsupportedLowering,
     lowers,
 )
-from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, functions_in, mean, size_of, wide
 from airgraph.plan.tensors import Tensor, cast, const, iota, point, reduce, reshape, tensor
 
 

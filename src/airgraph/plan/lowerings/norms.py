@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airgraph.plan.index import count, expand, same
-from airgraph.plan.lowerings.core import FLOATS, LoweringView, UnsupportedLowering, known, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, size_of, total, widened
+from airgraph.plan.lowerings.table import FLOATS, LoweringView, UnsupportedLowering, known, lowers
 from airgraph.plan.tensors import Tensor, cast, const, point, reduce, reshape
 
 

@@ -9,8 +9,8 @@ from functools import reduce as fold
 from typing import Any
 
 from airgraph.ir.types import Dim
-from airgraph.plan.lowerings.core import BF16, FLOATS, HALF, INT64, LoweringView, UnsupportedLowering, lowers
 from airgraph.plan.lowerings.formulas import functions_in, mean, padded, widened
+from airgraph.plan.lowerings.table import BF16, FLOATS, HALF, INT64, LoweringView, UnsupportedLowering, lowers
 from airgraph.plan.tensors import Tensor, cast, const, cut, iota, point, reshape
 
 LARGEST = 64  # elements of a window; larger ones are PyTorch's

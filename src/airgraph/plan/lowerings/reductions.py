@@ -6,7 +6,8 @@ import math
 
 from airgraph.ir.types import Dim
 from airgraph.plan.index import count, expand, same
-from airgraph.plan.lowerings.core import (
+from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, mean, total, truth, wide, widened
+from airgraph.plan.lowerings.table import (
     BOOL,
     FLOATS,
     INTS,
@@ -17,7 +18,6 @@ from airgraph.plan.lowerings.core import (
     known,
     lowers,
 )
-from airgraph.plan.lowerings.formulas import below, both, choose, floats_only, mean, total, truth, wide, widened
 from airgraph.plan.tensors import Tensor, cast, const, iota, point, reduce, reshape
 
 BINS = 64  # of a histogram
@@ -93,16 +93,14 @@ def mean_with_cast(view: LoweringView) -> Tensor:
     return mean(x, axes, bool(view.attr("keep_dims"))) if axes else x
 
 
-@lowers("ReduceNansum", "LpNormV2", "Dot")
+@lowers("ReduceNansum", "LpNormV2")
 def special_sum(view: LoweringView) -> Tensor:
     x, op = widened(first(view)), view.node.op
     if x.dtype not in FLOATS or not x.shape or any(same(s, 0) for s in x.shape):
         raise UnsupportedLowering("of whole numbers, a scalar or nothing")
-    if op == "Dot":
-        return reduce("sum", point("mul", (x, widened(view["input_y"])), x.dtype), [0], False)
     if op == "ReduceNansum":
-        there = choose(point("is_nan", (x,), BOOL), const(0.0, x.dtype), x)
-        return reduce("sum", there, axes_of(view), bool(view.attr("keep_dims")))
+        present = choose(point("is_nan", (x,), BOOL), const(0.0, x.dtype), x)
+        return reduce("sum", present, axes_of(view), bool(view.attr("keep_dims")))
     axes = [a % len(x.shape) for a in view.attr("axes")] or list(range(len(x.shape)))
     keep, p, size = bool(view.attr("keepdim")), float(view.attr("p")), point("abs", (x,), x.dtype)
     if p in (math.inf, -math.inf):

@@ -6,7 +6,7 @@ import transformers.integrations.moe  # noqa: F401  (it defines the op)
 
 import airgraph
 import airgraph.engine.native
-from airgraph.engine.meanings.experts import grouped_matmul
+from airgraph.engine.meanings.matrices import grouped_matmul
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import CallStep
 

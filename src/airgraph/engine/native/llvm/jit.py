@@ -28,6 +28,7 @@ from airgraph.source_hash import source_hash
 _names = itertools.count()
 _importing = held_at_fork(threading.Lock(), Depth.IMPORTING)
 OBJECT_BYTES = 16 << 20  # of object files that are kept
+NAMED: dict[str, str] = {}  # units with a name that this process uses → their digests
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def load(code: bytes, imports: Mapping[str, int], exports: Sequence[str]) -> Any
 def object_code(unit: Unit) -> bytes:
     key = unit.key()
     digest = bytes.fromhex(key.digest)
+    if unit.name:
+        NAMED[unit.name] = key.digest
     found = OBJECTS.get(digest)
     if found is None:
         found = open_cache().made("object", key, lambda: compiler().compiled(unit.source()))
@@ -93,6 +96,11 @@ def compiler() -> ModuleType:
     with _importing:
         from airgraph.engine.native.llvm import compiler
     return compiler
+
+
+def known_object(digest: str) -> bytes | None:
+    """Object code that this process or an earlier one compiled, by the digest of its key."""
+    return OBJECTS.get(bytes.fromhex(digest)) or open_cache().get("object", Key.known(digest))
 
 
 class ObjectCache:

@@ -156,15 +156,28 @@ const hits = (graph) => {
     return `${n.op} ${n.name} ${n.module}`.toLowerCase().includes(word);
   }) : [];
 };
-function reveal(graph) {
-  for (const id of hits(graph).slice(0, 40)) for (let g = graph.owner[id]; g.parent; g = g.parent) state.open.add(g.path);
+function reveal(graph) {  // the modules of the first hits, as many as can be laid out at once
+  let room = 2 * CHUNK;
+  for (const id of hits(graph)) {
+    for (let g = graph.owner[id]; g.parent; g = g.parent) {
+      if (!state.open.has(g.path)) room -= g.nodes.length + g.children.size;
+      state.open.add(g.path);
+    }
+    if (room < 0) return;
+  }
 }
 function mark(graph, picture, found) {
   const list = hits(graph), boxes = new Set(list.map((id) => visible(graph, id)));
   for (const box of picture.querySelectorAll("g.box")) box.classList.toggle("found", boxes.has(box.dataset.key));
   found.textContent = state.search ? `${list.length} found` : `${graph.nodes.length} nodes`;
 }
-function draw(graph, picture) {
+function layout(graph) {  // kept for each set of open modules, so that folding lays out nothing
+  const key = [...state.open].sort().join("\n");
+  graph.layouts ??= new Map();
+  if (!graph.layouts.has(key)) graph.layouts.set(key, laidOut(graph));
+  return graph.layouts.get(key);
+}
+function laidOut(graph) {
   const plan = new dagre.graphlib.Graph();
   plan.setGraph({ nodesep: 18, ranksep: 28, rankdir: "TB" });
   plan.setDefaultEdgeLabel(() => ({}));
@@ -189,6 +202,10 @@ function draw(graph, picture) {
     }
   });
   dagre.layout(plan);
+  return { plan, boxes, seen };
+}
+function draw(graph, picture) {
+  const { plan, boxes, seen } = layout(graph);
   const layer = svg("g");
   for (const edge of plan.edges()) {
     const points = plan.edge(edge).points;
