@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airgraph.engine.cuda.target import GPU, TRAINING
+from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 from airgraph.engine.native.target import CpuTarget
 from airgraph.ir.types import DataType
 from airgraph.plan.opaque import Attention, Convolution, Product
@@ -72,7 +72,7 @@ CASES = [
     (GPU, product, "cuBLAS does it"),
     (GPU, conv((3, 3)), "cuDNN does it in float with channels first"),
     (GPU, conv((3, 3), HALF), None),
-    (TRAINING, conv((3, 3), HALF), "cuDNN does it"),
+    (CHANNELS_FIRST, conv((3, 3), HALF), "cuDNN does it"),
     (GPU, attention(dtype=HALF, mask=BOOL), None),
     (GPU, attention(lse=True), "attention of which more is read than the output"),
     (GPU, attention(queries=2), "attention of more than one token"),

@@ -87,5 +87,4 @@ GPU = GpuTarget(
     weights_last=True,
     fuses_products=True,
 )
-# What a forward graph saves has the strides that PyTorch recorded, with channels first.
-TRAINING = replace(GPU, channels_last=False, weights_last=False)
+CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False)
