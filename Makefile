@@ -14,14 +14,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP)   ## the three graphs of one small model, printed and checked against eager; writes build/demo_report.html
+demo: $(STAMP)   ## one small model in three variants: prints the graphs, compares with eager, writes build/demo_report.html
 	$(BIN)/airgraph demo
 
 test: lint       ## all tests, after lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night'
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night' tests/compat
 
-quick: $(STAMP)  ## the tests of every day, about a minute
+quick: $(STAMP)  ## the fast test suite, about a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 lint: $(STAMP)   ## ruff and mypy

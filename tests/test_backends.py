@@ -53,7 +53,10 @@ def test_options_and_mode_of_torch_compile():
         ({"dump": "png"}, r"dump cannot be 'png'\n  allowed: 'py', 'txt', 'pbtxt'"),
         ({"strict": 1}, r"strict cannot be 1\n  allowed: True, False"),
         ({"dump": "py", "dump_path": "no/such/folder"}, r"dump_path 'no/such/folder' is not a folder\n  try: mkdir -p"),
-        ({"passes_off": ("no_such",)}, r"passes_off names 'no_such', which is no pass\n  passes: constant_folding, "),
+        (
+            {"passes_off": ("no_such",)},
+            r"passes_off names 'no_such', which is not a pass\n  passes: constant_folding, ",
+        ),
     ],
 )
 def test_bad_options(options, message):

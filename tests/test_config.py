@@ -9,7 +9,7 @@ from airgraph.config import KNOBS, MODES, Config, Knob, check_dump_path
 from airgraph.errors import ConfigError
 
 A_CALLABLE, A_MAPPING = "a callable or None", "a mapping or None"
-FROM_ONE = "a whole number from 1 on"
+FROM_ONE = "an integer of at least 1"
 WRONG = {
     "mode": ("fast", "'max-autotune', 'reduce-overhead'"),
     "autotune": ("yes", "True, False"),

@@ -29,7 +29,7 @@ from airgraph.plan.groups import make_plan
 from airgraph.plan.index import Affine, UnsupportedPlan
 from airgraph.plan.nest import Nest
 from airgraph.plan.opaque import KernelStep, Product
-from airgraph.plan.steps import GemmStep, LoopStep, Matrix, Place, Plan
+from airgraph.plan.steps import Allocation, GemmStep, LoopStep, Matrix, Plan
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr
 
@@ -97,12 +97,12 @@ class NumpyExecutable:
                 self.steps.append(lambda memory, step=step: multiply(step, self.plan, memory))  # type: ignore[misc]
 
     def run(self, inputs: Mapping[str, Any], symbols: dict[Any, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        memory = {id: self.memory(place, inputs) for id, place in self.plan.places.items()}
+        memory = {id: self.memory(place, inputs) for id, place in self.plan.allocations.items()}
         for step in self.steps:
             step(memory)
-        return [self.output(self.plan.place(t), memory[t.id]) for t in self.plan.outputs if t is not None], []
+        return [self.output(self.plan.allocation(t), memory[t.id]) for t in self.plan.outputs if t is not None], []
 
-    def memory(self, place: Place, inputs: Mapping[str, Any]) -> np.ndarray:
+    def memory(self, place: Allocation, inputs: Mapping[str, Any]) -> np.ndarray:
         """The elements of a tensor as they lie: `place.strides` tell what is where."""
         span = 1 + sum((n - 1) * s for n, s in zip(place.tensor.shape, place.strides))
         if place.kind == "input":
@@ -111,7 +111,7 @@ class NumpyExecutable:
             return self.constants[id(place.source)].to(TORCH_TYPES[place.tensor.dtype]).reshape(-1).numpy()
         return torch.empty(span, dtype=TORCH_TYPES[place.tensor.dtype]).numpy()
 
-    def output(self, place: Place, memory: np.ndarray) -> torch.Tensor:
+    def output(self, place: Allocation, memory: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(memory).as_strided(place.tensor.shape, place.strides)
 
 
@@ -175,7 +175,7 @@ def multiply(step: GemmStep, plan: Plan, memory: Memory) -> None:
     product = view(step.a, memory, (b, m, k)) @ view(step.b, memory, (b, k, n))
     if step.bias is not None:
         product = product + view(step.bias, memory, (n,))
-    place = plan.place(step.out)
+    place = plan.allocation(step.out)
     view(Matrix(step.out, place.offset, place.strides), memory, step.out.shape)[...] = product.reshape(step.out.shape)
 
 

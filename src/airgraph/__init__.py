@@ -10,13 +10,15 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airgraph.api import backend, compile, export, get_compiler, load_export
+    from airgraph.api import backend, export, get_compiler, load_export
     from airgraph.artifacts import load, save
+    from airgraph.building import build
     from airgraph.capture.marks import mark_bucket
     from airgraph.capture.patterns import register_replacement
     from airgraph.config import Config
     from airgraph.convert import register_converter
     from airgraph.engine.meanings import register_kernel
+    from airgraph.named_models import compile
     from airgraph.runtime.recording import mark_step_begin
     from airgraph.runtime.replay import graphs, release
     from airgraph.tools.bench.run import bench
@@ -29,6 +31,7 @@ __all__ = [
     "Config",
     "backend",
     "bench",
+    "build",
     "compare",
     "compile",
     "explain",
@@ -51,8 +54,9 @@ _HOMES = {
     "Config": "config",
     "backend": "api",
     "bench": "tools.bench.run",
+    "build": "building",
     "compare": "tools.compare",
-    "compile": "api",
+    "compile": "named_models",
     "explain": "tools.explain",
     "export": "api",
     "get_compiler": "api",

@@ -1,10 +1,11 @@
 """The public entry points: a backend for torch.compile, compiling ahead of time, export, and what they need of options.
 
     torch.compile(model, backend=airgraph.backend(dump="py"))       backend
-    fast = airgraph.compile(model, (x,))                            compile
+    fast = airgraph.compile(model, (x,))                            compile_model
     airgraph.export(model, (x,), path="export_file")                export, load_export
 
-Files that also carry object code are in `artifacts`. The stages they go through are in `pipeline`.
+Files that also carry object code are in `artifacts`, models that are kept under a name in `named_models`. The stages
+they go through are in `pipeline`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.announce import announce, device_of
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.compiled import CompiledModel
-from airgraph.capture.export import (
-    Exported,
-    all_dynamic,
-    as_module,
-    capture_exported,
-    compile_exported,
-    export_model,
-    state_of,
-)
+from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gear_marks import gear_marks
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.marks import bucket_marks
+from airgraph.capture.model_call import as_module, state_of
 from airgraph.config import Config
 from airgraph.convert import REGISTRY, convert
 from airgraph.engine import find_engine, warm_up
@@ -67,7 +61,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
     """
     base = make_config(config, options)
 
-    def compile_model(
+    def compile_module(
         gm: torch.fx.GraphModule,
         example_inputs: Sequence[Any],
         *,
@@ -89,7 +83,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         )
         return shortest(programs, traced, len(example_inputs))
 
-    return compile_model
+    return compile_module
 
 
 def collecting(
@@ -115,24 +109,15 @@ def shortest(programs: list[Any], traced: Traced, arguments: int) -> Callable[..
     return program.past(traced.run, traced.written)
 
 
-def compile(
+def compile_model(
     model: Callable[..., Any] | torch.export.ExportedProgram,
-    example_args: Any = (),
-    example_kwargs: Mapping[str, Any] | None = None,
-    *,
-    dynamic_shapes: Any = None,
-    config: Config | None = None,
-    **options: Any,
+    example_args: Any,
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    config: Config | None,
+    options: Mapping[str, Any],
 ) -> CompiledModel:
-    """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
-
-        fast = airgraph.compile(model, x)
-        y = fast(x)
-
-    `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
-    `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
-    is seen by the next call, and so is one that is replaced.
-    """
+    """`airgraph.compile` without a name in the cache."""
     chosen = make_config(config, options)
     start = time.perf_counter()
     programs, compiler = collecting(chosen)
@@ -178,7 +163,7 @@ def export(
     except Exception as error:  # PyTorch's, of many types
         reason = next(iter(str(error).splitlines()), "")
         raise ExportError(
-            "torch.export cannot read this model as one graph",
+            "torch.export cannot trace this model as one graph",
             where={"reason": f"{type(error).__name__}: {reason}"},
             hint="PyTorch's own message above says where; docs/export.md lists what is not exported",
         ) from error
@@ -260,7 +245,7 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
         raise ExportError(
-            f"the graph of {path} cannot be made ready to run", where={"reason": repr(error)}, hint="export it again"
+            f"the graph of {path} cannot be compiled", where={"reason": repr(error)}, hint="export it again"
         ) from error
     return LoadedModel(
         str(path), stored.contract, stored.boundary, stored.weights, stored.written, laid, program, rehearse
@@ -321,7 +306,7 @@ def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
     known = [*PASSES, *FAMILIES]
     for name in config.passes_off:
         if name not in known:
-            raise ConfigError(f"passes_off names {name!r}, which is no pass", where={"passes": ", ".join(known)})
+            raise ConfigError(f"passes_off names {name!r}, which is not a pass", where={"passes": ", ".join(known)})
     return config
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from airgraph.capture.model_call import ModelCall
 from airgraph.errors import ConfigError, ExportError
 from airgraph.ir.boundary import symbol_sources
 from airgraph.journal import get_logger
@@ -102,6 +103,8 @@ def save(
             raise ConfigError("a compiled model has its examples and options", hint='airgraph.save(compiled, "m.airp")')
         named = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         entries = {checked_name(name): entry_of(part) for name, part in named.items()}
+    elif isinstance(model, ModelCall):
+        raise ConfigError("a model kept under a name has no graph here", hint="airgraph.save(model, path, example)")
     else:
         exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
         entries = {ONLY: entry_point(exported, make_config(config, options))}
@@ -139,22 +142,29 @@ def entry_of(model: CompiledModel) -> EntryPoint:
 
 
 def entry_point(exported: Exported, config: Config) -> EntryPoint:
-    from airgraph.api import exported_graph, refuse_modes
+    from airgraph.api import refuse_modes
     from airgraph.capture.export import example_sizes
     from airgraph.store.air_file import air_bytes
-    from airgraph.store.export import refuse_weights
     from airgraph.store.method_file import method_message
 
     refuse_modes(config)
-    stored = exported_graph(exported, config)
-    stored.contract.ranges = as_compiled(stored.contract.ranges)
-    refuse_weights(stored.weights)
+    stored = captured_graph(exported, config)
     graph = air_bytes(method_message(stored, stored.weights, Path(), {}))
     entry = EntryPoint(graph, dict(stored.weights))
     sizes = example_sizes(exported.inputs)
     entry.sizes = {str(symbol): size for symbol, size in sizes.items()}
     add_program(entry, stored, sizes, config)
     return entry
+
+
+def captured_graph(exported: Exported, config: Config) -> StoredModel:
+    from airgraph.api import exported_graph
+    from airgraph.store.export import refuse_weights
+
+    stored = exported_graph(exported, config)
+    stored.contract.ranges = as_compiled(stored.contract.ranges)
+    refuse_weights(stored.weights)
+    return stored
 
 
 def as_compiled(ranges: Mapping[Any, tuple[int | None, int | None]]) -> dict[Any, tuple[int | None, int | None]]:
@@ -277,7 +287,7 @@ def started(
 
     journal = open_journal(f"{artifact.path.name}:{name}", "inference", config.log)
     with journal.stage("read"):
-        kept = CallableProgram.from_bytes(artifact.member(record.member))
+        kept, _ = CallableProgram.from_bytes(artifact.member(record.member))
         find = object_finder(artifact)
         offer_objects(record.objects, find)
         again = recompiler(artifact, name, tensors, config)

@@ -36,7 +36,7 @@ class Config:
         "max-autotune", "max-autotune: convert to GE ops and optimise; reduce-overhead: keep every ATen op"
     )
     autotune: bool = option(
-        False, 'time the ways to do each matrix product and keep the fastest; on where mode="max-autotune" is asked for'
+        False, 'time the strategies for each matrix product and keep the fastest; on with mode="max-autotune"'
     )
     engine: str = option(
         "auto", "what runs the graph (docs/engines.md); auto: the first of the table that serves its device and mode"
@@ -54,7 +54,7 @@ class Config:
     data_dump_stage: DumpStage = option("optimized", "data_dump: the FX graph before (original) or after its passes")
     data_dump_path: str = option(".", "the folder data_dump writes to; created if its parent exists")
     data_dump_filter: Callable[..., Any] | None = option(
-        None, "called with an FX node: gives it back if its tensors are to be written, else None"
+        None, "called with an FX node: returns it if its tensors are to be written, else None"
     )
     node_dump: Mapping[str, str] | None = option(
         None,
@@ -63,12 +63,12 @@ class Config:
     )
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
-    remove_noop_ops: bool = option(True, "drop FX nodes that give back their input unchanged")
+    remove_noop_ops: bool = option(True, "remove FX nodes that return their input unchanged")
     pattern_fusion_pass: bool = option(
         True, "apply the patterns of register_replacement, and those of the graph passes called `patterns`"
     )
     inplace_pass: bool = option(
-        True, "reduce-overhead: an op writes over its first argument where nobody reads that any more"
+        True, "reduce-overhead: an op overwrites its first argument where that has no later uses"
     )
     input_inplace_pass: bool = option(
         True, "reduce-overhead: the op that makes the new value of an argument writes it there, without a copy"
@@ -97,7 +97,7 @@ class Config:
     reuse_graph_pool_in_same_fx: bool = option(True, "replay: programs share the memory of their intermediates")
     force_eager: bool = option(False, "replay: run every call without capturing anything")
     force_recapture: bool = option(
-        False, "replay: capture again at every call, to tell capture faults from memory faults"
+        False, "replay: capture again at every call, to distinguish capture errors from memory errors"
     )
     check: Literal["sample"] | None = option(
         None, "replay: compare every `check_every`-th replay with an uncaptured run"
@@ -185,7 +185,7 @@ def _check_value(name: str, value: Any, hint: Any) -> None:
             f"{name} cannot be {value!r}", where={"allowed": {bool: "True, False", str: "a string"}[hint]}
         )
     elif hint is int and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a whole number from 1 on"})
+        raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "an integer of at least 1"})
     elif typing.get_origin(hint) is tuple and not (isinstance(value, tuple) and all(isinstance(v, str) for v in value)):
         raise ConfigError(f"{name} cannot be {value!r}", where={"allowed": "a tuple of strings"})
     elif typing.get_origin(hint) is list and not isinstance(value, list):
@@ -288,6 +288,12 @@ KNOBS = {
         Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
         Knob("AIRGRAPH_PACK", "frozen", ("frozen", "live"), "which weights are packed: constants, or parameters too"),
         Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
+        Knob(
+            "AIRGRAPH_BUILD_TARGET",
+            "host",
+            ("host", "x86-64-v3", "x86-64-v4", "aarch64"),
+            "the CPU whose kernels this process writes; `airgraph build --target` sets it",
+        ),
         Knob("AIRGRAPH_NPU", "0", ("0", "1"), "1: pytest installs the emulated npu before it collects tests"),
         Knob("AIRGRAPH_NPU_HOST", "cpu", (), "where the npu tensors of such a run live: cpu or cuda"),
         Knob("AIRGRAPH_NPU_DEVICES", "1", (), "how many emulated npu devices there are: npu:0, npu:1, …"),

@@ -113,3 +113,7 @@ class CompatError(AirgraphError):
 
 class ExportError(AirgraphError, OSError):
     """An exported model cannot be written, or a file is not one that can be read."""
+
+
+class BuildError(AirgraphError):
+    """A program that cannot be built into an object file for C."""

@@ -155,7 +155,7 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
 
 def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:
     """The executable of a graph whose program came from the cache, for what only a plan can do."""
-    c.journal.remark("compiled after all: PyTorch's dispatcher does not give what was planned")
+    c.journal.remark("compiled after all: a program from the cache has no plan, and one was needed")
     again = replace(c, journal=Journal(c.name, c.journal.phase, c.config.log))
     with _disable_current_modes():
         graph, boundary = converted(again, gm)
@@ -217,10 +217,8 @@ def padded(
         return Padded(boundary, dimensions, buckets, Limits.of(inputs), c.journal) if dimensions else None
 
 
-def made_ready(
-    c: Compilation, graph: Graph, boundary: Boundary, device: torch.device, fixed: frozenset[int]
-) -> tuple[Program, Graph]:
-    """From a graph to a program. `fixed`: the arguments that stay where they are."""
+def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:
+    """The graph after its passes, as engines take it."""
     config, check = c.config, c.config.verify or KNOBS["AIRGRAPH_VERIFY"].on()
     if check:
         verify(graph, "convert")
@@ -230,7 +228,7 @@ def made_ready(
     )
     c.dump.graph("optimized", graph)
     write_fusion_result(c.journal, config)
-    request = Request(
+    return Request(
         graph,
         boundary,
         computing_device(device),
@@ -241,12 +239,20 @@ def made_ready(
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
     )
+
+
+def made_ready(
+    c: Compilation, graph: Graph, boundary: Boundary, device: torch.device, fixed: frozenset[int]
+) -> tuple[Program, Graph]:
+    """From a graph to a program. `fixed`: the arguments that stay where they are."""
+    config = c.config
+    request = optimised(c, graph, boundary, device)
     if config.node_dump and config.mode == "max-autotune":
-        return dumping(c, request), graph
+        return dumping(c, request), request.graph
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
-    return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), graph
+    return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), request.graph
 
 
 def dumping(c: Compilation, request: Request) -> Program:

@@ -72,6 +72,7 @@ PYTHON = (
     Internal("torch._C._dispatch_has_kernel_for_dispatch_key", "which ops the device needs a kernel for", NPU),
     Internal("torch._C._distributed_c10d", "collectives of the device", NPU),
     Internal("torch._C._dynamo", "Dynamo's view of the device", NPU),
+    Internal("torch.distributed.distributed_c10d._world", "the name of a process group, from its backend", NPU),
     Internal("torch._C._from_dlpack", "a tensor of the device as one of the host, and back", NPU),
     Internal("torch._C._to_dlpack", "a tensor of the device as one of the host, and back", NPU),
     Internal("torch._C._get_privateuse1_backend_name", "whether the name is taken", NPU),

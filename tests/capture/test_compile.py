@@ -209,3 +209,21 @@ def test_sparse_arguments_are_refused_by_name(kind, engine):
     with pytest.raises(BindError, match=r"argument 'input' must be a dense tensor, got torch\.(.|\n)*try: convert it"):
         fast(getattr(x, kind)())
     torch.testing.assert_close(fast(x), model(x).detach())
+
+
+def test_names_of_its_own_are_not_the_models():
+    """A buffer called `run` stays the model's."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("run", torch.zeros(1))
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.run.add_(1)
+            return x + self.run + self.count
+
+    model = Counts().eval()
+    fast = airgraph.compile(model, torch.ones(2))
+    assert torch.equal(fast(torch.ones(2)), torch.full((2,), 2.0)) and float(model.run) == 1

@@ -270,6 +270,37 @@ def _compiled(rank: int, backend: Any) -> None:
             assert torch.equal(on_cpu(x), wanted)
 
 
+def _products(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    xs, ws = torch.randn(2, 4, 3), torch.randn(2, 3, 5)
+    x, w, both = xs[rank].npu(), ws[rank].npu(), torch.einsum("rmk,rkn->mn", xs, ws)
+    summed, y, whole, part = run(x, w, name)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(summed.cpu(), both + 2, **near)
+    torch.testing.assert_close(whole.cpu(), xs.flatten(0, 1), **near)
+    torch.testing.assert_close(y.cpu(), xs.flatten(0, 1) @ ws[rank], **near)
+    torch.testing.assert_close(part.cpu(), both[rank * 2 : rank * 2 + 2], **near)
+
+
+def _fused_products(x: Tensor, w: Tensor, name: str) -> tuple[Tensor, ...]:
+    ones = torch.ones(5, device=x.device)
+    summed = torch_npu.npu_mm_all_reduce_base(x, w, name, bias=ones)
+    return (
+        summed,
+        *torch_npu.npu_all_gather_base_mm(x, w, name, 2),
+        torch_npu.npu_mm_reduce_scatter_base(x, w, name, 2),
+    )
+
+
+@check
+def compiled_products(rank: int) -> None:
+    """In eager first: staged groups have other backends, so this is among those that are not."""
+    _products(rank, _fused_products)
+    for backend in ("airgraph", "npugraph_ex"):
+        _products(rank, torch.compile(_fused_products, backend=backend, fullgraph=True))
+
+
 @check
 def compiled_by_airgraph(rank: int) -> None:
     _compiled(rank, "airgraph")

@@ -185,7 +185,7 @@ WRONG_OPTIONS = [
     ("npugraph_ex", {"capture_error_mode": "strict"}, "strict"),
     ("airgraph", {"mode": "fast"}, "mode cannot be 'fast'"),
     ("airgraph", {"output_slots": 0}, "output_slots cannot be 0"),
-    ("airgraph", {"passes_off": ("no_such",)}, "passes_off names 'no_such', which is no pass"),
+    ("airgraph", {"passes_off": ("no_such",)}, "passes_off names 'no_such', which is not a pass"),
 ]
 
 

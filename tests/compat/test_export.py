@@ -54,7 +54,7 @@ def test_on_npu_tensors_and_back_on_the_cpu():
     here = airgraph.load_export("out/two.air", device="cpu")(x, y)
     assert str(here.device) == "cpu"
     torch.testing.assert_close([there.cpu(), here], [model.cpu()(x, y)] * 2)
-    with pytest.raises(ExportError, match="the device 'cuda:99' is not there"):
+    with pytest.raises(ExportError, match="the device 'cuda:99' is not available"):
         airgraph.load_export("out/two.air", device="cuda:99")
 
 

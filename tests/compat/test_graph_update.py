@@ -101,7 +101,7 @@ def test_results_are_out_of_reach_while_the_replay_waits() -> None:
     )
     with pytest.raises(RuntimeError, match=message):
         by_hand.y.sum()
-    with pytest.raises(RuntimeError, match=r"synchronize\(\) would wait for ever"):
+    with pytest.raises(RuntimeError, match=r"synchronize\(\) would wait forever"):
         torch.npu.synchronize()
     with pytest.raises(RuntimeError, match=r"a replay is on .* which waits"):
         by_hand.graph.replay()
@@ -524,7 +524,7 @@ def test_a_plan_is_applied() -> None:
         ([entry({"kind": "file"})], "lengths in entry 0 of the update plan has no such source: {'kind': 'file'}"),
         ([entry({"kind": "input"})], "has no such source: {'kind': 'input'}"),
         ([entry(5)], "has no such source: 5"),
-        ([entry({"kind": "input", "index": -1})], "has the input -1, which is no position"),
+        ([entry({"kind": "input", "index": -1})], "has the input -1, which is not a position"),
         ([entry({"kind": "list", "items": [{"kind": "x"}]})], "has no such source: {'kind': 'x'}"),
         ([entry({"kind": "constant", "value": torch.ones(2)})], "is a tensor as a constant"),
     ],

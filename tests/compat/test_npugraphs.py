@@ -52,7 +52,7 @@ WRONG = [
         {"npu_backend": "magic"},
         "npu_backend cannot be 'magic'\n  allowed: 'default', 'mlir', 'dvm', 'ascendc', 'triton_experimental'",
     ),
-    ({"capture_limit": 0}, "capture_limit cannot be 0\n  allowed: a whole number from 1 on"),
+    ({"capture_limit": 0}, "capture_limit cannot be 0\n  allowed: an integer of at least 1"),
     ({"enable_shape_handling": 1}, "enable_shape_handling cannot be 1\n  allowed: True, False"),
     ({"shape_handling_configs": {}}, "shape_handling_configs cannot be {}\n  allowed: a list or None"),
     ({"shape_handling_dict": []}, "shape_handling_dict cannot be []\n  allowed: a mapping or None"),

@@ -194,7 +194,7 @@ def test_custom_op_by_position():
         '"attr3": ge.attr.ListInt([1, 2]), "attr4": ge.attr.ListBool([True]), "attr5": ge.attr.ListListInt([[1]])}, '
         'node_name="m")'
     )
-    with pytest.raises(AssertionError, match="is no attribute of a GE op"):
+    with pytest.raises(AssertionError, match="is not an attribute of a GE op"):
         ge.custom_op("MyOp", x, object())
     assert fails(ge.custom_op, "Cast", x, 1, 2) == "Cast takes 2 inputs and attributes, got 3\n  inputs: x"
 

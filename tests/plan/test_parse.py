@@ -73,13 +73,13 @@ def test_arguments_with_odd_names_and_strides(planned):
         Add_0 = ge.Add(x_0, y_0, node_name="Add")
         _ = ge.NetOutput([Add_0], dependencies=[])
     """)
-    for place in plan.places.values():
+    for place in plan.allocations.values():
         if place.kind == "input":
             place.strides, place.offset = (1, 4), 3
     text, parsed = again(plan)
     assert plan_text(parsed) == text
     assert 'a0: float[4, 8] input "t0" strides [1, 4] offset 3' in text
-    assert [p.source for p in parsed.places.values() if p.kind == "input"] == ["t0", 'say "x"']
+    assert [p.source for p in parsed.allocations.values() if p.kind == "input"] == ["t0", 'say "x"']
 
 
 def test_symbols():
@@ -95,7 +95,7 @@ _ = ge.NetOutput([y_0], dependencies=[])
     shape = graph.nodes[1].output.type.shape
     outputs = [Fresh(0, Layout(shape, strides_of(shape)), "cpu")]
     plan = make_plan(graph, Boundary(inputs, outputs), Target("test", lanes=8))
-    plan.places[next(iter(plan.places))].offset = 2 * u
+    plan.allocations[next(iter(plan.allocations))].offset = 2 * u
     text, parsed = again(plan)
     assert "symbol s0: integer positive\nsymbol u0: integer unbound\n" in text
     assert plan_text(parsed) == text and parsed.symbols == {s}
@@ -138,7 +138,7 @@ def test_a_sum_over_loops_keeps_its_order(planned):
     """)
     inner, outer = Var(8), Var(4)
     pool = ExprPool([inner])
-    (x, t) = (p.tensor for p in plan.places.values())
+    (x, t) = (p.tensor for p in plan.allocations.values())
     at = Affine.make(-3 * A, {inner: A + B, outer: -8})
     load = pool.make("load", (), x.dtype, x, at)
     total = pool.make("reduce", (load,), x.dtype, "sum")
@@ -163,17 +163,17 @@ def test_deep_expressions_get_names(planned):
     "old, new, reason",
     [
         ("plan for test", "plan for cuda", "it is a plan for cuda, not for test"),
-        ("x: float[4, 8]", "x: floaty[4, 8]", "floaty is no element type"),
-        ("x: float[4, 8]", "x: float[4, q]", "q is no symbol"),
+        ("x: float[4, 8]", "x: floaty[4, 8]", "floaty is not an element type"),
+        ("x: float[4, 8]", "x: float[4, q]", "q is not a symbol"),
         ("x: float[4, 8]", "x: float[4, 9" + 50 * "0" + "]", "is not a whole number"),
-        ("float[4] output 0", "float[4] outer 0", "outer is no kind of memory"),
+        ("float[4] output 0", "float[4] outer 0", "outer is not a kind of memory"),
         ("0 loop", "1 loop", "step 0 expected"),
-        ("0 loop", "0 hoop", "hoop is no kind of step"),
-        ("relu(", "rilu(", "rilu is no function of 1 numbers"),
-        ("relu(", "add(", "add is no function of 1 numbers"),
+        ("0 loop", "0 hoop", "hoop is not a kind of step"),
+        ("relu(", "rilu(", "rilu is not a function of 1 numbers"),
+        ("relu(", "add(", "add is not a function of 1 numbers"),
         ("= relu", "relu", "'=' expected, not relu"),
-        ("x[8*o0 + i0]", "z[8*o0 + i0]", "z is no tensor of the plan"),
-        ("x[8*o0 + i0]", "x[8*o0 + i1]", "i1 is no symbol"),
+        ("x[8*o0 + i0]", "z[8*o0 + i0]", "z is not a tensor of the plan"),
+        ("x[8*o0 + i0]", "x[8*o0 + i1]", "i1 is not a symbol"),
         ("x[8*o0 + i0]", "x[8*o0 + i0", "']' expected"),
         ("x[8*o0 + i0]", "x[8*o0 $ i0]", "']' expected, not $"),
         ("x[8*o0 + i0]", 200 * "relu(" + "x[i0]" + 200 * ")", "too many parentheses"),

@@ -47,7 +47,7 @@ GIVEN = {
     "docs/passes.md": 'open(\'fusion.json\', \'w\').write(\'{"Switch": {"GraphFusion": {"ALL": "on"}}}\')\n'
     "config = torchair.CompilerConfig()\nfrom airgraph.ir import ge\n"
     "from airgraph.passes.rewrite import P, Rule\n",
-    "docs/cache.md": "config = torchair.CompilerConfig()\n",
+    "docs/cache.md": "config = torchair.CompilerConfig()\nmodel, x = torch.nn.Linear(4, 3), torch.ones(2, 4)\n",
     "docs/replay.md": MODEL,
     "docs/sizes.md": "model, x = torch.nn.ReLU(), torch.ones(3, 8)\n",
     "docs/torchair.md": "h = other = torch.ones(3, device='npu')\nself = type('Layer', (), {})()\n"

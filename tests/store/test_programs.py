@@ -161,6 +161,31 @@ def test_a_call_that_does_not_give_what_was_planned(monkeypatch):
     assert any("compiled after all" in remark for remark in JOURNALS[0].remarks)
 
 
+def test_a_program_that_was_read_has_steps():
+    """As any executable that capture and replay work on (protocol.Steps)."""
+
+    def f(x, y):
+        x.add_(1)
+        return torch.relu(x @ y), y.cumsum(0)
+
+    args = torch.randn(3, 4), torch.randn(4, 5)
+    torch.compile(f, backend="airgraph")(*(a.clone() for a in args))
+    again()
+    (program,) = programs_of(f, *(a.clone() for a in args))
+    executable = program.executable
+    assert isinstance(executable, StoredExecutable) and executable.device.type == "cpu"
+    given = [a.clone() for a in args]
+    env = executable.constants | {
+        executable.inputs[spec.name]: arg for spec, arg in zip(executable.boundary.arguments, given)
+    }
+    for step in executable.steps:
+        step.advance(env, {}, executable.graph)
+    mine = [a.clone() for a in args]
+    torch.testing.assert_close([env[key] for key in executable.outputs], list(f(*mine)))
+    torch.testing.assert_close(given, mine)
+    assert not executable.writes and not executable.cells and len(executable.written) == 1
+
+
 def programs_of(f, *args):
     """What was compiled for these arguments, with one call done."""
     from airgraph.api import collecting

@@ -65,7 +65,7 @@ def test_a_name_that_the_script_can_do_without():
 
 
 def test_a_script_that_is_not_python():
-    with pytest.raises(CompatError, match=r"mine.py is not Python: .*\n  line: 2: 1 \+"):
+    with pytest.raises(CompatError, match=r"mine.py is not valid Python: .*\n  line: 2: 1 \+"):
         uses_of("x = 1\n1 +\n", "mine.py")
 
 

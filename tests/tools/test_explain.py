@@ -150,14 +150,14 @@ def test_explain_a_model():
     assert {"Dynamo", "convert"} <= set(report.seconds)
     assert report.breaks == () and report.unread == 0
     assert json.loads(json.dumps(report.json())) == report.json()
-    assert "only numbers are open" in report.text()
+    assert "only numbers are symbolic" in report.text()
     assert "\033[1mGraphs" in report.text(colour=True)
 
 
 def test_open_from_the_first_call():
     report = airgraph.explain(Scaled(), torch.ones(3, 4), 2.5, dynamic=True)
     why = {symbol.source: symbol.why for symbol in report.graphs[0].symbols}
-    assert why["x.size(0)"] == "open from the first call on: dynamic=True or mark_dynamic"
+    assert why["x.size(0)"] == "symbolic from the first call on: dynamic=True or mark_dynamic"
     assert report.graphs[0].shapes == "dynamic" and report.recompiles == ()
 
 

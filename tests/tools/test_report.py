@@ -180,9 +180,11 @@ def test_the_page_in_a_browser(report, tmp_path):
 
 
 FLAME = """
-await wait(); tab('Flame'); await wait();
+await wait();
+const cells = [...document.querySelectorAll('main table')[0].querySelectorAll('tr')].map((r) => r.children[6].textContent);
+tab('Flame'); await wait();
 const shown = () => [...document.querySelectorAll('#flame g title')].map((t) => t.textContent);
-const found = { all: shown(), hidden: document.getElementById('graph').hidden };
+const found = { cells, all: shown(), hidden: document.getElementById('graph').hidden };
 [...document.querySelectorAll('#flame g')].find((g) => g.querySelector('title').textContent.startsWith('1:')).dispatchEvent(new MouseEvent('click'));
 found.zoomed = shown();
 document.querySelector('#flame g').dispatchEvent(new MouseEvent('click'));
@@ -197,8 +199,10 @@ def test_the_flame_view(report, tmp_path):
     """Boxes by module path; selecting one enlarges it, selecting the uppermost goes back. No profile, no tab."""
     times = [("0.up", "MatMulV2 0.up", 3), ("0.norm", "LayerNormV4", 2), ("1.up", "MatMulV2 1.up", 4), ("", "Add", 1)]
     kernels = [{"name": n, "module": m, "calls": 2, "seconds": s / 1e3, "source": "model.py:3"} for m, n, s in times]
-    found = browse(HtmlReport({**report.data, "kernels": kernels}).html(), FLAME, tmp_path)
-    assert found["problems"] == [] and found["hidden"]
+    (graph,) = report.data["graphs"]
+    cached = {**graph, "passes": [{"name": "load", "ms": 1.0, "notes": ["cache: 6 object hits"]}]}
+    found = browse(HtmlReport({**report.data, "graphs": [cached], "kernels": kernels}).html(), FLAME, tmp_path)
+    assert found["problems"] == [] and found["hidden"] and found["cells"] == ["cache", "6 object hits"]
     assert found["all"][:3] == ["all kernels: 10.000 ms, 100.0 %", "0: 5.000 ms, 50.0 %", "up: 3.000 ms, 30.0 %"]
     assert found["zoomed"][0] == "1: 4.000 ms, 40.0 %" and len(found["zoomed"]) == 3 and found["back"] == found["all"]
     assert "MatMulV2 1.up: 4.000 ms, 40.0 %, 2 calls  model.py:3" in found["zoomed"]

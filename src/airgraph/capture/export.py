@@ -18,7 +18,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
-from airgraph.errors import ConfigError, ConvertError
+from airgraph.capture.model_call import as_arguments, as_module, state_of
+from airgraph.errors import ConvertError
 
 
 @dataclass
@@ -43,11 +44,6 @@ class Exported:
         pairs = zip(self.names, self.state)
         state = [held[name] if name in held else copy.deepcopy(tensor, memo) for name, tensor in pairs]
         return replace(self, state=state, model=copied)
-
-
-def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: tensor for part in named for name, tensor in part}
 
 
 def compile_lock() -> Any:
@@ -82,38 +78,6 @@ def export_model(
             names.append(name)
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     return Exported(gm, inputs, state, program.call_spec.in_spec, program.call_spec.out_spec, names, owner)
-
-
-def as_arguments(args: Any) -> tuple[Any, ...]:
-    """`compile(model, x)` is `compile(model, (x,))`."""
-    if isinstance(args, (list, tuple)) and not hasattr(args, "_fields"):
-        return tuple(args)
-    if isinstance(args, Mapping):
-        raise ConfigError(
-            "example_args are the positional arguments, and this is a mapping",
-            hint="airgraph.compile(model, (), example_kwargs={...})",
-        )
-    return (args,)
-
-
-class PlainFunction(torch.nn.Module):
-    """A function as a module, as torch.export wants it; the owner of a bound method keeps its parameters' names."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.nn.Module):
-            self._parameters, self._buffers, self._modules = owner._parameters, owner._buffers, owner._modules
-        self.forward = function
-
-
-def as_module(model: Callable[..., Any]) -> torch.nn.Module:
-    if isinstance(model, torch.nn.Module):
-        return model
-    if isinstance(model, type) or not callable(model):
-        hint = "Model() instead of Model" if isinstance(model, type) else "a module, a function or an ExportedProgram"
-        raise ConfigError(f"{getattr(model, '__name__', type(model).__name__)} cannot be compiled", hint=hint)
-    return PlainFunction(model)
 
 
 def compile_exported(

@@ -51,7 +51,7 @@ class SizeChecks:
             if not evaluate(guard, values):
                 found = [(n, axis, values[s]) for _, axis, s, n in self.places if s in guard.free_symbols]
                 text = " and ".join(f"{size} in dimension {axis} of {name!r}" for name, axis, size in found)
-                raise BindError(f"the model was compiled for {guard}, which is not so for {text}", hint=AGAIN)
+                raise BindError(f"the model was compiled for {guard}, which does not hold for {text}", hint=AGAIN)
         if len(self.seen) >= CACHED:
             self.seen.clear()
         self.seen.add(sizes)

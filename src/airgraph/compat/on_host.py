@@ -6,7 +6,7 @@
 It takes the graphs that AOTAutograd makes. There autograd, writes to inputs and views among inputs and outputs have
 been dealt with for the npu tensors themselves, and what is left is arithmetic. So it is enough to exchange
 
-    in the graph      devices among the arguments, constants, subgraphs; what is known of each value is found anew
+    in the graph      devices among the arguments, constants, subgraphs; what is known of each value is recomputed
     at a call         npu tensors for tensors of the host on the same memory, and back
 
 A result that is an argument (autograd keeps those for the backward pass) is handed back as that very argument, and a

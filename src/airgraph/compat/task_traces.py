@@ -195,7 +195,7 @@ def align_trace_json(input: str, output: str | None = None, merge_gap: float = 0
 
 
 def retime(tasks: Sequence[Task], durations: dict[int, float], wanted: dict[int, Task]) -> bool:
-    """One stream's times anew; whether anything changed."""
+    """Recomputes one stream's times; whether anything changed."""
     before, at = [(t.get("ts"), t.get("dur")) for t in tasks], 0.0
     for task in tasks:
         record = wanted.get(id(task))

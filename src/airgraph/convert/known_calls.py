@@ -37,7 +37,7 @@ def refusal(attrs: Mapping[str, Any], inputs: int) -> str | None:
     """Why a call cannot be kept; None if it can."""
     target = attrs.get("target")
     if not isinstance(target, str):
-        return f"{target!r} is no name of an op"
+        return f"{target!r} is not the name of an op"
     for name in (target, *names_in([attrs.get("args"), attrs.get("kwargs")])):
         problem = target_refusal(name)
         if problem:
@@ -56,7 +56,7 @@ def target_refusal(name: str) -> str | None:
     if namespace == "higher_order":
         return f"{name} runs sub-graphs, which are not kept"
     if namespace not in NAMESPACES:
-        return f"{name} is no op of {', '.join(NAMESPACES)}"
+        return f"{name} is not an op of {', '.join(NAMESPACES)}"
     packet, _, overload = rest.rpartition(".")
     if packet in FILES:
         return f"{name} reads and writes files"
@@ -105,13 +105,13 @@ def text_refusal(text: str, inputs: int) -> str | None:
         case "op":
             return None  # looked up with the target
         case "device":
-            return None if re.fullmatch(r"[a-z]+(:\d{1,4})?", rest) else f"{text!r} is no device"
+            return None if re.fullmatch(r"[a-z]+(:\d{1,4})?", rest) else f"{text!r} is not a device"
         case "complex":
             return None if is_complex(rest) else f"{text!r} is no number"
         case "kept":
             return "it uses an object of this process, which no file can hold"
     found = getattr(torch, kind.removeprefix("torch."), None)
-    return None if isinstance(found, OBJECTS) and not rest else f"{text!r} is no type of PyTorch's"
+    return None if isinstance(found, OBJECTS) and not rest else f"{text!r} is not a type of PyTorch's"
 
 
 def is_complex(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Which calls into PyTorch may write over their first argument.
 
 An FX graph is functional: `relu(x)` makes a new tensor even where nobody will read x again, and an argument that the user
-changes in place is computed anew and copied back at the end. For a cache of keys that is two copies of the whole cache for
+changes in place is recomputed and copied back at the end. For a cache of keys that is two copies of the whole cache for
 one new row. Here is found what can be undone, for an engine that runs a graph call by call:
 
     y = relu(x)                  relu_(x)               x dies here, and its memory is the graph's own

@@ -60,13 +60,13 @@ class SlotTable:
         self.given = [called[id(v)] for v, t in zip(plan.output_values, plan.outputs) if t is None]
         self.reads = [frozenset(self.slot(t) for t in step_reads(s.origin)) for s in steps]
         self.writes = [frozenset(self.slot(t) for t in step_writes(s.origin)) for s in steps]
-        places = [p for p in plan.places.values() if p.kind in ("arena", "output") and p.alias is None]
+        places = [p for p in plan.allocations.values() if p.kind in ("arena", "output") and p.alias is None]
         self.memory = {self.slots[p.tensor.id]: p.tensor for p in places if p.tensor.id in self.slots}
-        self.outputs = [s for s, t in self.memory.items() if plan.places[t.id].kind == "output"]
+        self.outputs = [s for s, t in self.memory.items() if plan.allocations[t.id].kind == "output"]
 
     def tensors(self, steps: Sequence[EngineStep]) -> list[Tensor]:
         plan, found = self.plan, dict[int, Tensor]()
-        for place in plan.places.values():
+        for place in plan.allocations.values():
             if place.kind in ("input", "const", "call"):
                 found[place.tensor.id] = place.tensor
         for t in plan.outputs:
@@ -82,7 +82,7 @@ class SlotTable:
         return list(found.values())
 
     def slot(self, t: Tensor) -> int:
-        place = self.plan.places[t.id]
+        place = self.plan.allocations[t.id]
         if place.alias is not None:
             return self.slot(place.alias.tensor)
         if t.id not in self.slots:
@@ -92,7 +92,9 @@ class SlotTable:
 
     def argument(self, name: str) -> int | None:
         """The slot of an argument, if the plan reads or writes it."""
-        places = (p for p in self.plan.places.values() if p.kind == "input" and p.source == name and p.alias is None)
+        places = (
+            p for p in self.plan.allocations.values() if p.kind == "input" and p.source == name and p.alias is None
+        )
         found = next(places, None)
         return self.slot(found.tensor) if found is not None else None
 
@@ -149,7 +151,7 @@ class PlannedExecutable(TakesArguments):
     def constant_tensors(self) -> dict[int, torch.Tensor]:
         """By slot."""
         found: dict[int, torch.Tensor] = {}
-        for place in self.plan.places.values():
+        for place in self.plan.allocations.values():
             if place.kind == "const":
                 tensor = self.reference.constants[id(place.source)]
                 if isinstance(tensor, torch.Tensor):
@@ -161,7 +163,7 @@ class PlannedExecutable(TakesArguments):
 
     def unwritten_arguments(self) -> frozenset[int]:
         """Slots of the arguments that this graph does not write to."""
-        places = [p for p in self.plan.places.values() if p.kind == "input"]
+        places = [p for p in self.plan.allocations.values() if p.kind == "input"]
         written = {p.source for p in places if p.alias is not None}
         return frozenset(self.table.slot(p.tensor) for p in places if p.source not in written)
 
@@ -202,7 +204,7 @@ class PlannedExecutable(TakesArguments):
         for i, spec in enumerate(self.boundary.arguments):
             if isinstance(spec, TensorIn) and i not in viewed and spec.name not in self.written:
                 at(self.table.argument(spec.name)).arguments.append(i)
-        for place in self.plan.places.values():
+        for place in self.plan.allocations.values():
             if place.tensor.id in self.table.made and place.tensor not in self.table.given:
                 at(self.table.slot(place.tensor)).results.append(place.tensor.id)
         return found
@@ -242,7 +244,7 @@ class PlannedExecutable(TakesArguments):
     def seen(self, frame: CallFrame, matrix: Any, t: Tensor) -> Any:
         """A tensor of the plan as one of PyTorch's: a view of the memory it lies in."""
         base = matrix.tensor
-        place = self.plan.places[base.id]
+        place = self.plan.allocations[base.id]
         if place.kind == "call" and t is base:
             return frame.results[base.id][0] if base.id in frame.results else frame.made_by_dispatcher(base)
         if place.kind == "const" and t is base:

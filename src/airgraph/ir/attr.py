@@ -100,4 +100,4 @@ def of(value: Any) -> Attr:
             return KINDS[name](value)
         except AssertionError:
             continue
-    raise AssertionError(f"{value!r} is no attribute of a GE op")
+    raise AssertionError(f"{value!r} is not an attribute of a GE op")

@@ -344,5 +344,5 @@ def read_array(tensor: Any) -> np.ndarray:
         raise VerifyError(f"it has {len(tensor.data)} bytes, which is not {name.lower()}{list(shape)}")
     array = np.frombuffer(tensor.data, np.uint8).copy()
     if name == "BOOL" and array.size and int(array.max()) > 1:
-        raise VerifyError("it has bytes other than 0 and 1, which are no bools")
+        raise VerifyError("it has bytes other than 0 and 1, which are not bools")
     return array.view(element).reshape(shape)

@@ -262,6 +262,8 @@ def from_py(text: str, folder: str | Path = ".", name: str = "graph") -> Graph:
 
 
 class _Reader:
+    """Reads a graph's text statement by statement, with the builders of `ge`; nothing in it is evaluated."""
+
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}
 

@@ -39,7 +39,7 @@ def fulfilled_waits(graph: Graph) -> None:
 
 
 def dead_inputs(graph: Graph) -> PassResult:
-    """An input nobody reads goes, and the others are counted anew. (The caller still passes it; the program drops it.)"""
+    """An input nobody reads goes, and the others are renumbered. (The caller still passes it; the program drops it.)"""
     waited_for = {c for node in graph.nodes for c in node.control}
     gone = [node for node in graph.inputs if not node.output.users and node not in waited_for]
     graph.erase(gone)

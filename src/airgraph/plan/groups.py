@@ -29,13 +29,13 @@ from airgraph.plan.opaque import (
     Scatter,
     TorchCall,
     channels_last,
-    made,
+    new_buffer,
     opaque,
     written_back,
 )
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.split import HALVES, split_reduction
-from airgraph.plan.steps import CallStep, LoopStep, Place, Plan, Step, step_reads, step_writes
+from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
 from airgraph.plan.widening import Widening
@@ -58,7 +58,7 @@ class Known:
     number: int
 
     def __call__(self, t: Tensor) -> tuple[Sequence[Dim], Dim] | None:
-        place = self.planner.places.get(t.id)
+        place = self.planner.allocations.get(t.id)
         if t.id in self.inside or place is None:
             return None
         if t.op != "buffer" and self.planner.made_by.get(t.id, self.number) >= self.number:
@@ -66,7 +66,7 @@ class Known:
         return place.strides, place.offset
 
     def target(self, t: Tensor) -> tuple[Sequence[Dim], Dim]:
-        place = self.planner.places[t.id]
+        place = self.planner.allocations[t.id]
         return place.strides, place.offset
 
 
@@ -74,15 +74,15 @@ class Planner:
     """Makes the plan of one graph for one target, in the three stages above; `plan()` runs them in order.
 
     `tensors` has the formula of every value, `opaque` the nodes that are steps of their own, `roots` the tensors that get
-    memory (`places`), and `steps` what is planned so far. `made_by` says which step computes a tensor, so that a loop is
-    not joined by what reads a later one.
+    memory (`allocations`), and `steps` what is planned so far. `made_by` says which step computes a tensor, so that a loop
+    is not joined by what reads a later one.
     """
 
     def __init__(self, graph: Graph, boundary: Boundary, target: Target) -> None:
         self.graph, self.boundary, self.target = graph, boundary, target
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
         self.wide = Widening(self.of)
-        self.places: dict[int, Place] = {}
+        self.allocations: dict[int, Allocation] = {}
         self.opaque: dict[Node, Opaque] = {}
         self.roots: dict[int, Tensor] = {}
         self.calls: set[int] = set()  # ids of tensors that calls make
@@ -131,7 +131,7 @@ class Planner:
             return
         t = buffer(value.type.shape or (), value.dtype, value)
         strides = spec.strides if isinstance(spec, TensorIn) else ()
-        self.places[t.id] = Place(t, "input", tuple(strides), 0, node.name)
+        self.allocations[t.id] = Allocation(t, "input", tuple(strides), 0, node.name)
         self.tensors[id(value)] = t
 
     def formulas(self) -> None:
@@ -142,7 +142,7 @@ class Planner:
                 case "Const":
                     t = constant(node)
                     if t.op == "buffer":
-                        self.places[t.id] = Place(t, "const", strides_of(t.shape), 0, node.output)
+                        self.allocations[t.id] = Allocation(t, "const", strides_of(t.shape), 0, node.output)
                     self.tensors[id(node.output)] = t
                 case "NetOutput" | "Assign":
                     pass
@@ -185,10 +185,10 @@ class Planner:
             raise UnsupportedPlan("the offset of a view is asked for, and what calls make may have been moved")
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
-        self.opaque[node] = TorchCall(node, reads, [made(value) for value in node.outputs])
+        self.opaque[node] = TorchCall(node, reads, [new_buffer(value) for value in node.outputs])
         self.order.append(node)
         for value, t in zip(node.outputs, self.opaque[node].outputs):
-            self.places[t.id] = Place(t, "call", strides_of(t.shape), 0, value)
+            self.allocations[t.id] = Allocation(t, "call", strides_of(t.shape), 0, value)
             self.tensors[id(value)] = t
             self.calls.add(t.id)
 
@@ -210,17 +210,19 @@ class Planner:
             if rounded is not result:
                 self.order.append(rounded)
         if isinstance(found, Scatter) and found.in_place:
-            memory = self.places[found.x.id]
-            self.places[found.out.id] = Place(found.out, "input", memory.strides, 0, memory.source, alias=memory)
+            memory = self.allocations[found.x.id]
+            self.allocations[found.out.id] = Allocation(
+                found.out, "input", memory.strides, 0, memory.source, alias=memory
+            )
         return True
 
     # -- 2: what gets memory ----------------------------------------------------------------------------------------
     def need(self, t: Tensor) -> Tensor:
         """`t`, or what it is a plain view of, shall have memory."""
-        while t.op in VIEWS and t.id not in self.roots and t.id not in self.places:
+        while t.op in VIEWS and t.id not in self.roots and t.id not in self.allocations:
             t = t.inputs[0]
         number = t.op in ("const", "iota") and not t.shape
-        if t.id not in self.places and t.id not in self.roots and t.op != "buffer" and not number:
+        if t.id not in self.allocations and t.id not in self.roots and t.op != "buffer" and not number:
             self.roots[t.id] = t
         return t
 
@@ -246,24 +248,24 @@ class Planner:
         """An output of the graph: a tensor computed straight into the memory the caller gets."""
         strides = self.layouts().get(number)
         t = self.of(value)
-        if t.id in self.calls and self.places[t.id].source is value:
+        if t.id in self.calls and self.allocations[t.id].source is value:
             return None  # PyTorch made it: handed out as it is
         if t.dtype not in TYPES:
             raise UnsupportedPlan(f"{t.dtype.name} leaves the graph as it came")
         if strides is not None and not dense(t.shape, strides):
-            self.loose.add(number)  # gaps or overlaps: laid out anew by the program
+            self.loose.add(number)  # gaps or overlaps: laid out by the program
             strides = None
         if strides is None:
             strides = strides_of(t.shape)
         whole = base(t)
-        if is_contiguous(t.shape, strides) and whole.id not in self.places and whole.op not in ("const", "iota"):
+        if is_contiguous(t.shape, strides) and whole.id not in self.allocations and whole.op not in ("const", "iota"):
             target = whole
-            self.places[target.id] = Place(target, "output", strides_of(target.shape), 0, number)
+            self.allocations[target.id] = Allocation(target, "output", strides_of(target.shape), 0, number)
             if target.op != "buffer":
                 self.roots[target.id] = target
         else:
             target = point("copy", (t,), t.dtype, t.shape)
-            self.places[target.id] = Place(target, "output", tuple(strides), 0, number)
+            self.allocations[target.id] = Allocation(target, "output", tuple(strides), 0, number)
             self.roots[target.id] = target
             self.order.append(target)
         return target
@@ -273,8 +275,8 @@ class Planner:
         assert isinstance(ref, Value) and isinstance(value, Value)
         target = self.of(ref)
         made = point("copy", (expand_to(self.of(value), target.shape),), target.dtype, target.shape)
-        memory = self.places[target.id]
-        self.places[made.id] = Place(made, "input", memory.strides, 0, memory.source, alias=memory)
+        memory = self.allocations[target.id]
+        self.allocations[made.id] = Allocation(made, "input", memory.strides, 0, memory.source, alias=memory)
         return target, made
 
     def share(self) -> None:
@@ -351,7 +353,7 @@ class Planner:
             self.graph,
             self.boundary,
             self.steps,
-            self.places,
+            self.allocations,
             self.final,
             list(self.graph.net_output.values()),
             self.symbols,
@@ -384,12 +386,12 @@ class Planner:
     def add_root(self, t: Tensor) -> None:
         if t.dtype not in TYPES:
             raise UnsupportedPlan(f"{t.dtype.name} would have to be moved, and loops have no such type")
-        if t.id not in self.places:
-            self.places[t.id] = Place(t, "arena", strides_of(t.shape))
+        if t.id not in self.allocations:
+            self.allocations[t.id] = Allocation(t, "arena", strides_of(t.shape))
         reads = self.reads_of(t)
         last = max((self.made_by.get(i, -1) for i in reads), default=-1)
         step = self.steps[last] if last >= 0 else None
-        if isinstance(step, LoopStep) and not step.alone and self.join(step, last, t):
+        if isinstance(step, LoopStep) and not step.sequential and self.join(step, last, t):
             return
         kernel, domain = self.settled_kernel(t)
         self.made_by[t.id] = len(self.steps)
@@ -488,8 +490,8 @@ class Planner:
             kept = point("copy", made.inputs, made.dtype, made.shape)
             self.add_root(kept)
             again = point("copy", (kept,), made.dtype, made.shape)
-            self.places[again.id] = self.places.pop(made.id)
-            self.places[again.id].tensor = again
+            self.allocations[again.id] = self.allocations.pop(made.id)
+            self.allocations[again.id].tensor = again
             step = LoopStep([again], *self.kernel([again], None))
         return step
 
@@ -505,8 +507,8 @@ class Planner:
         operands = Operands(lambda: self.memory_but(()), self.copy)
         step = self.scatter_step(found, operands) if isinstance(found, Scatter) else found.step(operands)
         for t in found.outputs:
-            if t.id not in self.places:
-                self.places[t.id] = Place(t, "arena", strides_of(t.shape))
+            if t.id not in self.allocations:
+                self.allocations[t.id] = Allocation(t, "arena", strides_of(t.shape))
             self.made_by[t.id] = len(self.steps)
         self.steps.append(step)
 
@@ -514,14 +516,14 @@ class Planner:
         t, x = found.out, found.x
         if not found.in_place:
             copied = point("copy", (x,), x.dtype, x.shape)
-            self.places.setdefault(t.id, Place(t, "arena", strides_of(t.shape)))
-            own = self.places[t.id]
-            self.places[copied.id] = Place(copied, own.kind, own.strides, own.offset, own.source, alias=own)
+            self.allocations.setdefault(t.id, Allocation(t, "arena", strides_of(t.shape)))
+            own = self.allocations[t.id]
+            self.allocations[copied.id] = Allocation(copied, own.kind, own.strides, own.offset, own.source, alias=own)
             self.made_by[copied.id] = len(self.steps)
             self.steps.append(LoopStep([copied], *self.settled_kernel(copied)))
         numbers = [operands.readable(n) for n in found.numbers]
         kernel = build_scatter(t, numbers, operands.readable(found.values), found.how, self.memory_but([t]))
-        return LoopStep([t], kernel, Domain(found.values.shape), alone=True)
+        return LoopStep([t], kernel, Domain(found.values.shape), sequential=True)
 
     # -- clean-up ---------------------------------------------------------------------------------------------------
     def drop_unread(self) -> None:
@@ -533,7 +535,9 @@ class Planner:
         for number, step in enumerate(self.steps):
             if not isinstance(step, LoopStep) or len(step.roots) == 1:
                 continue
-            kept = [t for t in step.roots if self.places[t.id].kind != "arena" or read_by.get(t.id, set()) - {number}]
+            kept = [
+                t for t in step.roots if self.allocations[t.id].kind != "arena" or read_by.get(t.id, set()) - {number}
+            ]
             if len(kept) == len(step.roots) or not kept:
                 continue
             gone = [t for t in step.roots if t not in kept]
@@ -563,10 +567,10 @@ class Planner:
     def drop_places(self) -> None:
         """Constants and intermediates that no step reads or writes, once all are planned."""
         used = {t.id for step in self.steps for t in (*step_reads(step), *step_writes(step))}
-        used |= {p.alias.tensor.id for p in self.places.values() if p.alias is not None}
-        for p in list(self.places.values()):
+        used |= {p.alias.tensor.id for p in self.allocations.values() if p.alias is not None}
+        for p in list(self.allocations.values()):
             if p.kind in ("arena", "const") and p.tensor.id not in used:
-                del self.places[p.tensor.id]
+                del self.allocations[p.tensor.id]
 
 
 def base(t: Tensor) -> Tensor:

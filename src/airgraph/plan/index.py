@@ -54,6 +54,8 @@ class CutVar(Exception):
 
 @dataclass(frozen=True)
 class Affine:
+    """An index: const + Σ coefficient · loop variable."""
+
     const: Dim = 0
     terms: tuple[tuple[Var, Dim], ...] = ()
 

@@ -44,7 +44,7 @@ class Product:
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.a, self.b, self.bias, self.ends)
+        return present(self.a, self.b, self.bias, self.ends)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -80,7 +80,7 @@ class Attention:
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.q, self.k, self.v, self.mask)
+        return present(self.q, self.k, self.v, self.mask)
 
     def step(self, operands: Operands) -> AttentionStep:
         q, k, v, mask = self.q, self.k, self.v, self.mask
@@ -106,7 +106,7 @@ class Convolution:
 
     @property
     def operands(self) -> list[Tensor]:
-        return there(self.x, self.w, self.bias)
+        return present(self.x, self.w, self.bias)
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -192,11 +192,11 @@ KernelStep = Product | Attention | Convolution  # needs a kernel of the engine's
 Opaque = KernelStep | Scatter | TorchCall
 
 
-def there(*tensors: Tensor | None) -> list[Tensor]:
+def present(*tensors: Tensor | None) -> list[Tensor]:
     return [t for t in tensors if t is not None]
 
 
-def made(value: Value, dtype: DataType | None = None) -> Tensor:
+def new_buffer(value: Value, dtype: DataType | None = None) -> Tensor:
     return buffer(value.type.shape or (), value.dtype if dtype is None else dtype, value)
 
 
@@ -205,7 +205,7 @@ def opaque(node: Node, of: Of, wide: Of) -> Scatter | KernelStep | None:
     """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it.
     `wide`: as `of`, but halves as float32 where the target widens them."""
     if node.op in ("ScatterElements", "IndexPutV2"):
-        return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=made(node.output))
+        return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=new_buffer(node.output))
     recognise = RECOGNISED.get(node.op)
     if recognise is None or node.control:
         return None
@@ -226,7 +226,7 @@ def matmul(node: Node, of: Of) -> Product:
     c = of(bias) if isinstance(bias, Value) else None
     if c is not None and len(c.shape) != 1:
         raise UnsupportedLowering("a bias that is no vector")
-    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, made(node.output, a.dtype))
+    return Product(reshape(a, (1, *a.shape)), reshape(b, (1, *b.shape)), c, new_buffer(node.output, a.dtype))
 
 
 def batch_matmul(node: Node, of: Of) -> Product:
@@ -239,7 +239,7 @@ def batch_matmul(node: Node, of: Of) -> Product:
         a = permute(a, (0, 2, 1))
     if node.attrs.get("adj_x2"):
         b = permute(b, (0, 2, 1))
-    return Product(a, b, None, made(node.output, a.dtype))
+    return Product(a, b, None, new_buffer(node.output, a.dtype))
 
 
 def grouped(node: Node, of: Of) -> Product:
@@ -249,7 +249,7 @@ def grouped(node: Node, of: Of) -> Product:
         raise UnsupportedLowering("a grouped product whose ends are not int32")
     if not same(x.shape[1], weight.shape[1]) or not same(ends.shape[0], weight.shape[0]):
         raise UnsupportedLowering("a grouped product of other groups than there are weights")
-    return Product(reshape(x, (1, *x.shape)), weight, None, made(node.output), ends)
+    return Product(reshape(x, (1, *x.shape)), weight, None, new_buffer(node.output), ends)
 
 
 def attention(node: Node, of: Of) -> Attention:
@@ -269,7 +269,7 @@ def attention(node: Node, of: Of) -> Attention:
     if same_shape(few_k.shape[:3], few_v.shape[:3]):
         k, v = few_k, few_v
     read = [bool(o.users) for o in node.outputs]
-    causal, outputs = bool(node.attrs.get("is_causal", False)), [made(o) for o in node.outputs]
+    causal, outputs = bool(node.attrs.get("is_causal", False)), [new_buffer(o) for o in node.outputs]
     return Attention(q, k, v, mask, float(scale), causal, outputs, lse=any(read[1:2]), more=any(read[2:]))
 
 
@@ -295,7 +295,7 @@ def conv(node: Node, of: Of) -> Convolution:
     top, bottom, left, right = attrs["pads"]
     (_, _, sh, sw), (_, _, dh, dw) = attrs["strides"], attrs["dilations"]
     groups = attrs.get("groups", 1)
-    out = made(node.output)
+    out = new_buffer(node.output)
     if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
         raise UnsupportedLowering("a convolution of an empty image, or padded on one side")
     if x.shape[1] != w.shape[1] * groups:

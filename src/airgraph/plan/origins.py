@@ -14,7 +14,7 @@ def nodes_of(plan: Plan, step: Step) -> list[Node]:
     if isinstance(step, CallStep):
         return [step.node]
     written = {t.id for t in step_writes(step)}
-    memory = {t.id for t in step_reads(step)} | plan.places.keys() - written
+    memory = {t.id for t in step_reads(step)} | plan.allocations.keys() - written
     found: dict[Node, None] = {}
     waiting, seen = [*step_writes(step)], set[int]()
     while waiting:

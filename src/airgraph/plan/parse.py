@@ -21,6 +21,7 @@ from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
 from airgraph.plan.nest import schedule
 from airgraph.plan.steps import (
+    Allocation,
     AttentionSizes,
     AttentionStep,
     CallStep,
@@ -30,16 +31,16 @@ from airgraph.plan.steps import (
     GemmStep,
     LoopStep,
     Matrix,
-    Place,
     Plan,
     Step,
 )
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr, ExprPool, Pick, Tensor, buffer
 from airgraph.plan.text import DEFAULT_TYPES, type_name
-from airgraph.plan.tokens import Line, SizeReader
+from airgraph.plan.tokens import Line, SizeReader, is_whole, kind_of
 
 TYPES = {type_name(d): d for d in DataType}
+LITERALS = ("inf", "nan", "True", "False")
 
 
 def parse_plan(
@@ -84,7 +85,7 @@ class PlanReader:
     def finished(self) -> Plan:
         plan = self.found
         for id_, name in self.aliases.items():
-            plan.places[id_].alias = plan.places[self.tensor(name).id]
+            plan.allocations[id_].alias = plan.allocations[self.tensor(name).id]
         if len(plan.outputs) != len(plan.output_values):
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
         for step in plan.steps:
@@ -128,7 +129,7 @@ class PlanReader:
     # -- memory -------------------------------------------------------------------------------------------------------
     def tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise VerifyError(f"{name} is no tensor of the plan")
+            raise VerifyError(f"{name} is not a tensor of the plan")
         return self.tensors[name]
 
     def type(self, line: Line) -> tuple[DataType, tuple[Dim, ...]]:
@@ -137,7 +138,7 @@ class PlanReader:
     def dtype(self, line: Line) -> DataType:
         name = line.next("name")
         if name not in TYPES:
-            raise VerifyError(f"{name} is no element type")
+            raise VerifyError(f"{name} is not an element type")
         return TYPES[name]
 
     def place(self, name: str, line: Line) -> None:
@@ -156,11 +157,11 @@ class PlanReader:
             case "arena":
                 pass
             case _:
-                raise VerifyError(f"{kind} is no kind of memory")
+                raise VerifyError(f"{kind} is not a kind of memory")
         t = self.tensors[name] = buffer(shape, dtype, source)
         strides = self.size.many(line) if line.take("strides") else strides_of(shape)
         offset = self.size(line) if line.take("offset") else 0
-        self.found.places[t.id] = Place(t, kind, strides, offset, source)
+        self.found.allocations[t.id] = Allocation(t, kind, strides, offset, source)
         if line.take("alias"):
             self.aliases[t.id] = line.next("name")
 
@@ -231,7 +232,7 @@ class PlanReader:
                 return ConvStep(out, x, w, bias, self.sizes(line, ConvSizes), line.take("channels_last"))
             case "call":
                 return self.call(line)
-        raise VerifyError(f"{kind} is no kind of step")
+        raise VerifyError(f"{kind} is not a kind of step")
 
     def result(self, line: Line) -> Tensor:
         found = self.tensor(line.next("name"))
@@ -294,7 +295,7 @@ class PlanReader:
 
     # -- loops --------------------------------------------------------------------------------------------------------
     def loop(self, line: Line, step: LoopStep) -> LoopStep:
-        step.alone = line.take("sequential")
+        step.sequential = line.take("sequential")
         outer: dict[str, Var] = {}
         inner: dict[str, Var] = {}
         while line.kind() == "name":
@@ -359,7 +360,7 @@ class KernelReader:
                 continue
             factors: list[Any] = []
             while True:
-                name = line.peek() if line.kind() == "name" else ""
+                name = line.peek()
                 if name in self.loops:
                     line.next()
                     terms.append((self.loops[name], self.coefficient(factors)))
@@ -383,11 +384,11 @@ class KernelReader:
         """Reads `8*o0` or `o0`, which nearly all terms are, if it comes next."""
         at, words = line.at, line.words
         if words[at] in self.loops:
-            terms.append((self.loops[line.next("name")], 1))
-        elif line.kinds[at] == "number" and words[at + 1] == "*" and words[at + 2] in self.loops:
-            coefficient = line.whole()
-            line.expect("*")
-            terms.append((self.loops[line.next("name")], coefficient))
+            terms.append((self.loops[words[at]], 1))
+            line.at += 1
+        elif words[at + 1] == "*" and words[at + 2] in self.loops and is_whole(words[at]):
+            terms.append((self.loops[words[at + 2]], int(words[at])))
+            line.at += 3
         else:
             return False
         return True
@@ -407,18 +408,17 @@ class KernelReader:
 
     # -- expressions --------------------------------------------------------------------------------------------------
     def expr(self, line: Line) -> Expr:
-        name = line.peek() if line.kind() == "name" else ""
-        after = line.peek(1)
-        if not name or name in ("inf", "nan", "True", "False"):
+        name, after = line.words[line.at], line.words[line.at + 1]
+        if kind_of(name) != "name" or name in LITERALS:
             return self.const(line)
-        line.next()
+        line.at += 1
         if after == "[":
             return self.load(name, line)
         if after != "(":
             if name not in self.named:
                 raise VerifyError(f"{name} is not computed before")
             return self.named[name]
-        line.expect("(")
+        line.at += 1
         line.nest()
         found = self.function(name, line)
         line.depth -= 1
@@ -445,7 +445,12 @@ class KernelReader:
             if numbers:
                 raise VerifyError("an index does not depend on numbers")
             return self.pool.make("iota", (), self.suffix(line, DataType.DT_INT64), None, at)
-        args = [self.expr(line) for _ in line.separated(")")]
+        args = []
+        if not line.take(")"):
+            args.append(self.expr(line))
+            while line.take(","):
+                args.append(self.expr(line))
+            line.expect(")")
         types = [a.dtype for a in args]
         reduction = name.removesuffix("_i")
         if name in TYPES and len(args) == 1:
@@ -454,5 +459,5 @@ class KernelReader:
             return self.pool.make("reduce", args, self.suffix(line, types[0]), reduction)
         function = FUNCTIONS.get(name)
         if function is None or function.arity != len(args):
-            raise VerifyError(f"{name} is no function of {len(args)} numbers")
+            raise VerifyError(f"{name} is not a function of {len(args)} numbers")
         return self.pool.make(name, args, self.suffix(line, function.result(types)))

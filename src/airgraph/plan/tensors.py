@@ -231,14 +231,16 @@ class ExprPool:
         mark = (type(source), str(source)) if op == "const" else id(source) if source is not None else None
         if op == "reduce":
             mark = source
-        key = (op, tuple(id(a) for a in args), dtype, mark, at, picks)
+        key = (op, tuple(map(id, args)), dtype, mark, at, picks)
         found = self.made.get(key)
         if found is None:
             found = Expr(op, tuple(args), dtype, source, at, picks, id=len(self.made))
             variables = frozenset(at.vars()) if at else frozenset()
+            level = 0
             for a in args:
                 variables |= a.vars
+                level = max(level, a.level)
             found.vars = variables - self.inner if op == "reduce" else variables
-            found.level = max((a.level for a in args), default=0) + (op == "reduce")
+            found.level = level + (op == "reduce")
             self.made[key] = found
         return found

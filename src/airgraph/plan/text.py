@@ -30,7 +30,7 @@ from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import FUNCTIONS
 from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Part
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Place, Plan, Step
+from airgraph.plan.steps import Allocation, AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Expr, Picks, Tensor
 
 LEAVES = ("load", "const", "iota")  # written where they are used, however often
@@ -122,7 +122,7 @@ class PlanText:
         plan = self.plan
         steps = [line for number, step in enumerate(plan.steps) for line in self.step(number, step)]
         outputs = [self.output(i, t) for i, t in enumerate(plan.outputs)]
-        memory = [self.place(p) for p in plan.places.values()]
+        memory = [self.place(p) for p in plan.allocations.values()]
         for s in sorted(plan.symbols, key=str):
             self.size.symbol(s)
         symbols = [self.symbol(name, s) for name, s in sorted(self.size.symbols.items())]
@@ -138,7 +138,7 @@ class PlanText:
     def name(self, t: Tensor) -> str:
         """Arguments by their own names where those are names, the rest in the order they appear."""
         if t.id not in self.names:
-            place = self.plan.places[t.id]
+            place = self.plan.allocations[t.id]
             name = str(place.source) if place.kind == "input" else ""
             if not NAME.fullmatch(name) or GENERATED.fullmatch(name) or name in WORDS:
                 letter = "a" if place.kind == "input" else "t"
@@ -152,7 +152,7 @@ class PlanText:
     def type(self, t: Tensor) -> str:
         return f"{type_name(t.dtype)}{self.size.many(t.shape)}"
 
-    def place(self, p: Place) -> str:
+    def place(self, p: Allocation) -> str:
         name = self.name(p.tensor)
         words = [f"{name}: {self.type(p.tensor)} {p.kind}"]
         match p.kind:
@@ -223,7 +223,7 @@ class PlanText:
         """Loops are listed in the order they were made: sums over them are written in that order."""
         loops = {v: f"o{i}" for i, v in enumerate(part.outer)} | {v: f"i{i}" for i, v in enumerate(part.inner)}
         over = ", ".join(f"{loops[v]}<{self.size(v.size)}" for v in sorted(loops, key=lambda v: v.id))
-        sequential = " sequential" if step.alone else ""
+        sequential = " sequential" if step.sequential else ""
         lines = [f"{number} loop{sequential} {over}".rstrip()]
         exprs = part.exprs()
         uses: dict[int, int] = {}

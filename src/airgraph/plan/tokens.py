@@ -9,8 +9,10 @@ Most sizes are integers and occur in every other line: those take a shortcut, an
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,13 +23,28 @@ from airgraph.ir.exact import LARGEST, DataReader
 from airgraph.ir.types import Dim, dim
 
 TOKEN = re.compile(
-    r"""\s*(?:([A-Za-z_][\w.]*'*)|(\d+(?:\.\d+)?(?:e[+-]?\d+)?)|("(?:[^"\\]|\\.)*")|(\*\*|[-+*()\[\],:=<@])|(\S))""",
-    re.ASCII,
+    r"""[A-Za-z_][\w.]*'*|\d+(?:\.\d+)?(?:e[+-]?\d+)?|"(?:[^"\\]|\\.)*"|\*\*|[-+*()\[\],:=<@]|\S""", re.ASCII
 )
 NESTED = 100  # parentheses within each other
 DIGITS = 40  # of a number
 CLOSING = (",", "]", ")")  # behind these a size is at its end
-KINDS_OF_TOKENS = ("", "name", "number", "string", "sign", "other")
+END = ("", "")
+KIND_BY_FIRST = {
+    **dict.fromkeys(string.ascii_letters + "_", "name"),
+    **dict.fromkeys(string.digits, "number"),
+    **dict.fromkeys("-+*()[],:=<@", "sign"),
+    '"': "string",
+}
+
+
+def kind_of(word: str) -> str:
+    if word == '"':  # it has no end
+        return "other"
+    return KIND_BY_FIRST.get(word[0], "other") if word else "end"
+
+
+def is_whole(word: str) -> bool:
+    return word.isdigit() and word.isascii() and len(word) <= DIGITS
 
 
 class Line:
@@ -35,19 +52,19 @@ class Line:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        found = [(KINDS_OF_TOKENS[m.lastindex or 0], m[m.lastindex or 0], m.end()) for m in TOKEN.finditer(text)]
-        ends = [("end", "", len(text))] * 2
-        self.kinds, self.words, self.ends = (list(x) for x in zip(*found, *ends))
+        self.words = TOKEN.findall(text)
+        self.words += END
         self.at = self.depth = 0
 
     def peek(self, ahead: int = 0) -> str:
         return self.words[self.at + ahead]
 
     def kind(self, ahead: int = 0) -> str:
-        return self.kinds[self.at + ahead]
+        return kind_of(self.words[self.at + ahead])
 
     def next(self, kind: str | None = None) -> str:
-        found, text = self.kinds[self.at], self.words[self.at]
+        text = self.words[self.at]
+        found = kind_of(text)
         if found in ("end", "other") or (kind is not None and kind != found):
             raise VerifyError(f"a {kind or 'word'} expected, not {text or 'the end'}")
         self.at += 1
@@ -55,7 +72,7 @@ class Line:
 
     def take(self, token: str) -> bool:
         """Whether this comes next; then it is taken."""
-        if self.words[self.at] != token or self.kinds[self.at] == "string":
+        if self.words[self.at] != token:
             return False
         self.at += 1
         return True
@@ -70,7 +87,8 @@ class Line:
 
     def rest(self) -> str:
         """The text behind the last token."""
-        text = self.text[self.ends[self.at - 1] :].strip()
+        last = next(itertools.islice(TOKEN.finditer(self.text), self.at - 1, None))
+        text = self.text[last.end() :].strip()
         self.at = len(self.words) - 2
         return str(json.loads(text)) if text.startswith('"') else text
 
@@ -89,9 +107,10 @@ class Line:
         return str(json.loads(self.next())) if self.kind() == "string" else self.next("name")
 
     def whole(self) -> int:
-        text = self.next("number")
-        if not text.isdigit() or len(text) > DIGITS:
-            raise VerifyError(f"{text[:DIGITS]} is not a whole number")
+        text = self.words[self.at]
+        if not is_whole(text):
+            raise VerifyError(f"{self.next('number')[:DIGITS]} is not a whole number")
+        self.at += 1
         return int(text)
 
     def number(self) -> float | int | bool:
@@ -132,7 +151,7 @@ class SizeReader:
         return name, bound
 
     def __call__(self, line: Line) -> Dim:
-        if line.kinds[line.at] == "number" and line.words[line.at + 1] in CLOSING:
+        if line.words[line.at + 1] in CLOSING and is_whole(line.words[line.at]):
             return line.whole()
         return self.sum([self.term(line), *self.more(line)])
 
@@ -170,7 +189,7 @@ class SizeReader:
         name = line.next("name")
         if not line.take("("):
             if name not in self.reader.symbols:
-                raise VerifyError(f"{name} is no symbol that the plan declares")
+                raise VerifyError(f"{name} is not a symbol that the plan declares")
             return self.reader.symbols[name]
         return self.function(name, line)
 
@@ -187,7 +206,7 @@ class SizeReader:
 
     def applied(self, name: str, args: list[Any]) -> Any:
         if name not in self.reader.functions or not args:
-            raise VerifyError(f"{name} is no function of sizes")
+            raise VerifyError(f"{name} is not a function of sizes")
         if all(isinstance(a, int) for a in args) and name in ("Add", "Mul"):
             total = args[0]
             for a in args[1:]:
@@ -203,6 +222,12 @@ class SizeReader:
 
     def many(self, line: Line) -> tuple[Dim, ...]:
         line.expect("[")
+        words, end = line.words, line.at
+        while is_whole(words[end]) and words[end + 1] == ",":
+            end += 2
+        if is_whole(words[end]) and words[end + 1] == "]":  # integers only, as most are
+            start, line.at = line.at, end + 2
+            return tuple(map(int, words[start : end + 1 : 2]))
         return tuple([self(line) for _ in line.separated("]")])
 
 

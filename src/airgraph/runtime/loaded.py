@@ -151,7 +151,10 @@ class LoadedModel:
         self.flat = contract.in_spec == ["tuple", ["tuple", *[LEAF] * count], ["dict", []]]  # arguments in a row
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self.flatten(args, kwargs)
+        return rebuilt(self.contract.out_spec, iter(self.results(self.flatten(args, kwargs))))
+
+    def results(self, leaves: Sequence[Any]) -> list[Any]:
+        """Of arguments in a row."""
         self.check(leaves)
         given = [*(self.live() if self.live else self.first), *leaves]
         changed = [given[i] for i in self.written]
@@ -162,7 +165,7 @@ class LoadedModel:
                 original.copy_(copy)
         if changed:
             torch.autograd.graph.increment_version(changed)
-        return rebuilt(self.contract.out_spec, iter(results))
+        return results
 
     def lay_out(self, given: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Arguments whose place in memory counts and that lie in another way than the exported ones become copies that do
@@ -187,7 +190,7 @@ class LoadedModel:
         found = structure(spec)
         if found != wanted:
             raise BindError(
-                f"{self.name} was exported for arguments of another structure",
+                f"{self.name} was exported for arguments with another structure",
                 where={"exported": str(wanted), "called": str(found)},
                 hint="positional and named arguments as in the example of the export",
             )

@@ -64,16 +64,16 @@ def parse_air(data: bytes, file: Path) -> Any:
     body, end = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if not end.startswith(SEAL_START):
         raise ExportError(
-            f"{file} has no seal at its end: it was cut short, or another program wrote it",
+            f"{file} is truncated (missing checksum), or another program wrote it",
             where={"size": f"{len(data)} bytes"},
             hint="export it again, with airgraph",
         )
     if end != seal(body):
         raise ExportError(
-            f"{file} was changed since it was written: its contents do not fit its seal",
+            f"{file} was changed since it was written: its contents do not match its checksum",
             hint="copy it again, or export it again",
         )
     try:
         return ModelDef.FromString(body)
     except DecodeError as error:
-        raise ExportError(f"{file} is no GE model (ge.proto.ModelDef)", where={"reason": str(error)}) from error
+        raise ExportError(f"{file} is not a GE model (ge.proto.ModelDef)", where={"reason": str(error)}) from error

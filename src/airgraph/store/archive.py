@@ -100,7 +100,7 @@ class Archive:
             raise
         except (zipfile.BadZipFile, struct.error, NotImplementedError, EOFError, OverflowError, ValueError) as error:
             raise ExportError(
-                f"{file} is no .airp file, or a truncated one",
+                f"{file} is not an .airp file, or is truncated",
                 where={"reason": str(error) or type(error).__name__},
                 hint="copy it again, or save it again",
             ) from error
@@ -147,9 +147,9 @@ def place_of(mapping: mmap.mmap, info: zipfile.ZipInfo, file: Path) -> MemberPla
         raise ExportError(f"{file}: {info.filename!r} is compressed or encrypted, and nothing in an .airp file is")
     at = info.header_offset
     if not 0 <= at <= len(mapping) - HEADER.size:
-        raise ExportError(f"{file}: {info.filename!r} lies outside of the file")
+        raise ExportError(f"{file}: {info.filename!r} extends beyond the file")
     magic, name, extra = HEADER.unpack(mapping[at : at + HEADER.size])
     start = at + HEADER.size + name + extra
     if magic != b"PK\x03\x04" or start + info.file_size > len(mapping):
-        raise ExportError(f"{file}: {info.filename!r} is truncated or lies outside of the file")
+        raise ExportError(f"{file}: {info.filename!r} is truncated or extends beyond the file")
     return MemberPlace(start, info.file_size)

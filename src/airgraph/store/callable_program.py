@@ -35,21 +35,23 @@ class CallableProgram:
     laid: list[int]
     static: bool
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, extra: Mapping[str, Any] | None = None) -> bytes:
+        """`extra` is kept beside it: whatever JSON holds."""
         writer = DataWriter(FUNCTIONS)
         described = {**boundary_data(self.boundary, writer), **contract_data(self.contract, writer)}
         more = {"weights": self.weights, "written": self.written, "laid": self.laid, "static": self.static}
-        return self.image.to_bytes({"call": {**described, "symbols": writer.symbol_table()}, **more})
+        return self.image.to_bytes({**(extra or {}), "call": {**described, "symbols": writer.symbol_table()}, **more})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> CallableProgram:
+    def from_bytes(cls, data: bytes) -> tuple[CallableProgram, dict[str, Any]]:
+        """The program, and what was kept beside it."""
         image, more = ProgramImage.from_bytes(data)
         call = more["call"]
         reader = DataReader(call["symbols"], FUNCTIONS)
         boundary = read_boundary(call, reader, len(image.made))
         leaves = len(boundary.arguments) - len(more["weights"])
         contract = Description(call, reader).contract(leaves, len(boundary.results))
-        return cls(image, boundary, contract, more["weights"], more["written"], more["laid"], more["static"])
+        return cls(image, boundary, contract, more["weights"], more["written"], more["laid"], more["static"]), more
 
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
@@ -57,12 +59,17 @@ class CallableProgram:
         return None if None in found.values() else found  # type: ignore[return-value]
 
     def program(
-        self, name: str, journal: Journal, config: Config, again: Callable[[], Any], find: Callable[[str], bytes | None]
+        self,
+        name: str,
+        journal: Journal,
+        config: Config,
+        again: Callable[[], Any],
+        find: Callable[[str], bytes | None] = known_object,
     ) -> Any:
         """Ready to run, with object code that `find` gives by its digest. `again` compiles it."""
         from airgraph.engine.native.stored import StoredExecutable
 
-        executable = StoredExecutable(name, self.image, self.boundary, again if self.image.calls else None, find)
+        executable = StoredExecutable(name, self.image, self.boundary, again, find)
         return ProgramMaker(name, self.boundary, journal, config).direct(executable)
 
 

@@ -176,7 +176,7 @@ class Description:
 
     def sizes(self, data: Any) -> tuple[Any, ...]:
         if not isinstance(data, list):
-            raise VerifyError(f"{shown(data)} are no sizes")
+            raise VerifyError(f"{shown(data)} are not sizes")
         return tuple(self.reader.size(d) for d in data)
 
     def layout(self, data: Any) -> Layout:
@@ -185,7 +185,7 @@ class Description:
                 parts = self.sizes(shape), self.sizes(strides)
                 if len(parts[0]) == len(parts[1]):
                     return Layout(*parts, *self.sizes([offset]))
-        raise VerifyError(f"{shown(data)} is no layout")
+        raise VerifyError(f"{shown(data)} is not a layout")
 
     def dtype(self, where: Mapping[str, Any]) -> int:
         try:
@@ -204,7 +204,7 @@ class Description:
                 return NumberIn(name, self.reader.known(value), NUMBERS[kind])
             case {"object": str(name)}:
                 return ObjectIn(name)
-        raise VerifyError(f"{shown(data)} is no argument")
+        raise VerifyError(f"{shown(data)} is not an argument")
 
     def result(self, data: Any, arguments: Sequence[Argument], outputs: int) -> Result:
         match data:
@@ -214,7 +214,7 @@ class Description:
             case {"of_input": int(), "layout": layout}:
                 place = self.index("of_input", data, len(arguments))
                 if not isinstance(arguments[place], TensorIn):
-                    raise VerifyError(f"a result is a view of argument {place}, which is no tensor")
+                    raise VerifyError(f"a result is a view of argument {place}, which is not a tensor")
                 return OfInput(place, self.layout(layout), self.dtype(data))
             case {"of_output": int(), "base": base, "layout": layout, "device": str(device)}:
                 place = self.index("of_output", data, outputs)
@@ -223,15 +223,15 @@ class Description:
                 return Number(self.reader.known(expr))
             case {"plain": value}:
                 return Plain(self.reader.value(value))
-        raise VerifyError(f"{shown(data)} is no result")
+        raise VerifyError(f"{shown(data)} is not a result")
 
     def contract(self, leaves: int, results: int) -> Contract:
         in_spec, out_spec = self.data.get("in"), self.data.get("out")
         for spec, count in ((in_spec, leaves), (out_spec, results)):
             if not is_structure(spec) or leaf_count(spec) > count:
-                raise VerifyError(f"{shown(spec)} is no structure of {count} values")
+                raise VerifyError(f"{shown(spec)} is not a structure of {count} values")
         if leaf_count(in_spec) != leaves:
-            raise VerifyError(f"{shown(in_spec)} is no structure of {leaves} values")
+            raise VerifyError(f"{shown(in_spec)} is not a structure of {leaves} values")
         numbers = [
             (self.index("place", {"place": place}, leaves), self.reader.value(value))
             for place, value in pairs(self.get("numbers", list), 2)

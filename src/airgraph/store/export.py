@@ -82,7 +82,7 @@ def refuse_untold(graph: Graph, boundary: Boundary) -> None:
         rest = free([*layout.shape, *layout.strides, layout.offset]) - told if layout else set()
         if rest:
             raise ExportError(
-                f"result {i} depends on {', '.join(map(str, rest))}, which no argument tells: "
+                f"result {i} depends on {', '.join(map(str, rest))}, which no argument determines: "
                 "it is a view that counts from the start of an argument's memory",
                 hint="a contiguous copy of that argument in the example",
             )

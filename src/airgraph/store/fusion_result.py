@@ -46,7 +46,7 @@ def write_fusion_result(journal: Journal, config: Config) -> Path | None:
 
 
 def earlier(target: Path) -> dict[str, Any]:
-    """What other graphs wrote; a file that is no result is written anew."""
+    """What other graphs wrote; a file that is no result is overwritten."""
     try:
         found = json.loads(target.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

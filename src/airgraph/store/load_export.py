@@ -44,7 +44,7 @@ def find_air(path: str | Path) -> Path:
     if len(files) != 1:
         listed = ", ".join(f.name for f in files) or "none"
         raise ExportError(
-            f"there is not one .air file in the folder {found}",
+            f"the folder {found} does not contain exactly one .air file",
             where={"files": listed},
             hint="the path of the file itself",
         )
@@ -94,7 +94,7 @@ def read_model(
     if not isinstance(description, dict) or len(message.graph) != 1:
         raise VerifyError("it does not say how it is called", hint="only exports of airgraph's can be loaded")
     if description.get("version") != VERSION:
-        raise VerifyError(f"it is of version {shown(description.get('version'))}, and this airgraph reads {VERSION}")
+        raise VerifyError(f"it has version {shown(description.get('version'))}, and this airgraph reads {VERSION}")
     symbols = description.get("symbols")
     if not isinstance(symbols, dict):
         raise VerifyError(f"its symbols are {shown(symbols)}")
@@ -115,7 +115,7 @@ def assembled(
     arguments = [description.argument(data, graph) for data in description.get("arguments", list)]
     names = [argument.name for argument in arguments]
     if sorted(names) != sorted(node.name for node in graph.inputs) or names[: len(tensors)] != list(tensors):
-        raise VerifyError("its arguments are not the inputs of its graph", where={"arguments": shown(names)})
+        raise VerifyError("its arguments do not match the inputs of its graph", where={"arguments": shown(names)})
     outputs = len(list(graph.net_output.values()))
     results = [description.result(data, arguments, outputs) for data in description.get("results", list)]
     contract = description.contract(len(arguments) - len(tensors), len(results))
@@ -125,7 +125,7 @@ def assembled(
         raise VerifyError("two weights have the same name")
     written = [description.index("i", {"i": i}, len(arguments)) for i in description.get("written", list)]
     if not all(isinstance(arguments[i], TensorIn) for i in written):
-        raise VerifyError("it writes to an argument that is no tensor")
+        raise VerifyError("it writes to an argument that is not a tensor")
     tied = {str(k): str(v) for k, v in description.get("tied", dict).items()}
     return StoredModel(graph, Boundary(arguments, results), held, contract, written, tied)
 
@@ -191,7 +191,7 @@ def read_weight(
     op: Any, extra: Mapping[str, Any], file: Path, wanted: bool, state: Mapping[str, torch.Tensor] | None
 ) -> torch.Tensor:
     if len(op.output_desc) != 1 or op.type not in ("Const", "FileConstant", "Variable"):
-        raise VerifyError(f"a weight is no {shown(op.type)}")
+        raise VerifyError(f"a weight cannot be a {shown(op.type)}")
     desc = op.output_desc[0]
     shape, ge_type = tuple(desc.shape.dim), dtype_of(desc.dtype)
     dtype = TORCH_TYPES.get(ge_type)
@@ -209,7 +209,7 @@ def read_weight(
     else:
         tensor = from_bytes(op.attr["value"].t.data, shape, dtype, size)
     if dtype == torch.bool and size and int(tensor.view(torch.uint8).max()) > 1:
-        raise VerifyError("it has bytes other than 0 and 1, which are no bools")
+        raise VerifyError("it has bytes other than 0 and 1, which are not bools")
     return tensor
 
 
@@ -241,7 +241,7 @@ def from_file(
     """A weight out of its own file, which lies beside the model whatever path was written into it."""
     name, digest = extra["file"], hashlib.sha256()
     if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
-        raise VerifyError(f"{shown(name)} is no name of a weight's file")
+        raise VerifyError(f"{shown(name)} is not the name of a weight's file")
     path = weight_path(air, name)
     if path.stat().st_size != size:
         raise VerifyError(f"{path} has {path.stat().st_size} bytes, and the weight {size}")
@@ -300,9 +300,11 @@ def usable(device: str, asked: bool, note: Callable[[str], None]) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         if asked:
             raise ExportError(
-                f"the device {device!r} is not there", where={"reason": str(error).splitlines()[0]}, hint='device="cpu"'
+                f"the device {device!r} is not available",
+                where={"reason": str(error).splitlines()[0]},
+                hint='device="cpu"',
             ) from error
-        note(f"exported on {device}, which is not there: what was on it is on the CPU")
+        note(f"exported on {device}, which is not available: what was on it is on the CPU")
         return "cpu"
 
 

@@ -85,8 +85,7 @@ class ProgramEntry:
             return None
         name, journal = self.maker.name, self.maker.journal
         try:
-            again = self.again if kept.image.calls else None
-            executable = StoredExecutable(name, kept.image, kept.boundary, again)
+            executable = StoredExecutable(name, kept.image, kept.boundary, self.again)
         except MissingCode:
             self.cache.note(f"the object code of the program {self.key.digest[:12]} is gone: it is compiled again")
             return None
@@ -127,7 +126,7 @@ class ProgramEntry:
             reason: Any = "another engine runs it"
         else:
             reason = executable.as_image(hints(executable.sources, inputs))
-        if not isinstance(reason, str) and not self.has_code(reason):
+        if not isinstance(reason, str) and not keep_objects(self.cache, reason):
             reason = "its object code is not in the cache"
         if not isinstance(reason, str):
             more = {"static": static, "said": before.since(journal), "text": self.text}
@@ -140,16 +139,17 @@ class ProgramEntry:
         journal.counters["programs not kept"] += 1
         return [f"program not kept: {reason}"]
 
-    def has_code(self, image: ProgramImage) -> bool:
-        """Whether the object code is there; what this process had compiled for another folder is added."""
-        from airgraph.engine.native.llvm.jit import OBJECTS
 
-        for digest in image.digests():
-            key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
-            there = self.cache.path("object", key).exists()
-            if not there and (code is None or not self.cache.put("object", key, code)):
-                return False
-        return True
+def keep_objects(cache: Cache, image: ProgramImage) -> bool:
+    """Whether the object code is there; what this process had compiled for another folder is added."""
+    from airgraph.engine.native.llvm.jit import OBJECTS
+
+    for digest in image.digests():
+        key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
+        there = cache.path("object", key).exists()
+        if not there and (code is None or not cache.put("object", key, code)):
+            return False
+    return True
 
 
 # -- a tool's look at what is not there ---------------------------------------------------------------------------------

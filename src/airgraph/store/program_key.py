@@ -51,6 +51,8 @@ def graph_text(gm: torch.fx.GraphModule, registry: Registry) -> str:
 
 
 class GraphText:
+    """Writes an FX graph as text in which equal programs are equal: symbols and storages are numbered as they are met."""
+
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.symbols: dict[Any, Any] = {}  # as they are called in the text

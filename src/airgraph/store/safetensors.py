@@ -96,14 +96,14 @@ def mapped_tensors(mapping: Any, start: int, size: int, *, check: bool = True) -
     except (ValueError, RecursionError) as error:
         raise VerifyError(f"the header of its weights cannot be read: {error}") from error
     if not isinstance(header, dict):
-        raise VerifyError("the header of its weights is no table")
+        raise VerifyError("the header of its weights is not a table")
     paired = complex_names(header.pop("__metadata__", {}))
     base, count = start + 8 + length, size - 8 - length
     found: dict[str, torch.Tensor] = {}
     for name, entry in header.items():
         tensor = one_tensor(mapping, base, count, name, entry)
         if check and tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-            raise VerifyError(f"the weight {name!r} has bytes other than 0 and 1, which are no bools")
+            raise VerifyError(f"the weight {name!r} has bytes other than 0 and 1, which are not bools")
         found[name] = as_complex(name, tensor) if name in paired else tensor
     return found
 
@@ -123,7 +123,7 @@ def one_tensor(mapping: Any, base: int, count: int, name: str, entry: Any) -> to
         case _:
             raise VerifyError(f"the weight {name!r} is not described as safetensors are")
     if not all(type(d) is int and 0 <= d < 2**62 for d in shape) or not 0 <= begin <= end <= count:
-        raise VerifyError(f"the weight {name!r} lies outside of the file, or has sizes that no tensor has")
+        raise VerifyError(f"the weight {name!r} extends beyond the file, or has sizes that no tensor has")
     elements = math.prod(shape)
     if elements * dtype.itemsize != end - begin:
         raise VerifyError(f"the weight {name!r} has {end - begin} bytes, which is not {kind}{shape}")
@@ -136,5 +136,5 @@ def one_tensor(mapping: Any, base: int, count: int, name: str, entry: Any) -> to
 
 def as_complex(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype not in (torch.float32, torch.float64, torch.float16) or tensor.shape[-1:] != (2,):
-        raise VerifyError(f"the weight {name!r} is no tensor of pairs of real numbers")
+        raise VerifyError(f"the weight {name!r} is not a tensor of pairs of real numbers")
     return torch.view_as_complex(tensor)

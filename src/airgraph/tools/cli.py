@@ -23,7 +23,7 @@ Options = Callable[[argparse.ArgumentParser], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; what it gives back is the exit code."""
+    """Run a command and return its exit code."""
     try:
         args = parser().parse_args(argv)
         try:
@@ -108,6 +108,15 @@ def show(args: argparse.Namespace) -> int:
     return show(args.file, args.pbtxt)
 
 
+def build(args: argparse.Namespace) -> int:
+    from airgraph.building import build
+
+    folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
+    for path in sorted(folder.iterdir()):
+        print(f"{path.stat().st_size:>12,}  {path}")
+    return 0
+
+
 def cache(args: argparse.Namespace) -> int:
     if args.action == "why":
         from airgraph.tools.why import why
@@ -128,7 +137,7 @@ def demo(args: argparse.Namespace) -> int:
 # -- their options --------------------------------------------------------------------------------------------------
 def device_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu or cuda")
-    devices = "how many npu devices there are (default: AIRGRAPH_NPU_DEVICES, or 1)"
+    devices = "number of emulated npu devices (default: AIRGRAPH_NPU_DEVICES, or 1)"
     command.add_argument("--devices", type=int, metavar="N", help=devices)
 
 
@@ -155,8 +164,8 @@ def explain_options(command: argparse.ArgumentParser) -> None:
 
 def bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--contenders", metavar="A,B", help="only these, by their names in the table")
-    command.add_argument("--rounds", type=int, default=7, metavar="N", help="how often each is timed (default: 7)")
-    seconds = "how long each is timed in a round (default: 0.2)"
+    command.add_argument("--rounds", type=int, default=7, metavar="N", help="number of rounds (default: 7)")
+    seconds = "seconds per contender and round (default: 0.2)"
     command.add_argument("--seconds", type=float, default=0.2, metavar="S", help=seconds)
     command.add_argument("--html", metavar="FILE", help="also write the result as a page to FILE")
     with_json(command)
@@ -182,7 +191,18 @@ def doctor_options(command: argparse.ArgumentParser) -> None:
 
 def show_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE")
-    command.add_argument("--pbtxt", action="store_true", help="print what Netron opens, of an .air file or a txt dump")
+    command.add_argument(
+        "--pbtxt", action="store_true", help="print a graph that Netron opens, from an .air file or a txt dump"
+    )
+
+
+def build_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE")
+    command.add_argument("-o", "--output", default="out", metavar="FOLDER", help="where the files go (default: out)")
+    targets = KNOBS["AIRGRAPH_BUILD_TARGET"].allowed
+    command.add_argument("--target", default="host", choices=targets, help="the CPU (default: this one)")
+    command.add_argument("--entry", metavar="NAME", help="which entry point of the file, if it has several")
+    command.add_argument("--name", default="model", help="of the files and the C functions (default: model)")
 
 
 def cache_options(command: argparse.ArgumentParser) -> None:
@@ -228,7 +248,7 @@ COMMANDS = (
         "compare",
         compare,
         with_json,
-        "run a script, and name the first node whose numbers are not PyTorch's",
+        "run a script, and name the first node whose results differ from PyTorch's",
         "Runs SCRIPT as `airgraph run` does; every call of every graph is compared with PyTorch node by node."
         " Exit code 0: equal up to rounding, 3: something differs, 1: the script raised an exception.",
         ("airgraph compare infer.py", "airgraph compare --json found.json infer.py --batch 4"),
@@ -237,10 +257,10 @@ COMMANDS = (
         "bench",
         bench,
         bench_options,
-        "time what a script compiles by eager PyTorch, airgraph and Inductor",
-        "Runs SCRIPT once for each contender, in a process of its own, and times the functions that it gives to"
-        " torch.compile with the arguments it calls them with: time per call, compile time, peak memory, and the distance"
-        " of the results from float64. The contenders take turns. Ends with advice where it applies.",
+        "time the functions that a script compiles, with eager PyTorch, airgraph and Inductor",
+        "Runs SCRIPT once for each contender, in its own process, and times the functions that it passes to"
+        " torch.compile with the arguments of their first call: time per call, compile time, peak memory, and the"
+        " difference of the results from float64. The processes alternate. Ends with advice where it applies.",
         ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
     ),
     Command(
@@ -266,9 +286,9 @@ COMMANDS = (
         "doctor",
         doctor,
         doctor_options,
-        "what is emulated here; which names of torch_npu a script would miss",
-        "Without SCRIPT: what is emulated, by what, and the versions. With it: the names of torch_npu, torchair and"
-        " torch.npu that SCRIPT uses and that are missing here, found by reading it, never by running it."
+        "print what is emulated here, or which names of torch_npu a script would miss",
+        "Without SCRIPT: prints what is emulated, by what, and the versions. With it: prints the names of torch_npu,"
+        " torchair and torch.npu that SCRIPT uses and that are missing here. SCRIPT is parsed, never run."
         " Exit code 0: none, 3: some.",
         ("airgraph doctor", "airgraph doctor train.py infer.py"),
     ),
@@ -276,27 +296,38 @@ COMMANDS = (
         "show",
         show,
         show_options,
-        "an exported or saved model (.air, .airp) as the text of its graph",
-        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above; of an"
-        " .airp file first what is in it, with sizes. Nothing of it is run.",
+        "print an exported or saved model (.air, .airp) as the text of its graph",
+        "Prints the graph of FILE, an .air file or the folder of one, as a `py` dump, with its weights listed above. For"
+        " an .airp file its members and their sizes come first. Nothing in it is executed.",
         ("airgraph show export_file/export.air", "airgraph show model.airp"),
+    ),
+    Command(
+        "build",
+        build,
+        build_options,
+        "a model as an object file with a C interface, for programs without Python",
+        "Writes model.o, model.h and weights.bin from FILE, a saved (.airp) or exported (.air) model, and libmodel.so where"
+        " a C compiler can link it. The object needs the C library, its mathematics and threads, and no PyTorch."
+        " docs/deploy.md says more.",
+        ("airgraph build model.airp -o out", "airgraph build model.airp --target aarch64 --name classifier"),
     ),
     Command(
         "cache",
         cache,
         cache_options,
-        "the compilation cache on disk: what it holds, whether it is whole, making room",
-        "list: each entry, the last used one first. verify: exit code 3 where an entry is not whole. prune: the least"
-        " recently used entries go until the limit is kept. clear: all go. path: the folder. why SCRIPT: runs it, and says"
-        " for every graph whether its program was found, or what differs from the nearest one.",
+        "list, verify, prune or clear the compilation cache on disk",
+        "list: all entries, most recently used first. verify: exit code 3 if an entry is damaged. prune: evict the least"
+        " recently used entries down to the limit. clear: remove all entries. path: print the folder. why SCRIPT: run it,"
+        " and say for every graph whether its program was found, or what differs from the nearest one.",
         ("airgraph cache list", "airgraph cache why train.py --epochs 1"),
     ),
     Command(
         "demo",
         demo,
         no_options,
-        "the three graphs of one small model, printed and checked against eager",
-        "Compiles a linear layer with fixed, open and partly open sizes, prints the graphs and checks the results.",
+        "compile one small model in three variants, print the graphs and write a report",
+        "Compiles a linear layer with fixed, symbolic and partly symbolic sizes, prints the graphs, compares the results"
+        " with eager PyTorch's, and writes a report.",
         ("airgraph demo",),
     ),
 )

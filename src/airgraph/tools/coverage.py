@@ -15,7 +15,7 @@ import torch
 
 from airgraph.convert import REGISTRY
 from airgraph.convert.fx_text import target_text
-from airgraph.ir.ops import OPS
+from airgraph.ir.ops import BUILT_IN
 
 HEAD = """# Coverage
 
@@ -37,7 +37,7 @@ def render() -> str:
                 (target_text(target).removeprefix("torch.ops."), sorted(emitted(converter.function)))
             )
     rows = sum(map(len, families.values()))
-    parts = [HEAD, f"{rows} overloads in {len(families)} families, {len(OPS)} GE ops in the table.\n"]
+    parts = [HEAD, f"{rows} overloads in {len(families)} families, {len(BUILT_IN)} GE ops in the table.\n"]
     for family, entries in sorted(families.items()):
         parts += [f"## {family}", "", "| op | GE ops |", "|---|---|"]
         parts += [f"| `{name}` | {', '.join(ops)} |" for name, ops in sorted(entries)]
@@ -47,7 +47,7 @@ def render() -> str:
 
 def emitted(function: Callable[..., Any]) -> set[str]:
     """The GE ops a converter names: in its code, or in what its table row bound to it."""
-    return {name for name in names(inspect.unwrap(function), 2) if name in OPS}
+    return {name for name in names(inspect.unwrap(function), 2) if name in BUILT_IN}
 
 
 def names(function: Any, depth: int) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""`airgraph demo`: one small model, three ways of compiling it, three graphs to read.
+"""`airgraph demo`: one small model, compiled in three variants, with three graphs to read.
 
-A linear layer, a buffer, a tensor and a number. With fixed sizes the number becomes a constant of the graph; with dynamic
-sizes the batch is -1 and the number an input; with the tensor marked static only the number stays open, and the graph is
-static again.
+The model has a linear layer, a buffer, a tensor and a number. With fixed sizes the number becomes a constant of the graph;
+with dynamic sizes the batch is -1 and the number an input; with the tensor marked static only the number stays symbolic,
+and the graph is static again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DemoVariant:
 
 VARIANTS = (
     DemoVariant("fixed sizes (dynamic=False)", False, False),
-    DemoVariant("open sizes (dynamic=True)", True, False),
-    DemoVariant("open number, fixed tensor (dynamic=True and mark_static)", True, True),
+    DemoVariant("symbolic sizes (dynamic=True)", True, False),
+    DemoVariant("symbolic number, fixed tensor (dynamic=True and mark_static)", True, True),
 )
 
 
@@ -73,10 +73,10 @@ def run_demo() -> int:
             f"{'right' if outcome.ok else 'WRONG'}"
         )
     good = all(outcome.ok for outcome in outcomes)
-    print("\nAll three give what PyTorch gives." if good else "\nA result differs from PyTorch's.")
+    print("\nAll three give PyTorch's results." if good else "\nA result differs from PyTorch's.")
+    print('Your own model: torch.compile(model, backend="airgraph"). To keep such dumps: options={"dump": "py"}.')
     if good:
         write_report()
-    print('Your own model: torch.compile(model, backend="airgraph"). To keep such dumps: options={"dump": "py"}.')
     return 0 if good else 1
 
 

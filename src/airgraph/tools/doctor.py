@@ -56,7 +56,7 @@ def uses_of(source: str, file: str = "<script>") -> list[UsedName]:
         tree = ast.parse(source, file)
     except SyntaxError as error:
         where = {"line": f"{error.lineno}: {(error.text or '').strip()}"}
-        raise CompatError(f"{file} is not Python: {error.msg}", where=where) from error
+        raise CompatError(f"{file} is not valid Python: {error.msg}", where=where) from error
     reader = NameCollector(bindings(tree))
     reader.visit(tree)
     first: dict[str, UsedName] = {}
@@ -101,6 +101,8 @@ def is_ours(name: str) -> bool:
 
 
 class NameCollector(ast.NodeVisitor):
+    """Collects the names of torch_npu, torchair and npugraph_ex that a script uses, with their lines."""
+
     def __init__(self, bound: dict[str, str]) -> None:
         self.bound = bound
         self.uses: list[UsedName] = []

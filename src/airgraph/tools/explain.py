@@ -245,7 +245,7 @@ def symbol(name: str, frame: DynamoFrame | None) -> Symbol:
         return Symbol(name, source or "a value computed by the program", "only known when the program runs")
     if frame and not frame.id.endswith("/0"):
         return Symbol(name, source, why_open(source, frame.guards))
-    return Symbol(name, source, "open from the first call on: dynamic=True or mark_dynamic")
+    return Symbol(name, source, "symbolic from the first call on: dynamic=True or mark_dynamic")
 
 
 def why_open(source: str, guards: Sequence[FailedGuard]) -> str:

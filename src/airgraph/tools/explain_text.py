@@ -113,7 +113,7 @@ class Page:
             for symbol in graph.symbols:
                 yield from self.wrapped(f"{symbol.name} = {symbol.source or 'unknown'}: {symbol.why}", " " * 8)
             if graph.symbols and graph.shapes == "static":
-                yield " " * 8 + "only numbers are open, and every tensor has a fixed shape: static"
+                yield " " * 8 + "only numbers are symbolic, and every tensor has a fixed shape: static"
 
     def graph_breaks(self, found: Sequence[Break]) -> Iterator[str]:
         for item in found:

@@ -33,10 +33,10 @@ def advice(guard: str) -> str | None:
 
 def special(name: str, axis: str) -> str:
     return (
-        f"Dynamo compiles the sizes 0 and 1 apart: torch._dynamo.decorators.mark_unbacked({name}, {axis}), or pad it to 2 "
+        f"Dynamo specialises on the sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({name}, {axis}), or pad it to 2 "
         "or more with buckets=..."
     )
 
 
 def other_layout(name: str) -> str:
-    return f"{name}.contiguous() before the call: each pattern of strides is compiled apart"
+    return f"{name}.contiguous() before the call: each pattern of strides is compiled separately"

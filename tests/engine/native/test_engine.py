@@ -188,7 +188,7 @@ def test_a_cache_is_written_in_place():
         torch.testing.assert_close(run(cache, torch.tensor([i]), row), step(mirror, torch.tensor([i]), row))
         assert torch.equal(cache, mirror)
     kinds = [
-        program.native.plan.places[t.id].kind
+        program.native.plan.allocations[t.id].kind
         for s in program.native.plan.steps
         if isinstance(s, LoopStep)
         for t in s.roots

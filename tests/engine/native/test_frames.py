@@ -115,13 +115,13 @@ def test_no_thread_meets_memory_another_may_be_at(frame):
     table = (ctypes.c_int64 * (count * StepWords.WORDS)).from_address(frame.words[FrameWords.STEP_TABLE])
     rows = [table[i * StepWords.WORDS : (i + 1) * StepWords.WORDS] for i in range(count)]
     steps = frame.shared.steps
-    assert not all(row[StepWords.ALONE] for row in rows), "nothing here is for two threads"
+    assert not all(row[StepWords.SINGLE] for row in rows), "nothing here is for two threads"
     reads, writes = (
         [spans(frame, slots) for slots in table] for table in (frame.shared.table.reads, frame.shared.table.writes)
     )
     for i, j in itertools.combinations(range(count), 2):
         parted = any(row[StepWords.SYNC] or row[StepWords.CALL] for row in rows[i:j]) or rows[j][StepWords.CALL]
-        single = rows[i][StepWords.ALONE] and rows[j][StepWords.ALONE]
+        single = rows[i][StepWords.SINGLE] and rows[j][StepWords.SINGLE]
         if parted or single or steps[i].origin is steps[j].origin:
             continue
         assert not meet(writes[i], writes[j] + reads[j]), (i, j)

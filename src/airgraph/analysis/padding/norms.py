@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airgraph.analysis.padding.facts import Fact, Facts, PaddingView, UnsupportedPadding, plain, rule
+from airgraph.analysis.padding.facts import Fact, Facts, PaddingView, UnsupportedPadding, aligned, plain, rule
 from airgraph.analysis.padding.shared import first_axis
 
 
@@ -18,6 +18,12 @@ def layer_norm(view: PaddingView) -> Facts:
 def rms_norm(view: PaddingView) -> Facts:
     fact = view.fact("x")
     return normalised(view, fact, fact.rank - 1)
+
+
+@rule("AddRmsNorm")
+def add_rms_norm(view: PaddingView) -> Facts:
+    total = Fact(aligned(view, [view.fact("x1"), view.fact("x2")]))
+    return [*normalised(view, total, total.rank - 1)[:2], total]
 
 
 def normalised(view: PaddingView, fact: Fact, first: int) -> Facts:

@@ -186,7 +186,7 @@ def _device_count(devices: int | None) -> int:
         given = KNOBS[name].get()
     if not (given.isdecimal() and 1 <= int(given) <= state.MOST_DEVICES):
         raise CompatError(
-            f"{name} cannot be {given!r}", where={"allowed": f"a whole number from 1 to {state.MOST_DEVICES}"}
+            f"{name} cannot be {given!r}", where={"allowed": f"an integer from 1 to {state.MOST_DEVICES}"}
         )
     return int(given)
 

@@ -55,6 +55,8 @@ def install(host: Host) -> list[torch.library.Library]:
         return []
     torch.distributed.Backend.register_backend(NAME, _make_backend, extended_api=True, devices=[DEVICE_TYPE])
     torch.distributed.is_hccl_available = lambda: True  # type: ignore[attr-defined]
+    if torch.distributed.is_gloo_available():
+        torch.distributed.ProcessGroupGloo.get_hccl_comm_name = _comm_name  # type: ignore[attr-defined]
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")  # as is meant
@@ -79,7 +81,10 @@ def uninstall() -> None:
     backend._plugins.pop(NAME.upper(), None)
     if backend.default_device_backend_map.get(DEVICE_TYPE) == NAME:
         del backend.default_device_backend_map[DEVICE_TYPE]
-    for owner, name in ((backend, NAME.upper()), (torch.distributed, "is_hccl_available")):
+    given = [(backend, NAME.upper()), (torch.distributed, "is_hccl_available")]
+    if torch.distributed.is_gloo_available():
+        given.append((torch.distributed.ProcessGroupGloo, "get_hccl_comm_name"))
+    for owner, name in given:
         if name in vars(owner):
             delattr(owner, name)
 
@@ -105,6 +110,13 @@ def _make_backend(options: Any, backend_options: Any) -> Any:
     made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
     made._set_sequence_number_for_group()
     return made
+
+
+def _comm_name(backend: Any, rank: int, init_comm: bool = True) -> str:
+    """The name by which ops of torch_npu find a group: PyTorch's own."""
+    groups = torch.distributed.distributed_c10d._world.pg_names
+    device = torch.device(DEVICE_TYPE)
+    return next(name for group, name in groups.items() if group._get_backend(device) is backend)
 
 
 def _twin(group: Any) -> Any:

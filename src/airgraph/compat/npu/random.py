@@ -2,7 +2,7 @@
 
 So `torch.manual_seed(0)` followed by `torch.randn(3, device="npu")` gives the numbers that the host gives, which is
 what makes a run on the emulated device comparable with one on the host. The price: on a CPU host there is one
-sequence, and `torch.npu.manual_seed` starts that of the CPU anew as well, if npu:0 is current.
+sequence, and `torch.npu.manual_seed` restarts that of the CPU as well, if npu:0 is current.
 
 Of several devices npu:0 is that one, and each of the others has a generator of its own. Most ops that draw numbers take
 the default generator of the host, so for such an op the state of the device's generator is put there meanwhile (`drawing`).
@@ -32,7 +32,7 @@ OTHER_SEED = (
 )
 
 
-# Those of npu:1 and on; an emulation on another host makes them anew.
+# Those of npu:1 and on; an emulation on another host makes new ones.
 _others: dict[int, torch.Generator] = {}
 _drawing = threading.RLock()
 

@@ -6,7 +6,7 @@
     current.wait_event(event)             torch.ops.streams.wait_event(…)
 
 Dynamo has this for every `torch.Stream`, but it knows functions and classes of PyTorch's own devices by name. Ours are
-added to its tables. Streams and events that a function makes are made anew at each call by `build_stream` and
+added to its tables. Streams and events that a function makes are constructed at each call by `build_stream` and
 `build_event`, which would make the plain classes of C++; for the npu they are made by ours. Two passes of
 AOTAutograd's are left out: one lets memory of a backward graph wait for streams (it asks Triton how fast the GPU is),
 the other wraps the ops below in higher-order ones so that nobody reorders them. Work on the device is done at once.

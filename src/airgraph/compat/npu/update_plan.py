@@ -84,7 +84,7 @@ def _validate_source(where: str, source: Any) -> None:
             where={"sources": "; ".join(f"{kind}: {', '.join(sorted(keys))}" for kind, keys in SOURCES.items())},
         )
     if kind == "input" and (not isinstance(source["index"], int) or source["index"] < 0):
-        raise CompatError(f"{where} has the input {source['index']!r}, which is no position")
+        raise CompatError(f"{where} has the input {source['index']!r}, which is not a position")
     if kind == "constant" and isinstance(source["value"], torch.Tensor):
         raise CompatError(f"{where} is a tensor as a constant", hint="make it an input, or a list of numbers")
     if kind == "list":

@@ -109,7 +109,7 @@ def check_may_wait(what: str) -> None:
         )
     for stream in blocked:
         raise CompatError(
-            f"{what} would wait for ever: {stream} waits for an ExternalEvent that was never recorded",
+            f"{what} would wait forever: {stream} waits for an ExternalEvent that was never recorded",
             hint="NPUGraph.update(...), or event.record() on another stream",
         )
 

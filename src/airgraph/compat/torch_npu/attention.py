@@ -6,8 +6,8 @@
 softmax(q·kᵀ·scale)·v for each head, computed in float32: keys past a sequence's length take no part, queries past
 theirs give zeros. The lengths change from token to token in decoding, which makes this the op that replay-time updates
 are for. What there is: layouts BSH, BSND and BNSD, grouped heads, a mask (True hides), sparse modes 0, 2 and 3, the
-logarithm of the sums; `query_rope` and `key_rope`, a part of each head that takes part in the scores alone. Quantised and
-shared-prefix arguments are in the schema and refused.
+logarithm of the sums; `query_rope` and `key_rope`, a part of each head that takes part in the scores alone; keys and
+values that all sequences begin with (`key_shared_prefix`). Quantised arguments are in the schema and refused.
 
 Keys and values may lie in blocks of a cache, [blocks, block_size, heads · size] or [blocks, heads, block_size, size]:
 `block_table` [batch, …] has the numbers of a sequence's blocks, and the lengths say how far they are filled.
@@ -48,7 +48,10 @@ _SECOND = (
     "Tensor? dequant_scale_key=None, Tensor? dequant_offset_key=None, Tensor? dequant_scale_value=None, "
     "Tensor? dequant_offset_value=None, Tensor? dequant_scale_key_rope=None, Tensor? quant_scale_out=None, "
     "Tensor? quant_offset_out=None, Tensor? learnable_sink=None, int query_quant_mode=0, int key_quant_mode=0, "
-    "int value_quant_mode=0"
+    "int value_quant_mode=0, int? query_dtype=None, int? key_dtype=None, int? value_dtype=None, "
+    "int? query_rope_dtype=None, int? key_rope_dtype=None, int? key_shared_prefix_dtype=None, "
+    "int? value_shared_prefix_dtype=None, int? dequant_scale_query_dtype=None, int? dequant_scale_key_dtype=None, "
+    "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None"
 )
 # Arguments of the second version that are the first's.
 _SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")
@@ -79,9 +82,13 @@ def first(
     block_size: int = 0,
     query_rope: Tensor | None = None,
     key_rope: Tensor | None = None,
+    key_shared_prefix: Tensor | None = None,
+    value_shared_prefix: Tensor | None = None,
+    actual_shared_prefix_len: Sequence[int] | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     not_emulated(OP, pse_shift=pse_shift, **others)
+    check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
     check(query, key, value, query_rope, key_rope, input_layout, sparse_mode)
     if block_table is not None:
         check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
@@ -94,7 +101,17 @@ def first(
     if query_rope is not None and key_rope is not None:
         q = torch.cat([q, split(query_rope, input_layout, num_heads)], -1)
         k = torch.cat([k, split(key_rope, input_layout, num_key_value_heads or num_heads)], -1)
-    hidden = hidden_places(q, k, atten_mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
+    prefix = 0 if key_shared_prefix is None else key_shared_prefix.shape[2 if input_layout == "BNSD" else 1]
+    mask = atten_mask[..., prefix:] if prefix and sparse_mode == 0 and atten_mask is not None else atten_mask
+    hidden = hidden_places(q, k, mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
+    if key_shared_prefix is not None and value_shared_prefix is not None:
+        count = num_key_value_heads or num_heads
+        k, v = (
+            torch.cat([split(start, input_layout, count).expand(t.shape[0], -1, -1, -1), t], 2)
+            for start, t in ((key_shared_prefix, k), (value_shared_prefix, v))
+        )
+        first_mask = atten_mask[..., :prefix] if mask is not atten_mask and atten_mask is not None else None
+        hidden = torch.cat(joint(q, k, prefix, first_mask, actual_shared_prefix_len, hidden), -1)
     result, lse = attention(q, k, v, scale, hidden, actual_seq_lengths)
     return joined(result, query, input_layout), lse if softmax_lse_flag else lse.new_zeros(1)
 
@@ -152,6 +169,39 @@ def check(
 
 
 # Keys in blocks.
+
+
+def check_prefix(
+    key: Tensor | None,
+    value: Tensor | None,
+    block_table: Tensor | None,
+    rope: Tensor | None,
+    mask: Tensor | None,
+    length: Sequence[int] | None,
+) -> None:
+    """Keys and values that every sequence of the batch begins with, [1, …] as the others are laid out."""
+    need((key is None) == (value is None), OP, "key_shared_prefix and value_shared_prefix go together")
+    if key is None:
+        need(length is None, OP, "actual_shared_prefix_len needs key_shared_prefix")
+        return
+    need(block_table is None and rope is None, OP, "a shared prefix goes neither with blocks nor with query_rope")
+    need(key.shape[0] == 1, OP, f"key_shared_prefix {list(key.shape)} has to have a batch of 1")
+    need(length is None or len(length) == 1, OP, "actual_shared_prefix_len has to be one number")
+    need(length is None or mask is None, OP, "actual_shared_prefix_len with atten_mask is not emulated")
+
+
+def joint(
+    q: Tensor, k: Tensor, prefix: int, mask: Tensor | None, length: Sequence[int] | None, own: Tensor | None
+) -> list[Tensor]:
+    """What a query does not see of the prefix, which no rule about its own sequence hides, and of its own keys."""
+    shape = (q.shape[0], 1, q.shape[2])
+    start = torch.zeros(*shape, prefix, dtype=torch.bool, device=q.device)
+    if length is not None:
+        start = start | (torch.arange(prefix, device=q.device) >= length[0])
+    if mask is not None:
+        start = start | (mask.bool() if mask.dim() == 4 else mask.bool().reshape(-1, 1, *mask.shape[-2:]))
+    rest = torch.zeros(*shape, k.shape[2] - prefix, dtype=torch.bool, device=q.device)
+    return [start, rest if own is None else rest | own]
 
 
 def check_blocks(op: str, key: Tensor, table: Tensor, size: int, lengths: bool, name: str) -> None:

@@ -1,7 +1,7 @@
 """The fused ops that have a GE op here, or are a few of them: those are fused with what is around them like PyTorch's own.
 
     npu_rms_norm      RmsNorm                   npu_gelu          Gelu
-    npu_add_rms_norm  Add, RmsNorm              npu_fast_gelu     Mul, Sigmoid, Mul
+    npu_add_rms_norm  AddRmsNorm                npu_fast_gelu     Mul, Sigmoid, Mul
     npu_rotary_mul    RotaryMul                 npu_swiglu        SplitV, Swish, Mul
 
 Arithmetic that the op does in float32 is in float32 here too, between casts. All other ops are calls into PyTorch.
@@ -37,8 +37,18 @@ def rms_norm(self: Value, gamma: Value, epsilon: float = 1e-6) -> list[Value]:
 @register_converter(npu.npu_add_rms_norm.default)
 def add_rms_norm(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> list[Value]:
     """npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)"""
-    x = ge.Add(x1, x2)
-    return [*rms_norm(x, gamma, epsilon), x]
+    if not (x1.type.rank == x2.type.rank and gamma.type.rank == 1 and x1.dtype == x2.dtype == gamma.dtype):
+        raise UnsupportedConversion("AddRmsNorm is over the last axis, and computes in one type")
+    outputs: list[Value] = ge.AddRmsNorm(x1, x2, gamma, epsilon=epsilon)
+    return outputs
+
+
+@register_converter(npu.npu_add_rms_norm_v2_functional.default)
+def add_rms_norm_v2(x1: Value, x2: Value, gamma: Value, epsilon: float = 1e-6) -> list[Value]:
+    """npu_add_rms_norm_v2_functional(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06)
+    -> (Tensor, Tensor, Tensor)"""
+    y, rstd, x = add_rms_norm(x1, x2, gamma, epsilon)
+    return [rstd, y, x]
 
 
 @register_converter(npu.npu_gelu.default)

@@ -50,7 +50,7 @@ def npu_confusion_transpose(x: Tensor, perm: Sequence[int], shape: Sequence[int]
 
 
 def check_order(op: str, axes: int, perm: Sequence[int]) -> None:
-    need(sorted(perm) == [*range(axes)], op, f"perm {[*perm]} is no order of {axes} axes")
+    need(sorted(perm) == [*range(axes)], op, f"perm {[*perm]} is not a permutation of {axes} axes")
 
 
 @reference("npu_scatter_nd_update(Tensor self, Tensor indices, Tensor updates) -> Tensor", opened=True)

@@ -44,6 +44,17 @@ def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-
     return (*npu_rms_norm(x, gamma, epsilon), x)
 
 
+@reference(
+    "npu_add_rms_norm_v2_functional(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor, Tensor)"
+)
+def npu_add_rms_norm_v2_functional(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results in another order: 1 / sqrt(…) first."""
+    y, rstd, x = npu_add_rms_norm(x1, x2, gamma, epsilon)
+    return rstd, y, x
+
+
 def normed_axes(gamma: Tensor) -> list[int]:
     return [*range(-gamma.dim(), 0)]
 

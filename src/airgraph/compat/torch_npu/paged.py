@@ -10,6 +10,8 @@ names the blocks of sequence i, of whose places the first `context_lens[i]` coun
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,17 +58,7 @@ def _npu_paged_attention(
     "_npu_paged_attention_get_workspace(Tensor query, Tensor key_cache, Tensor value_cache, int num_kv_heads, "
     "int num_heads, float scale_value, Tensor block_table, Tensor context_lens, Tensor out) -> Tensor"
 )
-def _npu_paged_attention_get_workspace(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    num_kv_heads: int,
-    num_heads: int,
-    scale_value: float,
-    block_table: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> Tensor:
+def _npu_paged_attention_get_workspace(query: Tensor, *others: Any) -> Tensor:
     """Memory for the op to work in; here it needs none."""
     return query.new_empty(0, dtype=torch.uint8)
 

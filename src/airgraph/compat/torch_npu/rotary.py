@@ -4,6 +4,9 @@
     torch_npu.npu_rotary_mul(x, cos, sin, "interleave")             each pair of neighbours (a, b) into (-b, a)
 
 x has four axes; cos and sin broadcast to it, except along the last one.
+
+    q, k = torch_npu.npu_apply_rotary_pos_emb(query, key, cos, sin, "BSND")     the same for both
+    torch_npu.npu_interleave_rope(x, cos, sin)      by halves, of a head whose neighbours have been put half a head apart
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ def npu_rotary_mul_backward(
     return dx.to(x.dtype), dr1.sum_to_size(r1.shape).to(r1.dtype), dr2.sum_to_size(r2.shape).to(r2.dtype)
 
 
+def pairs_apart(x: Tensor) -> Tensor:
+    """Neighbours, half a head apart: (a, b, c, d) becomes (a, c, b, d)."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+
+
 def rotated(x: Tensor, mode: str = "half") -> Tensor:
     if mode == "half":
         a, b = x.chunk(2, -1)
@@ -54,6 +62,28 @@ def check(op: str, x: Tensor, r1: Tensor, r2: Tensor, mode: str) -> None:
     need(
         r1.shape[-1] == x.shape[-1], op, f"the last axis of r1 {list(r1.shape)} has to be that of self {list(x.shape)}"
     )
+
+
+@reference(
+    "npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, str layout='BSH', str rotary_mode='half') "
+    "-> (Tensor, Tensor)",
+    ge="ApplyRotaryPosEmb layout@BSH=1,BSND=1,SBND=2,BNSD=3 -> query key",
+)
+def npu_apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSH", rotary_mode: str = "half"
+) -> tuple[Tensor, Tensor]:
+    """Of "BSH" the heads are apart as in "BSND", as torch_npu has it. The chip may write into its arguments; here not."""
+    op = "npu_apply_rotary_pos_emb"
+    need(layout in ("BSH", "BSND", "SBND", "BNSD"), op, f"layout is {layout!r}, and has to be BSH, BSND, SBND or BNSD")
+    need(rotary_mode in ("half", "interleave"), op, f"rotary_mode {rotary_mode!r} is not emulated")
+    q, k = (npu_rotary_mul(x, cos, sin, rotary_mode) for x in (query, key))
+    return q, k
+
+
+@reference("npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor", ge="InterleaveRope")
+def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    found: Tensor = npu_rotary_mul(pairs_apart(x), cos, sin)
+    return found
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -54,9 +54,10 @@ def expand(self: Value, size: Any, *, implicit: bool = False) -> Value:
 def slice_(self: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
     """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
     start, end = 0 if start is None else start, 2**63 - 1 if end is None else end
-    if not all(isinstance(n, int) for n in (start, end, step)):
-        raise UnsupportedConversion("symbolic bounds")
-    return ge.StridedSliceV2(self, [start], [end], [dim % self.rank], [step])
+    if not isinstance(start, int) or not isinstance(step, int):
+        raise UnsupportedConversion("a symbolic start or step")
+    ends = [end] if isinstance(end, int) else ge.Pack([end], N=1)
+    return ge.StridedSliceV2(self, [start], ends, [dim % self.rank], [step])
 
 
 @converts(aten.cat.default)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class CudaEngine:
+    """Plans rendered as Triton kernels, for NVIDIA GPUs."""
+
     name = "cuda"
 
     def serves(self, device: torch.device, mode: str) -> str | None:

@@ -31,7 +31,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, LoopStep, Matrix, Place, Plan, step_reads
+from airgraph.plan.steps import Allocation, AttentionStep, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads
 from airgraph.plan.tensors import TO_LAST, Tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
@@ -80,13 +80,13 @@ class CudaExecutable:
         self.shapes = {
             t.id: v for t, v in zip(self.plan.outputs, self.plan.output_values) if t is not None
         }  # outputs leave with the shape of their value
-        self.called = {id(p.source): p.tensor for p in self.plan.places.values() if p.kind == "call"}
+        self.called = {id(p.source): p.tensor for p in self.plan.allocations.values() if p.kind == "call"}
         self.constants: dict[int, Any] = {**self.reference.constants, **self.planned_constants()}
         self.outputs = [
             self.key(t) if t is not None else self.raw(self.called[id(v)])
             for t, v in zip(self.plan.outputs, self.plan.output_values)
         ]
-        self.written = frozenset(p.source for p in self.plan.places.values() if p.kind == "input" and p.alias)
+        self.written = frozenset(p.source for p in self.plan.allocations.values() if p.kind == "input" and p.alias)
         self.sizes = Sizes(sorted(self.plan.symbols, key=str))
         self.bounds: dict[tuple[Any, ...], Bound] = {}
         self.loops = {
@@ -103,9 +103,9 @@ class CudaExecutable:
         kernels.prepare(self.sources)
 
     # -- memory -----------------------------------------------------------------------------------------------------
-    def home(self, t: Tensor) -> Place:
+    def home(self, t: Tensor) -> Allocation:
         """The place whose memory a tensor is in."""
-        place = self.plan.places[t.id]
+        place = self.plan.allocations[t.id]
         while place.alias is not None:
             place = place.alias
         return place
@@ -124,7 +124,7 @@ class CudaExecutable:
 
     def planned_constants(self) -> dict[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
-        for place in self.plan.places.values():
+        for place in self.plan.allocations.values():
             if place.kind == "const":
                 tensor = self.reference.constants[id(place.source)]
                 found[self.key(place.tensor)] = tensor.to(self.device, TORCH_TYPES[place.tensor.dtype]).contiguous()
@@ -133,7 +133,7 @@ class CudaExecutable:
     # -- sizes ------------------------------------------------------------------------------------------------------
     def collect(self) -> None:
         """Every expression whose value a call needs."""
-        for place in self.plan.places.values():
+        for place in self.plan.allocations.values():
             for x in (*place.strides, place.offset, *place.tensor.shape):
                 self.sizes.add(x)
         for source in self.sources:
@@ -188,7 +188,7 @@ class CudaExecutable:
 
     def arguments(self) -> Step:
         """Tensors among the arguments, on the device, in the type and with the strides the plan was made for."""
-        places = [p for p in self.plan.places.values() if p.kind == "input" and p.alias is None]
+        places = [p for p in self.plan.allocations.values() if p.kind == "input" and p.alias is None]
         table = [(self.inputs[p.source], p, TORCH_TYPES[p.tensor.dtype]) for p in places]
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
@@ -198,7 +198,7 @@ class CudaExecutable:
         makes = {self.key(p.tensor): None for p in places}
         return Step(tuple(self.graph.inputs), run, tuple(key for key, *_ in table), makes)
 
-    def fitted(self, arg: Any, place: Place, dtype: torch.dtype, bound: Bound) -> torch.Tensor:
+    def fitted(self, arg: Any, place: Allocation, dtype: torch.dtype, bound: Bound) -> torch.Tensor:
         if arg is None:
             return torch.empty(0, dtype=dtype, device=self.device)
         tensor = as_tensor(arg)
@@ -213,7 +213,7 @@ class CudaExecutable:
         """What was written into a copy of an argument belongs to the argument."""
         pairs = [
             (self.inputs[p.source], self.key(p.tensor))
-            for p in self.plan.places.values()
+            for p in self.plan.allocations.values()
             if p.kind == "input" and p.alias is None and p.source in self.written
         ]
 
@@ -249,7 +249,7 @@ class CudaExecutable:
     def vectors(self, unit: VectorProducts, made: set[int]) -> Step:
         """Weights are loaded ahead where they are arguments as they came, which nothing in this graph writes."""
         ahead, waiting = VectorSource(unit), VectorSource(unit, ahead=False)
-        places = [self.plan.places[p.b.tensor.id] for p in unit.products]
+        places = [self.plan.allocations[p.b.tensor.id] for p in unit.products]
         given = [(self.inputs[p.source], self.key(p.tensor)) for p in places if p.kind == "input"]
         steady = all(
             p.kind == "const" or (p.kind == "input" and p.alias is None and p.source not in self.written)
@@ -357,7 +357,7 @@ class CudaExecutable:
         return Step((step.node,), run, tuple(dict.fromkeys(keys)), makes)
 
     def source_key(self, matrix: Matrix, t: Tensor) -> int:
-        place = self.plan.places[matrix.tensor.id]
+        place = self.plan.allocations[matrix.tensor.id]
         if t is matrix.tensor and place.kind == "call":
             return self.raw(t)
         if t is matrix.tensor and place.kind == "input" and place.alias is None:
@@ -367,7 +367,7 @@ class CudaExecutable:
     def seen(self, env: Env, matrix: Matrix, t: Tensor, bound: Bound) -> Any:
         """A tensor of the plan as one of PyTorch's: a view of the memory it lies in."""
         base = as_tensor(env[self.source_key(matrix, t)])
-        place = self.plan.places[matrix.tensor.id]
+        place = self.plan.allocations[matrix.tensor.id]
         if t is matrix.tensor and place.kind in ("call", "input", "const") and place.alias is None:
             return base
         return viewed(base, t.shape, matrix, bound.value)

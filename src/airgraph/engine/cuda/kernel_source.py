@@ -12,6 +12,8 @@ Value = Callable[[Dim], int]  # what a size is in this call
 
 
 class KernelSource(Protocol):
+    """A Triton kernel as source, with what it is launched on."""
+
     @property
     def text(self) -> str:
         """Python source with a function `kernel`, or "module:function"."""

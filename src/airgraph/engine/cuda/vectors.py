@@ -114,7 +114,7 @@ class Finder:
         """The only reader of the product, if it is a loop over the same elements."""
         readers = self.readers.get(self.home(step.out), set())
         loop = self.steps[min(readers)] if len(readers) == 1 else None
-        if not isinstance(loop, LoopStep) or loop.alone or len(loop.nests) != 1 or not self.inner(step.out):
+        if not isinstance(loop, LoopStep) or loop.sequential or len(loop.nests) != 1 or not self.inner(step.out):
             return None
         (nest,) = loop.nests
         products = [s for s in siblings if self.reads(loop, s)]
@@ -133,7 +133,7 @@ class Finder:
         (a, k), row = (products[0].a, products[0].sizes.k), products[0].a.tensor
         made = self.makers.get(self.home(row))
         loop = self.steps[made] if made is not None else None
-        if made is None or not isinstance(loop, LoopStep) or loop.alone or len(loop.nests) != 1:
+        if made is None or not isinstance(loop, LoopStep) or loop.sequential or len(loop.nests) != 1:
             return None
         numbers = {self.numbers[id(p)] for p in products}
         (nest,) = loop.nests

@@ -49,6 +49,11 @@ def rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> list[Tensor]:
     return [gamma * (wide * rstd).to(x.dtype), rstd]
 
 
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> list[Tensor]:
+    x = x1 + x2
+    return [*rms_norm(x, gamma, epsilon), x]
+
+
 def group_sizes(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], prod(x.shape[2:])
 
@@ -134,6 +139,7 @@ NORMS: dict[str, Meaning] = {
     "LayerNormV4": lambda x, shape, gamma, beta, epsilon: aten.native_layer_norm(x, shape, gamma, beta, epsilon),
     "LayerNormGradV3": layer_norm_gradient,
     "RmsNorm": rms_norm,
+    "AddRmsNorm": add_rms_norm,
     "GroupNorm": group_norm_with_variance,
     "GroupNormV2": group_norm,
     "GroupNormGrad": group_norm_gradient,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class NativeEngine:
+    """Plans rendered as LLVM, for CPUs."""
+
     name = "native"
 
     def serves(self, device: torch.device, mode: str) -> str | None:

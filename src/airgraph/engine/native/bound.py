@@ -13,9 +13,9 @@ import torch
 from airgraph.engine.arguments import THREADS
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
-from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, Turn
+from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, TransposedCopy
 from airgraph.engine.native.kernels import blas, gemm
-from airgraph.engine.native.kernels.products import TURNED
+from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.packing import Tag
 from airgraph.engine.native.tables import (
@@ -85,9 +85,9 @@ class BoundFrame:
     """A frame with all the memory it points to."""
 
     def __init__(
-        self, outer: Outer, sizes: Sizes, number: int, still: Mapping[int, torch.Tensor] | None = None
+        self, outer: Outer, sizes: Sizes, number: int, unchanging: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """`still`: constants and arguments that keep their content, by slot."""
+        """`unchanging`: constants and arguments that keep their content, by slot."""
         image = self.image = outer.image
         self.sizes, self.number = sizes, number
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
@@ -107,12 +107,12 @@ class BoundFrame:
         )
         self.connect(outer)
         self.words[FrameWords.NUMBER] = number
-        for turn in image.turns:
-            if still is not None and turn.slot in still:
-                self.turn(turn, still[turn.slot], turn.slot in outer.constants)
+        for copied in image.transposes:
+            if unchanging is not None and copied.slot in unchanging:
+                self.transpose(copied, unchanging[copied.slot], copied.slot in outer.constants)
         for pack in image.packs:
-            if still is not None and pack.slot in still:
-                self.pack(pack, still[pack.slot], pack.slot in outer.constants)
+            if unchanging is not None and pack.slot in unchanging:
+                self.pack(pack, unchanging[pack.slot], pack.slot in outer.constants)
         for i, slot in self.weights():
             self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
             if slot in self.tags:
@@ -145,9 +145,9 @@ class BoundFrame:
         for at, kind, number in zip(numbers, numbers, numbers):
             memory[at] = found[kind](number)
 
-    def turn(self, turn: Turn, weight: torch.Tensor, constant: bool) -> None:
+    def transpose(self, copied: TransposedCopy, weight: torch.Tensor, constant: bool) -> None:
         """The product reads a transposed copy of its weight; equal copies are one."""
-        sizes, args = self.part(turn.sizes, Gemm.WORDS), self.part(turn.args, 2)
+        sizes, args = self.part(copied.sizes, Gemm.WORDS), self.part(copied.args, 2)
         form, start, stride, n, k = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K))
         shape = (n, k) if gemm.FORMS[form] == "nt" else (k, n)
         key = (weight.data_ptr(), shape, stride, start)
@@ -158,8 +158,8 @@ class BoundFrame:
         place = words([copy.data_ptr()])
         self.kept += [copy, weight, place]  # while the weight lives, its address is nobody else's
         if not constant:
-            self.only[turn.slot] = weight.data_ptr()
-        sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TURNED[form], shape[0], 0
+            self.only[copied.slot] = weight.data_ptr()
+        sizes[Gemm.FORM], sizes[Gemm.LDB], sizes[Gemm.B_AT] = TRANSPOSED[form], shape[0], 0
         args[1] = ctypes.addressof(place)
 
     def pack(self, pack: Pack, weight: torch.Tensor, constant: bool) -> None:
@@ -167,8 +167,8 @@ class BoundFrame:
         sizes, args = self.part(pack.sizes, Gemm.WORDS), self.part(pack.args, 2)
         form, start, stride = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB))
         m, n, k = (sizes[i] for i in (Gemm.M, Gemm.N, Gemm.K))
-        turned = gemm.FORMS[form] == "nt"
-        rows, columns = (n, k) if turned else (k, n)
+        transposed = gemm.FORMS[form] == "nt"
+        rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
         if pack.tagged and pack.slot not in self.tags:
@@ -177,7 +177,7 @@ class BoundFrame:
         copy = self.copies.get(key)
         if copy is None:
             copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
-            copy.fill(weight.data_ptr() + 4 * start, turned, stride)
+            copy.fill(weight.data_ptr() + 4 * start, transposed, stride)
         place = words([copy.address])
         self.kept += [copy, weight, place]
         self.packed += copy.bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,10 +25,11 @@ class CompiledKernel:
     """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
 
     address: int
-    code: Code
+    code: Code | None
     function: KernelName
 
 
+CompileKernels = Callable[[Iterable[Compiled]], "dict[str, CompiledKernel]"]
 _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by their text: equal kernels are one
 
 
@@ -50,9 +51,10 @@ class NativeStep:
     kernel: CompiledKernel | None = None  # keeps the function loaded
 
 
-def native_steps(plan: Plan) -> list[NativeStep]:
+def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
+    """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
-    found = compile_kernels(c for parts in loops.values() for c in parts)
+    found = (compile or compile_kernels)(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
         match step:

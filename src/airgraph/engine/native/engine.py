@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -21,7 +20,7 @@ from airgraph.config import KNOBS
 from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
-from airgraph.engine.native.code import NativeStep, native_steps
+from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
@@ -30,9 +29,8 @@ from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable
-from airgraph.engine.protocol import Env, Request, Step, Symbols
+from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
-from airgraph.ir.symbols import evaluate
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
@@ -45,11 +43,11 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     them are one step.
     """
 
-    def __init__(self, request: Request, tuner: Tuner | None = None) -> None:
-        """`tuner`: matrix products are timed."""
+    def __init__(self, request: Request, tuner: Tuner | None = None, compile: CompileKernels | None = None) -> None:
+        """`tuner`: matrix products are timed. `compile`: see code.native_steps."""
         assert request.plan is not None
         plan = request.plan
-        self.kernels: list[NativeStep] = native_steps(plan)
+        self.kernels: list[NativeStep] = native_steps(plan, compile)
         super().__init__(request, self.kernels)
         self.name, self.functions = self.graph.name, [step.function for step in self.kernels]
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
@@ -65,10 +63,6 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if tuner is not None:
             tuner.learn(self.products({}, symbolic=False).values())
         self.shared: Shared | None = None
-        self.inputs = self.reference.inputs
-        self.outputs = [-1 - i for i in range(len(plan.outputs))]
-        self.writes: list[tuple[str, int]] = []  # the step has done them
-        self.cells: set[int] = set()
 
     # -- once -----------------------------------------------------------------------------------------------------------
     def learn(self, symbols: Symbols) -> None:
@@ -110,7 +104,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if self.tuner is not None:
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
-                tuned[step] = Tuned(product, self.tuner.way(product, still=product.still))
+                tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
         tuned |= self.packed_products(symbols)
         steps = [sized(step, self.sizes, tuned.get(step)) for step in self.kernels]
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
@@ -139,9 +133,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             assert step.args[1] is not None
             slot = self.table.slot(step.args[1])
             if slot in self.constants or slot in self.frozen or slot in self.tagged:
-                way = budget.way(product)
-                if way is not None:
-                    found[step] = Tuned(product, way)
+                strategy = budget.strategy(product)
+                if strategy is not None:
+                    found[step] = Tuned(product, strategy)
         return found
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
@@ -192,10 +186,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
         return frame
 
-    def still(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
+    def unchanging(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Constants, and those among the arguments that keep their content or can be tagged, by slot."""
         assert self.shared is not None
-        return dict(super().still(args)) | {
+        return dict(super().unchanging(args)) | {
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
             if isinstance(arg, torch.nn.Parameter)
@@ -205,26 +199,6 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             and list(given.strides) == list(arg.stride())
             and DTYPE_NUMBER[arg.dtype] == given.dtype
         }
-
-    # -- for capture and replay -----------------------------------------------------------------------------------------
-    @cached_property
-    def steps(self) -> list[Step]:
-        """The graph as one step. (Made when it is asked for: it keeps the executable alive until a garbage collection.)"""
-
-        def given(spec: Argument, env: Env, symbols: Symbols) -> Any:
-            if spec.name not in self.inputs:  # a size that only the symbols tell
-                return evaluate(spec.expr, symbols) if isinstance(spec, NumberIn) else None
-            value = env[self.inputs[spec.name]]
-            return value.item() if isinstance(spec, NumberIn) and isinstance(value, torch.Tensor) else value
-
-        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            args = [given(spec, env, symbols) for spec in self.boundary.arguments]
-            outputs, _ = self.call(args, lambda _: symbols)
-            symbols.update(self.learned())
-            return outputs[: len(self.outputs)]
-
-        made = dict(zip(self.outputs, self.plan.output_values))
-        return [Step(tuple(self.graph.nodes), run, tuple(self.inputs.values()), made)]
 
     # -- library calls --------------------------------------------------------------------------------------------------
     def library_step(self, frame: BoundFrame, number: int) -> None:

@@ -23,16 +23,16 @@ from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.image import FrameImage, Link, Outside, Pack, Reference, SizesImage, Turn
+from airgraph.engine.native.image import FrameImage, Link, Outside, Pack, Reference, SizesImage, TransposedCopy
 from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import (
-    ALONE,
     COLUMNS,
-    TURNED,
+    SINGLE_THREADED,
+    TRANSPOSED,
     ProductShape,
-    Way,
+    ProductStrategy,
     jobs_of,
-    strategy,
+    rule_of_sizes,
     unit_of,
 )
 from airgraph.engine.native.kernels.shared_kernels import MODULES, ConvLast, Gemm, kernels
@@ -81,10 +81,10 @@ class SizedStep(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The fastest way of a product at the sizes for which it was timed; its weight lies as that way wants it at all."""
+    """The fastest strategy of a product at the sizes for which it was timed; its weight lies as that wants it at all."""
 
     product: ProductShape
-    way: Way
+    strategy: ProductStrategy
 
 
 def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
@@ -102,8 +102,10 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
         return sized_conv(step, words, threads)
     elif step.kind == "conv":
         jobs, scratch = ask(sizes, "ag_conv2d_jobs", words[4:]), conv.scratch_bytes(words[4:])
-    small = either(less(term(step.cost), ALONE), less(jobs, 2))
-    return SizedStep(words, jobs, step.unit, 1 if getattr(step.origin, "alone", False) else small, aligned(scratch))
+    small = either(less(term(step.cost), SINGLE_THREADED), less(jobs, 2))
+    return SizedStep(
+        words, jobs, step.unit, 1 if getattr(step.origin, "sequential", False) else small, aligned(scratch)
+    )
 
 
 def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedStep:
@@ -114,7 +116,7 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     by_panels = conv_last.split(s, threads, tile)
     jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
     dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
-    small = either(less(as_int(step.cost), ALONE), less(jobs, 2))
+    small = either(less(as_int(step.cost), SINGLE_THREADED), less(jobs, 2))
     sizes = [*words[: ConvLast.DIMS], *dims]
     return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
 
@@ -122,23 +124,23 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
 def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_batch: bool) -> SizedStep:
     """`of_batch`: each member has all rows; else they are shared among the members."""
     dims = [words[Gemm.BATCH] if of_batch else 1, *(words[i] for i in (Gemm.M, Gemm.N, Gemm.K))]
-    split, team = strategy(dims, threads)
+    split, team = rule_of_sizes(dims, threads)
     form = words[Gemm.FORM]
     assert isinstance(form, int)
     if tuned is not None:
-        p, way = tuned
+        p, strategy = tuned
         known = zip((*dims, threads), (p.batch, p.m, p.n, p.k, p.threads))
         same = reduce(both, (equal(a, b) for a, b in known))
-        split, team = choose(same, way.split, split), choose(same, way.threads, team)
-    packed = tuned if tuned is not None and tuned.way.packed else None
+        split, team = choose(same, strategy.split, split), choose(same, strategy.threads, team)
+    packed = tuned if tuned is not None and tuned.strategy.packed else None
     if packed is not None:
-        split, team = COLUMNS, packed.way.threads
+        split, team = COLUMNS, packed.strategy.threads
     words[Gemm.SPLIT] = split
     jobs = jobs_of(split, dims)
-    forms = [form, *([TURNED[form]] if tuned is not None and tuned.way.turned else [])]
+    forms = [form, *([TRANSPOSED[form]] if tuned is not None and tuned.strategy.transposed else [])]
     _, m, n, k = dims
     scratch = reduce(maximum, (gemm.scratch_bytes(gemm.FORMS[f], m, n, k) for f in forms))
-    unit = unit_of(split, team, jobs, threads) if packed is None else packed.way.unit(packed.product)
+    unit = unit_of(split, team, jobs, threads) if packed is None else packed.strategy.unit(packed.product)
     return SizedStep(words, jobs, unit, equal(team, 1), aligned(scratch))
 
 
@@ -158,8 +160,8 @@ def ask(sizes: Sizes, name: str, dims: Sequence[Amount]) -> Amount:
 def barriers(time: Timeline, single: Sequence[Amount]) -> dict[int, Amount]:
     """Steps behind which threads wait for each other; not where one thread does everything before and behind."""
     ends = {start: i for i, start in enumerate(time.starts)}
-    alone = {start: reduce(both, single[start : ends[start] + 1]) for start in ends}
-    return {i: 1 - both(alone[time.starts[i]], alone[time.starts[i + 1]]) for i in time.waits}
+    single_threaded = {start: reduce(both, single[start : ends[start] + 1]) for start in ends}
+    return {i: 1 - both(single_threaded[time.starts[i]], single_threaded[time.starts[i + 1]]) for i in time.waits}
 
 
 # -- frames -------------------------------------------------------------------------------------------------------------
@@ -194,7 +196,9 @@ class Shared:
     time: Timeline
     memory: Arrangement
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
-    copies: WeakValueDictionary[Any, Any] = field(default_factory=WeakValueDictionary)  # of weights, turned or packed
+    copies: WeakValueDictionary[Any, Any] = field(
+        default_factory=WeakValueDictionary
+    )  # of weights, transposed or packed
 
     @cached_property
     def image(self) -> FrameImage:
@@ -223,7 +227,7 @@ class FrameBuilder:
         self.handles = self.row([0] * 2 * len(self.table.made))
         self.objects = 0
         self.fixed: list[torch.Tensor] = shared.fixed
-        self.turns: list[Turn] = []
+        self.transposes: list[TransposedCopy] = []
         self.packs: list[Pack] = []
 
     def image(self) -> FrameImage:
@@ -276,7 +280,7 @@ class FrameBuilder:
         sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
         self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
         self.words[FrameWords.VALUES] = values
-        image = FrameImage(objects=self.objects, turns=self.turns, packs=self.packs)
+        image = FrameImage(objects=self.objects, transposes=self.transposes, packs=self.packs)
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):
@@ -341,7 +345,7 @@ class FrameBuilder:
                 self.objects += 1
                 continue
             shape = v.type.shape or ()
-            place = self.plan.place(t)
+            place = self.plan.allocation(t)
             same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
             strides = place.strides if same_rank else contiguous([self.sizes.term(s) for s in shape])
             rows.append(
@@ -358,7 +362,7 @@ class FrameBuilder:
         for number, (step, numbers) in enumerate(zip(self.native, self.shared.sized)):
             row: list[Any] = [0] * StepWords.WORDS
             rows.append(row)
-            row[StepWords.ALONE] = numbers.single
+            row[StepWords.SINGLE] = numbers.single
             if isinstance(step.origin, CallStep):
                 tape = self.calls.tapes.get(step.origin)
                 row[StepWords.CALL] = StepWords.PYTHON if tape is None else StepWords.DISPATCHER
@@ -368,7 +372,7 @@ class FrameBuilder:
             function = Reference(Outside.STEP, number)
             row[StepWords.FUNCTION], row[StepWords.JOBS], row[StepWords.UNIT] = function, numbers.jobs, numbers.unit
             row[StepWords.SIZES], row[StepWords.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
-            self.note_turn(step, row[StepWords.SIZES], row[StepWords.ARGS])
+            self.note_transpose(step, row[StepWords.SIZES], row[StepWords.ARGS])
             self.note_pack(step, row[StepWords.SIZES], row[StepWords.ARGS])
             if step.checks:
                 errors.append(row[StepWords.SIZES])
@@ -398,20 +402,20 @@ class FrameBuilder:
     def note_pack(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product for MKL; a frame has a packed copy if the weight keeps its content, or can be tagged."""
         tuned = self.shared.tuned.get(step)
-        if tuned is not None and tuned.way.packed:
+        if tuned is not None and tuned.strategy.packed:
             assert step.args[1] is not None
             slot = self.table.slot(step.args[1])
             tagged = slot not in self.shared.constants and slot not in self.shared.frozen
-            self.packs.append(Pack(slot, sizes.at, args.at, tuned.way.unit(tuned.product), tagged))
+            self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))
 
-    def note_turn(self, step: NativeStep, sizes: Link, args: Link) -> None:
+    def note_transpose(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""
         tuned = self.shared.tuned.get(step)
-        if tuned is None or not tuned.way.turned:
+        if tuned is None or not tuned.strategy.transposed:
             return
         if all(isinstance(self.words[sizes.at + i], int) for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K)):
             assert step.args[1] is not None
-            self.turns.append(Turn(self.table.slot(step.args[1]), sizes.at, args.at))
+            self.transposes.append(TransposedCopy(self.table.slot(step.args[1]), sizes.at, args.at))
 
     # -- constants of calls ---------------------------------------------------------------------------------------------
     def constant(self, tensor: torch.Tensor) -> int:

@@ -51,7 +51,7 @@ class Link:
         return Link(self.at + words)
 
 
-class Turn(NamedTuple):
+class TransposedCopy(NamedTuple):
     """A matrix product that may read a transposed copy of its weight: the slot of that, and where its sizes and arguments
     are."""
 
@@ -80,7 +80,7 @@ class FrameImage:
     outside: array[int] = field(default_factory=lambda: array("q"))  # (word, kind, number)
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
     objects: int = 0  # results that Python hands in
-    turns: list[Turn] = field(default_factory=list)
+    transposes: list[TransposedCopy] = field(default_factory=list)
     packs: list[Pack] = field(default_factory=list)
 
 
@@ -115,11 +115,6 @@ class ProgramImage:
     constants: dict[int, torch.Tensor] = field(default_factory=dict)  # by slot
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
     plan: str = ""  # its text, for people
-
-    @property
-    def calls(self) -> bool:
-        """PyTorch does some of the steps."""
-        return None in self.functions
 
     def digests(self) -> list[str]:
         return list(dict.fromkeys(f.code for f in self.functions if f is not None and f.code))

@@ -14,7 +14,7 @@ import torch
 
 from airgraph.config import KNOBS
 from airgraph.engine.native.kernels import blas
-from airgraph.engine.native.kernels.products import COLUMNS, TURNED, ProductShape, Way, rule
+from airgraph.engine.native.kernels.products import COLUMNS, TRANSPOSED, ProductShape, ProductStrategy, rule
 
 STRIDE = 37  # columns from one sample to the next
 
@@ -54,10 +54,10 @@ class PackingBudget:
     def __init__(self) -> None:
         self.left = int(KNOBS["AIRGRAPH_PACK_MB"].get()) << 20
 
-    def way(self, p: ProductShape) -> Way | None:
+    def strategy(self, p: ProductShape) -> ProductStrategy | None:
         """The packed one, where it pays; None: as without packing."""
         size = 4 * p.n * p.k
-        if p.batch != 1 or p.form not in TURNED or not blas.pays(p.m, p.n, p.k) or size > self.left:
+        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k) or size > self.left:
             return None
         self.left -= size
-        return Way(COLUMNS, rule(p).threads, packed=True)
+        return ProductStrategy(COLUMNS, rule(p).threads, packed=True)

@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.image import FrameImage
 from airgraph.engine.native.libtorch import last_error
 from airgraph.engine.native.packing import can_be_tagged
-from airgraph.engine.protocol import Symbols
+from airgraph.engine.protocol import Env, Step, Symbols
 from airgraph.errors import BadIndexError, EngineError
-from airgraph.ir.boundary import SymbolSource
+from airgraph.ir.boundary import Argument, NumberIn, SymbolSource
 from airgraph.ir.graph import Graph
+from airgraph.ir.symbols import evaluate
 from airgraph.locks import Depth, held_at_fork
 
 PACKED_SETS = 4  # sets of weights that have packed copies (a model and copies of it share one program)
@@ -92,7 +94,7 @@ _binding = held_at_fork(threading.Lock(), Depth.BINDING)  # lists of frames chan
 
 def one_thread_after_fork() -> None:
     """In a forked child of a process that ran programs: PyTorch's thread pool is not inherited, and OpenMP would wait for
-    its threads for ever."""
+    its threads forever."""
     if len(_frames) > 0:
         POOL.head[tables.PoolWords.THREADS] = 1
 
@@ -105,7 +107,10 @@ os.register_at_fork(after_in_child=one_thread_after_fork)
 
 
 class FrameRunner(TakesArguments):
-    """An executable as native functions, and the frames in which it runs: one for each call at the same time."""
+    """An executable as native functions, and the frames in which it runs: one for each call at the same time.
+
+    For capture and replay (protocol.Steps) all functions are one step.
+    """
 
     name: str
     graph: Graph
@@ -120,6 +125,7 @@ class FrameRunner(TakesArguments):
     titles: list[str]  # of the steps
     sources: list[SymbolSource]
     numbers: list[Any]  # expressions whose values `native` hands out behind the outputs
+    device = torch.device("cpu")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -130,6 +136,8 @@ class FrameRunner(TakesArguments):
         self.native = make_function(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []
         self.numbers = []
+        self.writes: list[tuple[str, int]] = []  # for capture: the one step has done them
+        self.cells: set[int] = set()
 
     # -- what the two kinds do in their own way -----------------------------------------------------------------------
     def learn(self, symbols: Symbols) -> None:
@@ -138,7 +146,7 @@ class FrameRunner(TakesArguments):
     def get_ready(self, symbols: Symbols) -> None:
         """Before any frame: `image` and what it refers to are there."""
 
-    def still(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+    def unchanging(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
         """Constants, and arguments that keep their content or can be tagged (packing.py), by slot."""
         tagged = {pack.slot for pack in self.image.packs if pack.tagged} if runtime.version_function() else set()
         start, count = self.image.tables["arguments"]
@@ -202,7 +210,7 @@ class FrameRunner(TakesArguments):
 
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
         number = next(_numbers)
-        frame = BoundFrame(self, self.sizes, number, self.still(args))
+        frame = BoundFrame(self, self.sizes, number, self.unchanging(args))
         frame.owner = weakref.ref(self)
         _frames[number] = frame
         self.frames.append(frame)
@@ -259,6 +267,34 @@ class FrameRunner(TakesArguments):
         """For tools: the arguments by name. The writes are done, so none are handed back."""
         outputs, _ = self.call([inputs[spec.name] for spec in self.boundary.arguments], lambda _: symbols)
         return outputs[: len(self.made)], []
+
+    # -- for capture and replay -----------------------------------------------------------------------------------------
+    @cached_property
+    def inputs(self) -> dict[str, int]:
+        return {node.name: id(node.output) for node in self.graph.inputs}
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        return [-1 - i for i in range(len(self.made))]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The graph as one step. (Made when it is asked for: it keeps the executable alive until a garbage collection.)"""
+
+        def given(spec: Argument, env: Env, symbols: Symbols) -> Any:
+            if spec.name not in self.inputs:  # a size that only the symbols tell
+                return evaluate(spec.expr, symbols) if isinstance(spec, NumberIn) else None
+            value = env[self.inputs[spec.name]]
+            return value.item() if isinstance(spec, NumberIn) and isinstance(value, torch.Tensor) else value
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            args = [given(spec, env, symbols) for spec in self.boundary.arguments]
+            outputs, _ = self.call(args, lambda _: symbols)
+            symbols.update(self.learned())
+            return outputs[: len(self.outputs)]
+
+        made = dict(zip(self.outputs, self.graph.net_output.values()))
+        return [Step(tuple(self.graph.nodes), run, tuple(self.inputs.values()), made)]
 
 
 def library_step(number: int, step: int) -> None:

@@ -371,7 +371,13 @@ def outputs(f: Function, frame: str) -> str:
         return f.when(fresh, lambda: [new_output(f, row, slots, bare)], ("i64", bare))
 
     (bare,) = f.loop("0", f.word(frame, FrameWords.OUTS), 1, one, ("i64", "0"))
-    table = f.word(frame, FrameWords.PLACE_TABLE, "ptr")
+    place_intermediates(f, frame)
+    return bare
+
+
+def place_intermediates(f: Function, frame: str) -> None:
+    """The addresses of intermediates, when the block and the outputs have theirs."""
+    table, slots = f.word(frame, FrameWords.PLACE_TABLE, "ptr"), f.word(frame, FrameWords.SLOTS, "ptr")
     scratch = f.mul(f.word(frame, FrameWords.THREADS), f.word(frame, FrameWords.SCRATCH))
     block = f.add(f.word(frame, FrameWords.BASE), scratch)
 
@@ -382,7 +388,6 @@ def outputs(f: Function, frame: str) -> str:
         f.set(slots, f.word(row, LocationWords.SLOT), f.add(start, f.word(row, LocationWords.OFFSET)))
 
     f.loop("0", f.word(frame, FrameWords.PLACED), 1, place)
-    return bare
 
 
 def new_output(f: Function, row: str, slots: str, bare: str) -> str:

@@ -105,9 +105,9 @@ def worker() -> str:
         f.leave(f.test("ne", stopped, 0), lambda: None)
         row = f.row(table, i, StepWords.WORDS)
         jobs, unit = f.word(row, StepWords.JOBS), f.word(row, StepWords.UNIT)
-        alone = f.test("ne", f.word(row, StepWords.ALONE), 0)
+        single = f.test("ne", f.word(row, StepWords.SINGLE), 0)
         share = f.mul(f.ceil(f.ceil(jobs, threads), unit), unit)
-        share = f.choose(alone, "i64", jobs, share)
+        share = f.choose(single, "i64", jobs, share)
         begin = f.mul(me, share)
         end = f.min(f.add(begin, share), jobs)
         works = f.test("slt", begin, end)
@@ -221,7 +221,7 @@ def wide() -> str:
         "%last",
         1,
         lambda i, seen: [
-            f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, StepWords.WORDS), StepWords.ALONE), 0)}")
+            f.op(f"or i1 {seen}, {f.test('eq', f.word(f.row('%table', i, StepWords.WORDS), StepWords.SINGLE), 0)}")
         ],
         ("i1", "false"),
     )

@@ -3,8 +3,8 @@
     executable = StoredExecutable("graph_1", image, boundary, again)
     executable.call(args, symbols_of) → the graph's outputs
 
-Nothing is planned and nothing compiled. Only where PyTorch's dispatcher does not give what was planned is the plan needed
-after all, to do that step from Python: then `again` compiles the graph once more.
+Nothing is planned and nothing compiled. Where the graph or the plan is needed after all, `again` compiles it once more: to
+do a step from Python for which PyTorch's dispatcher does not give what was planned, and to capture the program.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class StoredExecutable(FrameRunner):
         name: str,
         stored: ProgramImage,
         boundary: Boundary,
-        again: Again | None,
+        again: Again,
         find: Callable[[str], bytes | None] = known_object,
     ) -> None:
-        """`again` is needed for a program with calls of PyTorch; `find` gives object code by its digest."""
+        """`again` compiles the graph once more; `find` gives object code by its digest."""
         super().__init__()
         self.name, self.stored, self.boundary, self.again = name, stored, boundary, again
         self.image, self.titles, self.made, self.loose = stored.frame, stored.titles, stored.made, stored.loose
-        self.written, self.constants, self.fixed = stored.written, stored.constants, stored.fixed
+        self.written, self.constants, self.fixed = frozenset(stored.written), stored.constants, stored.fixed
         self.copies = WeakValueDictionary()
         self.local = threading.local()
         self.sources = symbol_sources(boundary.arguments)
@@ -81,8 +81,6 @@ class StoredExecutable(FrameRunner):
     # -- a step that the dispatcher could not do ------------------------------------------------------------------------
     @cached_property
     def planned(self) -> NativeExecutable:
-        if self.again is None:
-            raise AttributeError("a program that was read has no plan")
         executable = self.again()
         executable.numbers = self.numbers
         executable.get_ready({s.symbol: 1 for s in executable.sources})

@@ -66,7 +66,7 @@ class TagWords:
 class StepWords:
     """CALL: a step of native code, or a call of PyTorch by PYTHON or through its DISPATCHER (with a TAPE: dispatch.py)."""
 
-    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, ALONE, END, SYNC, TAPE, RELEASE, WORDS = range(12)
+    CALL, FUNCTION, ARGS, SIZES, JOBS, UNIT, SINGLE, END, SYNC, TAPE, RELEASE, WORDS = range(12)
     NATIVE, PYTHON, DISPATCHER = range(3)
 
 

@@ -22,4 +22,6 @@ from airgraph.ir.ops import (  # noqa: F401  (importing a family fills the table
 )
 from airgraph.ir.ops.table import OPS, REQUIRED, NodeView, Op, OpInput, define, row, typed
 
-__all__ = ["OPS", "REQUIRED", "NodeView", "Op", "OpInput", "define", "row", "typed"]
+BUILT_IN = frozenset(OPS)  # less those that another package defines, such as compat.torch_npu
+
+__all__ = ["BUILT_IN", "OPS", "REQUIRED", "NodeView", "Op", "OpInput", "define", "row", "typed"]

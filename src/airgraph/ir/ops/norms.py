@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from airgraph.ir.ops.joint import HALVES, each, first_given, sized, statistics, wide
 from airgraph.ir.ops.rules import like
-from airgraph.ir.ops.table import REQUIRED, NodeView, define
+from airgraph.ir.ops.table import REQUIRED, NodeView, TypeRule, define
 from airgraph.ir.types import DataType, TensorType
 
 ALL = (True, True, True)
 
 
-def deviations(view: NodeView) -> list[TensorType]:
-    """One number for each row of x."""
-    shape = view.shape("x")
-    dtype = DataType.DT_FLOAT if view.dtype("x") in HALVES else view.dtype("x")
-    return view.result(dtype, None if shape is None else (*shape[:-1], 1))
+def deviations(name: str) -> TypeRule:
+    """One number for each row of an input."""
+
+    def rule(view: NodeView) -> list[TensorType]:
+        shape = view.shape(name)
+        dtype = DataType.DT_FLOAT if view.dtype(name) in HALVES else view.dtype(name)
+        return view.result(dtype, None if shape is None else (*shape[:-1], 1))
+
+    return rule
 
 
 define(
@@ -32,7 +36,9 @@ define(
     output_mask=ALL,
 )
 # gamma · x / √(mean(x²) + epsilon) over the last axis: in float32 up to the product with gamma, which is in x's own type.
-define("RmsNorm", "x gamma", each(like(), deviations), outputs="y rstd", epsilon=1e-6)
+define("RmsNorm", "x gamma", each(like(), deviations("x")), outputs="y rstd", epsilon=1e-6)
+# The same of x1 + x2, and that sum.
+define("AddRmsNorm", "x1 x2 gamma", each(like("x1"), deviations("x1"), like("x1")), outputs="y rstd x", epsilon=1e-6)
 define(
     "GroupNormV2",
     "x gamma? beta?",

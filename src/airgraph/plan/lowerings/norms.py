@@ -64,11 +64,23 @@ def layer_norm_gradient(view: LoweringView) -> list[Tensor | None]:
 
 @lowers("RmsNorm")
 def rms_norm(view: LoweringView) -> list[Tensor]:
-    x = widened(view["x"])
+    return normed(view["x"], view)
+
+
+@lowers("AddRmsNorm")
+def add_rms_norm(view: LoweringView) -> list[Tensor]:
+    """The sum is rounded to its own type before it is normed."""
+    a, b = widened(view["x1"]), widened(view["x2"])
+    x = cast(point("add", (a, b), a.dtype), view["x1"].dtype)
+    return [*normed(x, view), x]
+
+
+def normed(own: Tensor, view: LoweringView) -> list[Tensor]:
+    x = widened(own)
     axes = list(range(len(x.shape) - len(view["gamma"].shape), len(x.shape)))
     var = mean(point("mul", (x, x), x.dtype), axes, True)
     rstd = point("rsqrt", (point("add", (var, const(float(view.attr("epsilon")), x.dtype)), x.dtype),), x.dtype)
-    y = cast(point("mul", (x, rstd), x.dtype), view["x"].dtype)
+    y = cast(point("mul", (x, rstd), x.dtype), own.dtype)
     return [point("mul", (widened(view["gamma"]), cast(y, x.dtype)), x.dtype), rstd]
 
 

@@ -14,7 +14,7 @@ def advice(job: Job, report: Report) -> list[str]:
     if job.sizes > 1:
         found.append(
             f"{job.name} is called with {job.sizes} sets of sizes: "
-            'torch.compile(dynamic=True), or options={"buckets": {"batch": "auto"}} to pad to few of them'
+            'torch.compile(dynamic=True), or options={"buckets": {"batch": "auto"}} to pad to a few of them'
         )
     if report.breaks:
         places = ", ".join(sorted({str(b.place) for b in report.breaks if b.place})[:3])
@@ -24,7 +24,9 @@ def advice(job: Job, report: Report) -> list[str]:
         names = ", ".join(op.target.removeprefix("torch.ops.") for op in elsewhere[:5])
         found.append(f"PyTorch runs {counted(sum(op.count for op in elsewhere), 'op')} without a converter: {names}")
     if isinstance(job.function, torch.nn.Module) and job.function.training and not job.training:
-        found.append(f"{job.name} is in training mode: dropout and batch norms are at work; call {job.name}.eval()")
+        found.append(
+            f"{job.name} is in training mode: dropout and batch-norm updates are active; call {job.name}.eval()"
+        )
     return found
 
 

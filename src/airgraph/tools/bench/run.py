@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from airgraph.capture.export import as_arguments
+from airgraph.capture.model_call import as_arguments
 from airgraph.errors import AirgraphError, ConfigError, did_you_mean
 from airgraph.tools.bench.contenders import CONTENDERS, Job
 from airgraph.tools.bench.result import BenchResult, Figures
@@ -122,7 +122,7 @@ def list_jobs(workers: Mapping[str, Any], source: Mapping[str, Any], progress: P
         jobs = found["jobs"]
     if not jobs:
         raise AirgraphError(
-            "there is nothing to time: the script gave nothing to torch.compile",
+            "there is nothing to time: the script passed nothing to torch.compile",
             hint="airgraph.bench(model, x) times a model by itself",
         )
     return jobs

@@ -245,7 +245,7 @@ def arena(executable: Any) -> dict[str, Any] | None:
     found: dict[int, dict[str, Any]] = {}
     for number, step in enumerate(plan.steps):
         for t in (*step_reads(step), *step_writes(step)):
-            place = plan.places.get(t.id)
+            place = plan.allocations.get(t.id)
             if place is not None and place.kind == "arena" and place.alias is None:
                 if t.id not in found:
                     found[t.id] = {"first": number, "type": t.dtype.name, **where(executable, frame, t)}

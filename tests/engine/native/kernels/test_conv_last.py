@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from airgraph.engine.native.kernels import conv_last
+from airgraph.engine.native.kernels import conv_last, conv_last_kernels
 from airgraph.engine.native.llvm import jit
 from airgraph.plan.sizes import as_int
 from airgraph.plan.steps import ConvSizes
@@ -41,7 +41,7 @@ GARBAGE = {"nan": float("nan"), "inf": float("inf"), "subnormal": 1e-42}
 @pytest.fixture(scope="module", params=conv_last.TILE_OF.values(), ids=lambda tile: f"{tile.lanes} lanes")
 def kernel(request):
     """LLVM makes any machine's text run on this one, if not as fast."""
-    code = jit.build([jit.Unit(conv_last.source(request.param), conv_last.EXPORTS)])
+    code = jit.build([jit.Unit(conv_last_kernels.source(request.param), conv_last_kernels.EXPORTS)])
     i, p = ctypes.c_int64, ctypes.c_void_p
     run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p)(code["ag_conv_last"])
     run.code, run.tile = code, request.param

@@ -3,7 +3,7 @@
     torch_call_dispatcher("aten::topk", "", [x, 2, -1, 1, 1])  →  [values, indices]
 
 The ABI takes the arguments of an op as 64-bit words. What does not fit in a word (tensors, lists, strings, optional values)
-is an object that the call consumes, so all are made anew for every call.
+is an object that the call consumes, so all are constructed again for every call.
 
 Calls run below autograd and autocast. A result stays alive until the graph's call is over. Where a call fails or its result
 is not what was planned, Python does the step again: it has the right exception, and what is merely different it converts.

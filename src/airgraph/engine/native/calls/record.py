@@ -156,7 +156,7 @@ class CallRecorder(TorchFunctionMode):
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The first overload that takes these arguments."""
-        reason = UnsupportedCall(f"{getattr(func, '__name__', func)} is no op of the dispatcher")
+        reason = UnsupportedCall(f"{getattr(func, '__name__', func)} is not an op of the dispatcher")
         if rewrite := SCALAR_FREE.get(named(func)):
             func, args, kwargs = rewrite(*args, **kwargs)
         for op in overloads(func):
@@ -324,7 +324,7 @@ def check_values(node: Node, plan: Plan) -> None:
 
 
 def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
-    place = plan.places[matrix.tensor.id]
+    place = plan.allocations[matrix.tensor.id]
     looks = (t.shape, tuple(matrix.strides), TORCH_TYPES[t.dtype])
     if place.kind == "const" and t is matrix.tensor:
         return StandIn.make(recorder, Fixed(reference.constants[id(place.source)]), looks)

@@ -1,7 +1,7 @@
 """Matrix products by MKL, which libtorch_cpu contains on x86-64: weights that keep their content are packed once.
 
     weight = PackedWeight(m, n, k, block)          blocks of `block` columns, in MKL's own layout
-    weight.fill(address, turned, ldb)
+    weight.fill(address, transposed, ldb)
     step()                                         → step_gemm (shared_kernels.py) for such a weight
 
 Every call of MKL runs in the thread that makes it: the threads of a graph's parallel region share out the blocks. A bias is
@@ -68,16 +68,16 @@ class PackedWeight:
         assert found is not None
         return found[name]
 
-    def fill(self, weight: int, turned: bool, ldb: int) -> None:
-        """From the matrix at an address: [n, k] where `turned` (as nn.Linear has it), else [k, n]."""
+    def fill(self, weight: int, transposed: bool, ldb: int) -> None:
+        """From the matrix at an address: [n, k] where `transposed` (as nn.Linear has it), else [k, n]."""
         i32, f32, ptr = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
         pack = ctypes.CFUNCTYPE(None, *[i32] * 6, f32, ptr, i32, ptr)(self.function("cblas_sgemm_pack"))
         threads = ctypes.CFUNCTYPE(i32, i32)(self.function("MKL_Set_Num_Threads_Local"))
         before = threads(1)  # a forked child must not wake up OpenMP
         for i, start in enumerate(range(0, self.n, self.block)):
             size = (self.m, min(self.block, self.n - start), self.k)
-            place = weight + 4 * start * (ldb if turned else 1)
-            how = TRANS if turned else NO_TRANS
+            place = weight + 4 * start * (ldb if transposed else 1)
+            how = TRANS if transposed else NO_TRANS
             pack(ROW_MAJOR, B_MATRIX, how, *size, 1.0, place, ldb, self.address + i * self.apart)
         threads(before)
 

@@ -528,7 +528,7 @@ class LoopWriter(Builder, KernelOperands):
         self.line(f"  store <{lanes} x {type}> {new}, ptr {place}")
 
     def move(self, e: Expr, place: str, into: str, lanes: int) -> None:
-        """Add what has come together in one place to another, and begin anew."""
+        """Add what has come together in one place to another, and start over."""
         type = f"<{lanes} x {COMPUTED[e.dtype]}>"
         a, b = self.emit(f"load {type}, ptr {place}"), self.emit(f"load {type}, ptr {into}")
         both = VectorMath(self, lanes, len(self.levels) - 1).combine(e.source, e.dtype, a, b)

@@ -1,7 +1,7 @@
-"""The ways to do a matrix product: what its threads divide, how many work on it, how its weight lies in memory.
+"""The strategies for a matrix product: what its threads divide, how many work on it, how its weight lies in memory.
 
-All ways compute the same sums; where a weight lies turned (nn in place of nt), they may be added up in another order. A
-weight can only be copied where its content never changes: a constant, or a parameter with `frozen_parameter`.
+All strategies compute the same sums; where a weight lies transposed (nn in place of nt), they may be added up in another
+order. A weight can only be copied where its content never changes: a constant, or a parameter with `frozen_parameter`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.plan.sizes import Amount, as_int, both, ceil, choose, either, equal, less, maximum, modulo
 
-ALONE = 16384  # additions: less than this is not worth a second thread
+SINGLE_THREADED = 16384  # additions: less than this is not worth a second thread
 COLUMNS, ROWS, BATCH = range(3)  # what the threads divide, as Gemm.SPLIT has it
 SPLITS = ("columns", "rows", "batch")
 UNITS = (16, 8, 1)  # threads get multiples of this
-TURNED = {0: 1, 1: 0}  # nt with a turned weight is nn, and the other way round
+TRANSPOSED = {0: 1, 1: 0}  # nt with a transposed weight is nn, and the other way round
 MARGIN = 0.95  # what is not faster than this is no reason to leave the rule
 
 
@@ -34,15 +34,15 @@ class ProductShape(NamedTuple):
     a_batch: int
     b_batch: int
     bias: bool
-    still: bool  # the weight never changes, so it can be copied
+    unchanging: bool  # the weight never changes, so it can be copied
     threads: int
 
     @classmethod
-    def of(cls, sizes: Sequence[int], bias: bool, still: bool, threads: int) -> ProductShape:
+    def of(cls, sizes: Sequence[int], bias: bool, unchanging: bool, threads: int) -> ProductShape:
         """From the words of a step (shared_kernels.Gemm)."""
         names = (Gemm.FORM, Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K, Gemm.LDA, Gemm.LDB, Gemm.A_BATCH, Gemm.B_BATCH)
         form, batch, *rest = (sizes[i] for i in names)
-        return cls._make((form, batch, *rest, bias, still and batch == 1 and form in TURNED, threads))
+        return cls._make((form, batch, *rest, bias, unchanging and batch == 1 and form in TRANSPOSED, threads))
 
     @property
     def multiplications(self) -> int:
@@ -53,10 +53,10 @@ class ProductShape(NamedTuple):
         return f"{batch}{self.m}×{self.n}×{self.k} {gemm.FORMS[self.form]}{' with bias' if self.bias else ''}"
 
 
-class Way(NamedTuple):
+class ProductStrategy(NamedTuple):
     split: int
     threads: int
-    turned: bool = False  # the weight is a turned copy
+    transposed: bool = False  # the weight is a transposed copy
     packed: bool = False  # the weight is a packed copy, and MKL multiplies (blas.py)
 
     def jobs(self, p: ProductShape) -> int:
@@ -70,15 +70,15 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         how = f"{SPLITS[self.split]} by {self.threads} threads" if self.threads > 1 else "1 thread"
-        return f"{how}, weight turned" if self.turned else how
+        return f"{how}, weight transposed" if self.transposed else how
 
 
-def rule(p: ProductShape) -> Way:
-    split, threads = strategy((p.batch, p.m, p.n, p.k), p.threads)
-    return Way(as_int(split), as_int(threads))
+def rule(p: ProductShape) -> ProductStrategy:
+    split, threads = rule_of_sizes((p.batch, p.m, p.n, p.k), p.threads)
+    return ProductStrategy(as_int(split), as_int(threads))
 
 
-def strategy(sizes: Sequence[Amount], threads: Amount) -> tuple[Amount, Amount]:
+def rule_of_sizes(sizes: Sequence[Amount], threads: Amount) -> tuple[Amount, Amount]:
     """(what the threads divide, how many work on it) for (batch, m, n, k), which may be terms.
 
     Columns, unless they are few or there are many products; one thread for what is small.
@@ -87,7 +87,7 @@ def strategy(sizes: Sequence[Amount], threads: Amount) -> tuple[Amount, Amount]:
     wide = either(less(32 * threads - 1, n), less(m - 1, n))
     many = either(less(2 * threads - 1, batch), both(less(1, batch), equal(modulo(batch, threads), 0)))
     split = choose(many, BATCH, choose(wide, COLUMNS, ROWS))
-    small = either(less(batch * m * n * k // 4, ALONE), less(jobs_of(split, sizes), 2))
+    small = either(less(batch * m * n * k // 4, SINGLE_THREADED), less(jobs_of(split, sizes), 2))
     return split, choose(small, 1, threads)
 
 
@@ -98,7 +98,7 @@ def jobs_of(split: Amount, sizes: Sequence[Amount]) -> Amount:
 
 
 def unit_of(split: Amount, threads: Amount, jobs: Amount, of: Amount) -> Amount:
-    """See `Way.unit`; `of`: all threads there are."""
+    """See `ProductStrategy.unit`; `of`: all threads there are."""
     unit = by_split(split, UNITS)
     return choose(equal(threads, of), unit, maximum(ceil(ceil(jobs, threads), unit), 1) * unit)
 
@@ -107,22 +107,24 @@ def by_split(split: Amount, values: Sequence[Amount]) -> Amount:
     return choose(equal(split, COLUMNS), values[0], choose(equal(split, ROWS), values[1], values[2]))
 
 
-def ways(p: ProductShape) -> list[Way]:
+def strategies(p: ProductShape) -> list[ProductStrategy]:
     """All that are worth a trial; the one by rule is the first."""
     counts = [c for c in (2**i for i in range(1, p.threads.bit_length())) if c < p.threads]
     counts += [p.threads] if p.threads > 1 else []
-    found = [rule(p), Way(COLUMNS, 1)]
+    found = [rule(p), ProductStrategy(COLUMNS, 1)]
     for split in (COLUMNS, ROWS, BATCH):
-        found += [Way(split, c) for c in counts if -(-Way(split, c).jobs(p) // UNITS[split]) >= c]
+        found += [
+            ProductStrategy(split, c) for c in counts if -(-ProductStrategy(split, c).jobs(p) // UNITS[split]) >= c
+        ]
     as_stored = list(dict.fromkeys(found))
-    return as_stored + ([w._replace(turned=True) for w in as_stored] if p.still else [])
+    return as_stored + ([w._replace(transposed=True) for w in as_stored] if p.unchanging else [])
 
 
-def best(p: ProductShape, seconds: dict[Way, float], still: bool = True) -> Way:
-    """The fastest. Another way than by rule, and a copy of the weight, must be worth it."""
+def best(p: ProductShape, seconds: dict[ProductStrategy, float], unchanging: bool = True) -> ProductStrategy:
+    """The fastest. Another strategy than by rule, and a copy of the weight, must be worth it."""
     found = rule(p)
-    for turned in (False, True) if still else (False,):
-        fastest = min((w for w in seconds if w.turned == turned), key=seconds.__getitem__, default=found)
+    for transposed in (False, True) if unchanging else (False,):
+        fastest = min((w for w in seconds if w.transposed == transposed), key=seconds.__getitem__, default=found)
         if seconds[fastest] < MARGIN * seconds[found]:
             found = fastest
     return found

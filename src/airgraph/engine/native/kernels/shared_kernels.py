@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from airgraph.engine.native.kernels import attention, conv, conv_last, experts, gemm
+from airgraph.engine.native.kernels import attention, conv, conv_last, conv_last_kernels, experts, gemm
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 
 CHANNELS_LAST = conv_last.this_tile() is not None
-CONVOLUTION = conv_last if CHANNELS_LAST else conv
+CONVOLUTION = conv_last_kernels if CHANNELS_LAST else conv
 MODULES = (gemm, attention, CONVOLUTION)
 STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
 

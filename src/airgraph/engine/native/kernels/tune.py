@@ -1,11 +1,11 @@
-"""Which way to do a matrix product is the fastest: timed once for each kind of CPU, in mode="max-autotune".
+"""Which strategy for a matrix product is the fastest: timed once for each kind of CPU, in mode="max-autotune".
 
     tuner = Tuner(journal)
     tuner.learn(products)                → times those that nobody has timed before
-    tuner.way(product)                   → the fastest of all ways; by rule where nothing was timed
+    tuner.strategy(product)                   → the fastest of all strategies; by rule where nothing was timed
 
 A trial runs the product several times in one parallel region, with a barrier behind each as in a graph, and each time with
-another copy of the weight, as in a model whose layers take turns: what a cache of level 2 holds of a weight is not there
+another copy of the weight, as in a model with many layers: what a cache of level 2 holds of a weight is not there
 any more when the weight is read the next time.
 """
 
@@ -23,7 +23,7 @@ import torch
 
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
-from airgraph.engine.native.kernels.products import TURNED, ProductShape, Way, best, rule, ways
+from airgraph.engine.native.kernels.products import TRANSPOSED, ProductShape, ProductStrategy, best, rule, strategies
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.llvm.machine import machine
 from airgraph.engine.native.runtime import entry
@@ -37,7 +37,7 @@ REPEATS, ROUNDS = 16, 20  # at most: in a trial, and of trials
 WEIGHTS = 16 << 20  # bytes of all copies of a weight
 SPEED = 1e10  # multiplications in a second: a guess, for the number of repeats
 
-_seconds: dict[ProductShape, dict[Way, float]] = {}  # what was timed in this process
+_seconds: dict[ProductShape, dict[ProductStrategy, float]] = {}  # what was timed in this process
 _lock = held_at_fork(threading.Lock(), Depth.TUNING)
 
 
@@ -56,37 +56,37 @@ class Tuner:
             for p in wanted:
                 known = p in _seconds
                 if not known:
-                    _seconds[p] = remembered(p, ways(p))
+                    _seconds[p] = remembered(p, strategies(p))
                 stage.notes.append(note(p, _seconds[p]) + (" (timed before)" if known else ""))
 
-    def way(self, p: ProductShape, still: bool) -> Way:
-        """The fastest way, or the one by rule where nothing was timed. `still`: the weight may really be copied."""
+    def strategy(self, p: ProductShape, unchanging: bool) -> ProductStrategy:
+        """The fastest, or the one by rule where nothing was timed. `unchanging`: the weight may really be copied."""
         seconds = _seconds.get(p)
-        return rule(p) if seconds is None else best(p, seconds, still)
+        return rule(p) if seconds is None else best(p, seconds, unchanging)
 
 
-def note(p: ProductShape, seconds: dict[Way, float]) -> str:
+def note(p: ProductShape, seconds: dict[ProductStrategy, float]) -> str:
     found = best(p, seconds)
     others = ", ".join(f"{w} {s * 1e6:.1f}" for w, s in sorted(seconds.items(), key=lambda x: x[1]) if w != found)
     return f"{p}: {found} {seconds[found] * 1e6:.1f} µs" + (f" ({others})" if others else "")
 
 
-def remembered(p: ProductShape, candidates: Sequence[Way]) -> dict[Way, float]:
-    """Seconds of each way, as this or an earlier process measured them on such a CPU."""
-    key = Key(product=repr(p), ways=repr(candidates), cores=str(os.cpu_count()), **machine())
+def remembered(p: ProductShape, candidates: Sequence[ProductStrategy]) -> dict[ProductStrategy, float]:
+    """Seconds of each strategy, as this or an earlier process measured them on such a CPU."""
+    key = Key(product=repr(p), strategies=repr(candidates), cores=str(os.cpu_count()), **machine())
     measured = open_cache().made("tuning", key, lambda: json.dumps([*measure(p, candidates).values()]).encode())
     return dict(zip(candidates, json.loads(measured)))
 
 
-def measure(p: ProductShape, candidates: Sequence[Way]) -> dict[Way, float]:
-    """Seconds of each way: the best of several rounds, in turns, so that a slow moment of the machine hits all of them."""
+def measure(p: ProductShape, candidates: Sequence[ProductStrategy]) -> dict[ProductStrategy, float]:
+    """Seconds of each strategy: the best of several rounds, interleaved, so that a slow moment of the machine hits all."""
     memory = TrialMemory(p)
-    trials = {way: Trial(p, way, memory) for way in candidates}
+    trials = {strategy: Trial(p, strategy, memory) for strategy in candidates}
     first = sum(trial.seconds() for trial in trials.values())
     result = dict.fromkeys(candidates, float("inf"))
     for _ in range(min(max(int(PRODUCT_S / max(first, 1e-6)), 2), ROUNDS)):
-        for way, trial in trials.items():
-            result[way] = min(result[way], trial.seconds() / memory.repeats)
+        for strategy, trial in trials.items():
+            result[strategy] = min(result[strategy], trial.seconds() / memory.repeats)
     return result
 
 
@@ -115,9 +115,9 @@ def span(batch: int, apart: int, shape: tuple[int, int], stride: int) -> int:
 class Trial:
     """A frame with nothing but one product in it, `repeats` times."""
 
-    def __init__(self, p: ProductShape, way: Way, memory: TrialMemory) -> None:
+    def __init__(self, p: ProductShape, strategy: ProductStrategy, memory: TrialMemory) -> None:
         self.kept: list[Any] = [memory]
-        form, ldb = (TURNED[p.form], p.n if p.form == 0 else p.k) if way.turned else (p.form, p.ldb)
+        form, ldb = (TRANSPOSED[p.form], p.n if p.form == 0 else p.k) if strategy.transposed else (p.form, p.ldb)
         sizes = [0] * Gemm.WORDS
         for index, number in {
             Gemm.FORM: form,
@@ -131,7 +131,7 @@ class Trial:
             Gemm.A_BATCH: p.a_batch,
             Gemm.B_BATCH: p.b_batch,
             Gemm.C_BATCH: p.m * p.n,
-            Gemm.SPLIT: way.split,
+            Gemm.SPLIT: strategy.split,
         }.items():
             sizes[index] = number
         held, steps = self.keep(sizes), [0] * (StepWords.WORDS * memory.repeats)
@@ -141,9 +141,9 @@ class Trial:
                 StepWords.FUNCTION: kernels()["step_gemm"],
                 StepWords.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
                 StepWords.SIZES: held,
-                StepWords.JOBS: way.jobs(p),
-                StepWords.UNIT: way.unit(p),
-                StepWords.ALONE: int(way.threads == 1),
+                StepWords.JOBS: strategy.jobs(p),
+                StepWords.UNIT: strategy.unit(p),
+                StepWords.SINGLE: int(strategy.threads == 1),
                 StepWords.END: memory.repeats,
                 StepWords.SYNC: 1,
             }.items():

@@ -1,17 +1,53 @@
-"""What this CPU offers, by its features rather than by the name of the platform."""
+"""The CPU that kernels are written for: this machine's by its features, or another one that is built for.
+
+Everything that depends on the CPU asks here. A process that builds for another CPU (`airgraph build --target`) has the
+environment variable AIRGRAPH_BUILD_TARGET set from its start, since what was asked is remembered.
+"""
 
 from __future__ import annotations
 
 import platform
 import re
+from dataclasses import dataclass
 from functools import cache
 
+from airgraph.config import KNOBS
 from airgraph.engine.native.llvm.machine import machine
+
+
+@dataclass(frozen=True)
+class BuildTarget:
+    """A kind of CPU, as LLVM knows it. `lanes`: the floats in its widest vector register. None: as this machine has it."""
+
+    triple: str | None
+    cpu: str
+    lanes: int | None
+    linkers: tuple[str, ...]  # programs that make a shared library for it
+
+
+X86_64, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+NATIVE = ("cc", "gcc", "clang")
+X86_LINKERS = ("x86_64-linux-gnu-gcc", *(NATIVE if platform.machine() == "x86_64" else ()))
+ARM_LINKERS = ("aarch64-linux-gnu-gcc", *(NATIVE if platform.machine() == "aarch64" else ()))
+TARGETS = {
+    "host": BuildTarget(None, "", None, NATIVE),
+    "x86-64-v3": BuildTarget(X86_64, "x86-64-v3", 8, X86_LINKERS),
+    "x86-64-v4": BuildTarget(X86_64, "x86-64-v4", 16, X86_LINKERS),
+    "aarch64": BuildTarget(ARM, "generic", 4, ARM_LINKERS),
+}
+
+
+@cache
+def build_target() -> BuildTarget:
+    return TARGETS[KNOBS["AIRGRAPH_BUILD_TARGET"].get()]
 
 
 @cache
 def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
+    lanes = build_target().lanes
+    if lanes is not None:
+        return lanes
     if not is_x86_64():
         return 4
     return 16 if "avx512f" in re.split("[ ,+]", machine()["features"]) else 8
@@ -19,4 +55,5 @@ def vector_lanes() -> int:
 
 @cache
 def is_x86_64() -> bool:
-    return platform.machine().lower() in ("x86_64", "amd64")
+    triple = build_target().triple
+    return triple.startswith("x86_64") if triple else platform.machine().lower() in ("x86_64", "amd64")

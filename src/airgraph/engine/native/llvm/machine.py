@@ -11,6 +11,8 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from airgraph.config import KNOBS
+
 PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
 SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
 NAMES = (
@@ -36,6 +38,7 @@ def machine() -> dict[str, str]:
         "features": features,
         "llvmlite": importlib.metadata.version("llvmlite"),
         "passes": f"{' '.join(PASSES)}, {SETTINGS}",
+        "target": KNOBS["AIRGRAPH_BUILD_TARGET"].get(),
     }
 
 

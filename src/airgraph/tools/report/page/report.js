@@ -24,6 +24,11 @@ function table(head, rows, numbers = []) {
 const bytes = (n) => (n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 const place = (p) => (p ? `${p.file}:${p.line}` : "");
 
+function cached(told) {  // whether the program was in the compilation cache, else how much object code was
+  const notes = data.graphs.filter((g) => g.name === told.name).flatMap((g) => g.passes).flatMap((p) => p.notes);
+  return [told.cache, ...notes.filter((n) => n.startsWith("cache: ")).map((n) => n.slice(7))].filter(Boolean).join("; ");
+}
+
 // -- overview ---------------------------------------------------------------------------------------------------------
 function overview() {
   const o = data.overview, page = [];
@@ -36,9 +41,9 @@ function overview() {
     page.push(el("h2", {}, `Compile time: ${total.toFixed(2)} s`), el("div", { class: "bar" }, ...parts));
     page.push(el("p", { class: "legend" }, Object.entries(o.seconds).map(([n, s]) => `${n} ${s.toFixed(3)} s`).join("  ·  ")));
   }
-  page.push(el("h2", {}, "Graphs"), table(["name", "phase", "kind", "ops", "by PyTorch", "ms", "function", "where"], o.graphs.map((g) => [
+  page.push(el("h2", {}, "Graphs"), table(["name", "phase", "kind", "ops", "by PyTorch", "ms", "cache", "function", "where"], o.graphs.map((g) => [
     g.name, g.phase, g.classification, g.converted + g.fallbacks, g.fallbacks,
-    (1e3 * Object.values(g.stages).reduce((a, b) => a + b, 0)).toFixed(0), g.function, place(g.place)]), [3, 4, 5]));
+    (1e3 * Object.values(g.stages).reduce((a, b) => a + b, 0)).toFixed(0), cached(g), g.function, place(g.place)]), [3, 4, 5]));
   if (o.breaks.length) page.push(el("h2", {}, "Graph breaks"), table(["where", "reason", "try"], o.breaks.map((b) => [place(b.place), b.reason, b.hints[0]])));
   if (o.recompiles.length) page.push(el("h2", {}, "Recompiles"), table(["function", "called from", "failed guard"],
     o.recompiles.map((r) => [r.function, place(r.caller), r.guards.map((g) => g.text).join("; ")])));
@@ -157,7 +162,7 @@ const hits = (graph) => {
   }) : [];
 };
 function reveal(graph) {  // the modules of the first hits, as many as can be laid out at once
-  let room = 2 * CHUNK;
+  let room = CHUNK;
   for (const id of hits(graph)) {
     for (let g = graph.owner[id]; g.parent; g = g.parent) {
       if (!state.open.has(g.path)) room -= g.nodes.length + g.children.size;

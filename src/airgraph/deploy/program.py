@@ -1,0 +1,230 @@
+"""A planned graph as one LLVM module with a C interface: the frame's image and the kernels of the native engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from airgraph.deploy.interface import Interface, Port
+from airgraph.deploy.runtime import RuntimeWriter
+from airgraph.deploy.text import Constants
+from airgraph.deploy.weights import PlacedWeight, WeightsFile
+from airgraph.engine.native.binding import ROW
+from airgraph.engine.native.code import CompiledKernel, NativeStep
+from airgraph.engine.native.engine import NativeExecutable
+from airgraph.engine.native.frames import DTYPE_NUMBER, Tuned
+from airgraph.engine.native.image import KernelName, Outside
+from airgraph.engine.native.kernels import shared_kernels
+from airgraph.engine.native.kernels.loops import Compiled, module_text
+from airgraph.engine.native.tables import MOST, DefinitionWords
+from airgraph.engine.protocol import Request, Symbols
+from airgraph.errors import BuildError
+from airgraph.ir.boundary import TensorIn
+from airgraph.plan.sizes import Amount, SizeOp, Sizes, Term, both, either, equal, less
+from airgraph.plan.steps import CallStep
+from airgraph.runtime.loaded import Contract
+
+
+def refuse_calls(request: Request) -> None:
+    """All nodes that PyTorch would compute, at once."""
+    assert request.plan is not None
+    calls = [step.node for step in request.plan.steps if isinstance(step, CallStep)]
+    if calls:
+        named = {str(n.attrs.get("target", n.op)): n.name for n in calls}
+        raise BuildError(
+            f"{len(calls)} nodes have no kernel of their own, and C has no PyTorch: {', '.join(named)}",
+            where=dict(list(named.items())[:8]),
+            hint="write them with other ops, or as a converter to ops that have kernels (docs/converters.md)",
+        )
+
+
+class BuildExecutable(NativeExecutable):
+    """The program whose frame is built into an object. Its loops are not compiled for this process, and nothing is packed
+    for libraries that C does not have."""
+
+    def __init__(self, request: Request, contract: Contract) -> None:
+        refuse_calls(request)
+        self.loops: dict[str, Compiled] = {}
+        super().__init__(request, compile=self.named_kernels)
+        known = set(self.sizes.symbols)
+        guards = [g for g in contract.guards if getattr(g, "free_symbols", set()) <= known]
+        self.guards = [(truth(g, self.sizes), str(g)) for g in guards]
+        self.contract = contract
+        self.get_ready({s.symbol: typical(contract.ranges.get(s.symbol, (None, None))) for s in self.sources})
+        assert self.shared is not None
+        self.sized = self.shared.sizes_image()
+        if any(operation.op == SizeOp.SYMPY for operation in self.sizes.code):
+            raise BuildError(
+                "one of its sizes is no whole-number formula",
+                where={"sizes": ", ".join(map(str, self.sizes.expressions))},
+                hint="fixed sizes: leave dynamic_shapes out",
+            )
+        if any(row[DefinitionWords.KIND] == DefinitionWords.STRIDE for row in self.definitions()):
+            raise BuildError("a symbol is only known from the strides of an argument", hint="contiguous arguments")
+
+    def named_kernels(self, wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
+        every = {c.body: c for c in wanted}
+        names = {body: f"loop_{i}" for i, body in enumerate(every)}
+        self.loops = {names[body]: c for body, c in every.items()}
+        return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
+
+    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+        return {}
+
+    def definitions(self) -> list[list[int]]:
+        numbers = self.sized.definitions
+        return [numbers[i : i + DefinitionWords.WORDS] for i in range(0, len(numbers), DefinitionWords.WORDS)]
+
+
+def typical(ends: tuple[int | None, int | None]) -> int:
+    """A size for which the arena is laid out well; any other works."""
+    low, high = ends
+    return max(low or 0, min(128, 128 if high is None else high))
+
+
+def truth(condition: Any, sizes: Sizes) -> Amount:
+    """1 where a condition on sizes holds."""
+    if condition in (True, sympy.true):
+        return 1
+    if isinstance(condition, sympy.Rel):
+        a, b = (sizes.term(side) for side in condition.args)
+        match condition.rel_op:
+            case "==":
+                return equal(a, b)
+            case "!=":
+                return 1 - equal(a, b)
+            case "<":
+                return less(a, b)
+            case ">=":
+                return 1 - less(a, b)
+            case ">":
+                return less(b, a)
+            case "<=":
+                return 1 - less(b, a)
+    parts = [truth(part, sizes) for part in getattr(condition, "args", ())]
+    match condition:
+        case sympy.And() | sympy.Or():
+            result = parts[0]
+            for part in parts[1:]:
+                result = (both if isinstance(condition, sympy.And) else either)(result, part)
+            return result
+        case sympy.Not():
+            return 1 - parts[0]
+    raise BuildError(f"the condition {condition} on sizes cannot be checked in C", hint="other dynamic_shapes")
+
+
+@dataclass(frozen=True)
+class BuiltProgram:
+    """`texts`: LLVM modules, to be linked into one; `exports`: the functions that C calls."""
+
+    texts: list[str]
+    exports: list[str]
+    weights: WeightsFile
+
+
+class ProgramWriter:
+    """The tables and functions of a program as LLVM text, and the file of its weights."""
+
+    def __init__(
+        self, executable: BuildExecutable, interface: Interface, weights: Mapping[str, torch.Tensor], name: str
+    ) -> None:
+        self.executable, self.interface, self.name = executable, interface, name
+        self.image, self.constants = executable.image, Constants()
+        self.rows: dict[str, int] = {}
+        self.file = WeightsFile(self.placed_weights(weights), self.placed_constants())
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+    def slot_word(self, slot: int) -> int:
+        return self.image.tables["slots"][0] + slot
+
+    def placed_weights(self, weights: Mapping[str, torch.Tensor]) -> list[PlacedWeight]:
+        placed = []
+        for (name, tensor), spec in zip(weights.items(), self.executable.boundary.arguments):
+            assert isinstance(spec, TensorIn)
+            slot = self.executable.table.argument(spec.name)
+            if slot is not None:
+                state = spec.name in self.executable.written
+                placed.append(PlacedWeight(name, tensor, self.slot_word(slot), state))
+        return placed
+
+    def placed_constants(self) -> list[PlacedWeight]:
+        found = self.executable.constants.items()
+        return [PlacedWeight(f"constant {slot}", t, self.slot_word(slot)) for slot, t in found]
+
+    def weight_rows(self) -> list[list[int]]:
+        """See words.WeightWords."""
+        rows, state = [], 0
+        for weight, offset in zip(self.file.weights, self.file.offsets):
+            size = weight.memory.nbytes
+            rows.append([weight.at, offset, size, state if weight.state else -1])
+            if weight.state:
+                state += -(-size // 64) * 64
+        self.rows["state"] = state
+        return rows
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+    def table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.constants.rows(name, rows)
+        self.rows[name] = len(rows)
+
+    def tables(self) -> None:
+        executable, image, string = self.executable, self.image, self.constants.string
+        self.constants.table("words", image.words)
+        self.rows["words"] = len(image.words)
+        pairs = zip(image.links[::2], image.links[1::2])
+        self.table("links", [[at, to] for at, to in pairs])
+        outside = zip(image.outside[::3], image.outside[1::3], image.outside[2::3])
+        self.table("functions", [[at, self.function(n)] for at, kind, n in outside if kind == Outside.STEP])
+        self.table("weights", self.weight_rows())
+        places = {port.index: i for i, port in enumerate(self.interface.inputs)}
+        self.table("definitions", [[s, places[a], *rest] for s, a, *rest in executable.definitions()])
+        self.table("code", [executable.sized.code[i : i + ROW] for i in range(0, len(executable.sized.code), ROW)])
+        self.table("questions", [[f"@{name}"] for name in executable.sized.questions])
+        self.rows["symbols"] = executable.sized.symbols
+        self.table("ranges", self.ranges())
+        open_guards = [(term, text) for term, text in executable.guards if isinstance(term, Term)]
+        self.table("guards", [[term.index, string(text)] for term, text in open_guards])
+        self.table("inputs", self.ports(self.interface.inputs))
+        self.table("outputs", self.ports(self.interface.outputs))
+
+    def function(self, step: int) -> str:
+        symbol = self.executable.kernels[step].symbol
+        assert symbol is not None
+        return f"@{symbol.name}"
+
+    def ranges(self) -> list[list[int | str]]:
+        ports, symbols = {port.index: port for port in self.interface.inputs}, self.executable.sizes.symbols
+        rows: list[list[int | str]] = []
+        for symbol, argument, kind, axis, factor in self.executable.definitions():
+            ends = self.executable.contract.ranges.get(symbols[symbol])
+            if ends is not None:
+                low, high = ends
+                of = f" / {factor}" if factor != 1 else ""
+                name = f"size {axis}{of} of " if kind == DefinitionWords.SIZE else ""
+                text = self.constants.string(f"{name}{ports[argument].name}")
+                rows.append([symbol, low or 0, MOST if high is None else min(high, MOST), text])
+        return rows
+
+    def ports(self, ports: list[Port]) -> list[list[int | str]]:
+        string = self.constants.string
+        return [[port.index, DTYPE_NUMBER[port.dtype], port.dtype.itemsize, string(port.name)] for port in ports]
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+    def declared(self) -> str:
+        names = {self.function(i) for i in range(len(self.executable.kernels))}
+        lines = [f"declare void {name}(ptr, ptr, i64, i64, ptr)" for name in sorted(names)]
+        lines += [f"declare i64 @{name}(ptr)" for name in sorted(set(self.executable.sized.questions))]
+        return "\n".join(lines)
+
+    def program(self) -> BuiltProgram:
+        self.tables()
+        runtime = RuntimeWriter(self.name, self.constants, self.rows, self.file.identity)
+        functions = runtime.source()  # (first: it adds strings)
+        own = "\n".join([self.declared(), self.constants.source(), functions])
+        shared = [*(module.source() for module in shared_kernels.MODULES), shared_kernels.source()]
+        loops = [module_text(self.executable.loops)] if self.executable.loops else []
+        return BuiltProgram([own, *loops, *shared], runtime.exports, self.file)

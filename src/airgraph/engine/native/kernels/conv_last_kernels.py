@@ -1,0 +1,537 @@
+"""The LLVM text of the kernels of conv_last.py, which says what they do and how their work is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, GATHER, SLOTS, TABLE, TILES, ConvTile, this_tile
+from airgraph.engine.native.llvm.builder import Function, declarations
+
+EXPORTS = ("ag_conv_last",)
+OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
+SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
+ACROSS = 8  # pixels in a tile of a depthwise convolution
+TAPS = (3, 5, 7)  # in a row
+STEPS = (1, 2)
+INDEX = f"<{SLOTS} x i64>"
+LINE = 16  # floats in a line of the cache
+
+
+@cache
+def source(tile: ConvTile | None = None) -> str:
+    """The module's text."""
+    host = tile or this_tile()
+    assert host is not None
+    kind, bits = host.kind, f"<{host.lanes} x i1>"
+    masked = [
+        f"declare {kind} @llvm.masked.load.v{host.lanes}f32.p0(ptr, i32, {bits}, {kind})",
+        f"declare void @llvm.masked.store.v{host.lanes}f32.p0({kind}, ptr, i32, {bits})\n",
+    ]
+    parts = [declarations(host.lanes), "\n".join(masked)]
+    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)]
+    parts += [pack(host), positions(host), plain_table(host), tables(host), patches(host), block(host)]
+    parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
+    return "".join([*parts, segment(host), depthwise(host), whole(host)])
+
+
+class LastFunction(Function):
+    """With masks, and the sizes by name."""
+
+    def __init__(self, host: ConvTile, name: str, params: str, exported: bool = False) -> None:
+        super().__init__(name, params, exported=exported)
+        self.host = host
+
+    def dims(self) -> dict[str, str]:
+        return {name: self.load("i64", self.at("%dims", i, "i64")) for i, name in enumerate(DIMS)}
+
+    def lanes(self) -> str:
+        return "<" + ", ".join(f"i64 {i}" for i in range(self.host.lanes)) + ">"
+
+    def spread(self, number: str, count: int) -> str:
+        kind = f"<{count} x i64>"
+        one = self.op(f"insertelement {kind} poison, i64 {number}, i64 0")
+        zeros = ", ".join(["i32 0"] * count)
+        return self.op(f"shufflevector {kind} {one}, {kind} poison, <{count} x i32> <{zeros}>")
+
+    def mask(self, left: str) -> str:
+        """The first `left` lanes."""
+        count = self.host.lanes
+        return self.op(f"icmp slt <{count} x i64> {self.lanes()}, {self.spread(left, count)}")
+
+    def load_part(self, address: str, mask: str) -> str:
+        kind, count = self.host.kind, self.host.lanes
+        arguments = f"ptr {address}, i32 4, <{count} x i1> {mask}, {kind} zeroinitializer"
+        return self.op(f"call {kind} @llvm.masked.load.v{count}f32.p0({arguments})")
+
+    def store_part(self, value: str, address: str, mask: str) -> None:
+        kind, count = self.host.kind, self.host.lanes
+        arguments = f"{kind} {value}, ptr {address}, i32 4, <{count} x i1> {mask}"
+        self.call(f"@llvm.masked.store.v{count}f32.p0", arguments)
+
+    def part(self, d: dict[str, str], name: str) -> str:
+        """Where a part of the scratch memory begins; see `offsets`."""
+        return self.at("%scratch", d[name], "i8")
+
+    def pitch(self, d: dict[str, str]) -> str:
+        """Floats from one gathered patch to the next: the last vector of a patch may stick out."""
+        return self.add(self.mul(d["c"], self.mul(d["kh"], d["kw"])), self.host.lanes)
+
+
+# -- the inner kernel -------------------------------------------------------------------------------------------------
+MICRO = (
+    "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias"
+)
+
+
+def micro(host: ConvTile, rows: int, vectors: int) -> str:
+    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group."""
+    f = LastFunction(host, f"micro_{rows}x{vectors}", MICRO)
+    masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
+
+    def biased() -> list[str]:
+        return [f.load_part(f.at("%bias", v * host.lanes), m) for v, m in enumerate(masks)]
+
+    first = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *[(host.kind, "zeroinitializer")] * vectors)
+
+    def values(places: Sequence[str], panel: str, start: str, stop: str, deep: int, acc: Sequence[str]) -> list[str]:
+        def body(i: str, *tile: str) -> list[str]:
+            out = list(tile)
+            for j in range(deep):
+                k = f.add(i, j)
+                line = f.at(panel, f.mul(k, host.panel))
+                lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
+                for r, place in enumerate(places):
+                    one = f.splat(host.kind, f.load("float", f.at(place, k)))
+                    for v in range(vectors):
+                        out[r * vectors + v] = f.fma(host.kind, lanes[v], one, out[r * vectors + v])
+            return out
+
+        return f.loop(start, stop, deep, body, *[(host.kind, a) for a in acc])
+
+    def tap(t: str, panel: str, *acc: str) -> list[str]:
+        line = f.at("%table", f.mul(t, SLOTS), "i64")
+        places = [f.at(f.op(f"load ptr, ptr {f.at(line, r, 'i64')}"), "%shift", "i8") for r in range(rows)]
+        whole = f.down("%deep", 4)
+        found = values(places, panel, whole, "%deep", 1, values(places, panel, "0", whole, 4, acc))
+        return [f.at(panel, f.mul("%deep", host.panel)), *found]
+
+    start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
+    _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), *start)
+    for r in range(rows):
+
+        def store(r: int = r) -> None:
+            place = f.at("%to", f.mul("%apart", r))
+            for v, m in enumerate(masks):
+                f.store_part(tile[r * vectors + v], f.at(place, v * host.lanes), m)
+
+        f.when(f.test("slt", str(r), "%count"), store)
+    return f.text()
+
+
+# -- weights ------------------------------------------------------------------------------------------------------------
+def pack(host: ConvTile) -> str:
+    """to[place(k)][lane] = from[lane][k] for k < depth, zeros in lanes from `rows` on.
+
+    A value of channel c and tap t is k = c · taps + t in a weight, and t · channels + c in a panel.
+    """
+    f = LastFunction(host, "pack", "ptr %from, i64 %depth, i64 %rows, i64 %taps, i64 %channels, ptr %to")
+
+    def square(k: str, tap: str, channel: str) -> list[str]:
+        bits = f"<{host.lanes} x i1>"
+        inside = f.mask(f.sub("%depth", k))
+        columns = []
+        for v in range(host.vectors):
+            lines = []
+            for number in range(v * host.lanes, (v + 1) * host.lanes):
+                place = f.at(f.at("%from", f.mul("%depth", number)), k)
+                f.prefetch(place, 4 * LINE)
+                exists = f.choose(f.test("slt", str(number), "%rows"), bits, inside, "zeroinitializer")
+                lines.append(f.load_part(place, exists))
+            columns.append(transposed(f, host, lines))
+        for i, pair in enumerate(zip(*columns)):
+            place = f.at("%to", f.mul(f.add(f.mul(tap, "%channels"), channel), host.panel))
+            f.when(f.test("slt", f.add(k, i), "%depth"), partial(side_by_side, pair, place))
+            over = f.test("eq", f.add(tap, 1), "%taps")
+            channel = f.choose(over, "i64", f.add(channel, 1), channel)
+            tap = f.choose(over, "i64", "0", f.add(tap, 1))
+        return [tap, channel]
+
+    def side_by_side(pair: Sequence[str], place: str) -> None:
+        for v, column in enumerate(pair):
+            f.store(host.kind, column, f.at(place, v * host.lanes))
+
+    f.loop("0", "%depth", host.lanes, square, ("i64", "0"), ("i64", "0"))
+    return f.text()
+
+
+def transposed(f: Function, host: ConvTile, rows: Sequence[str]) -> list[str]:
+    """By halves: blocks of 1, 2, 4 … lanes change places with those of the row as far away."""
+    lines, size = list(rows), 1
+    while size < host.lanes:
+        for i in [i for i in range(host.lanes) if not i & size]:
+            a, b = lines[i], lines[i + size]
+            low = [j if not j & size else host.lanes + j - size for j in range(host.lanes)]
+            high = [j + size if not j & size else host.lanes + j for j in range(host.lanes)]
+            lines[i], lines[i + size] = f.shuffle(host.kind, a, b, low), f.shuffle(host.kind, a, b, high)
+        size *= 2
+    return lines
+
+
+# -- where patches lie ------------------------------------------------------------------------------------------------
+BLOCK = "ptr %x, ptr %dims, i64 %p, i64 %last, ptr %scratch"
+
+
+def numbers(values: Sequence[int]) -> str:
+    return "<" + ", ".join(f"i64 {v}" for v in values) + ">"
+
+
+def positions(host: ConvTile) -> str:
+    """For the pixels of a block: the row and the column of the image where the patch begins, and its place in x.
+
+    The slots of a tile behind its pixels, and those behind the last pixel, repeat the one before them.
+    """
+    f = LastFunction(host, "positions", "ptr %dims, i64 %p, i64 %last, ptr %scratch")
+    d = f.dims()
+    place = f.part(d, "positions")
+
+    def slot(s: str, q: str, n: str, oh: str, ow: str) -> list[str]:
+        row, column = (f.sub(f.mul(a, d[b]), d[c]) for a, b, c in ((oh, "sh", "ph"), (ow, "sw", "pw")))
+        at = f.add(f.add(f.mul(n, d["xn"]), f.mul(row, d["xh"])), f.mul(column, d["xw"]))
+        for i, value in enumerate((row, column, at)):
+            f.do(f"store i64 {value}, ptr {f.at(place, f.add(s, i * TILES * SLOTS), 'i64')}")
+        within = f.op(f"and i64 {s}, {SLOTS - 1}")
+        moves = f.op(f"or i1 {f.test('slt', within, host.rows[0] - 1)}, {f.test('eq', within, SLOTS - 1)}")
+        moves = f.op(f"and i1 {moves}, {f.test('slt', q, '%last')}")
+        one = f.op(f"zext i1 {moves} to i64")
+        ow = f.add(ow, one)
+        over = f.test("eq", ow, d["ow"])
+        oh = f.choose(over, "i64", f.add(oh, 1), oh)
+        below = f.test("eq", oh, d["oh"])
+        ow, oh = f.choose(over, "i64", "0", ow), f.choose(below, "i64", "0", oh)
+        return [f.add(q, one), f.choose(below, "i64", f.add(n, 1), n), oh, ow]
+
+    rows = f.div("%p", d["ow"])
+    start = [("i64", v) for v in ("%p", f.div(rows, d["oh"]), f.rem(rows, d["oh"]), f.rem("%p", d["ow"]))]
+    f.loop("0", str(TILES * SLOTS), 1, slot, *start)
+    return f.text()
+
+
+def plain_table(host: ConvTile) -> str:
+    """Of a 1 × 1 convolution that reads every pixel: one address follows the other."""
+    f = LastFunction(host, "plain_table", BLOCK)
+    d = f.dims()
+    table, base = f.part(d, "tables"), f.spread(f.op("ptrtoint ptr %x to i64"), SLOTS)
+    step, last = f.spread(f.mul(d["xw"], 4), SLOTS), f.spread("%last", SLOTS)
+
+    def tile(t: str) -> None:
+        first = f.spread(f.add("%p", f.mul(t, host.rows[0])), SLOTS)
+        pixel = f.op(f"add {INDEX} {first}, {numbers([min(i, host.rows[0] - 1) for i in range(SLOTS)])}")
+        behind = f.op(f"icmp sgt {INDEX} {pixel}, {last}")
+        pixel = f.op(f"select <{SLOTS} x i1> {behind}, {INDEX} {last}, {INDEX} {pixel}")
+        place = f.op(f"add {INDEX} {base}, {f.op(f'mul {INDEX} {pixel}, {step}')}")
+        f.do(f"store {INDEX} {place}, ptr {f.at(table, f.mul(t, SLOTS), 'i64')}, align 8")
+
+    f.loop("0", str(TILES), 1, tile)
+    return f.text()
+
+
+def tables(host: ConvTile) -> str:
+    """For every tile and tap the addresses of the pixels' channels; zeros where a tap lies in the padding."""
+    f = LastFunction(host, "tables", "ptr %x, ptr %dims, ptr %scratch")
+    d = f.dims()
+    table, place, taps = f.part(d, "tables"), f.part(d, "positions"), f.mul(d["kh"], d["kw"])
+    zeros = f.spread(f.op(f"ptrtoint ptr {f.part(d, 'zeros')} to i64"), SLOTS)
+    base = f.spread(f.op("ptrtoint ptr %x to i64"), SLOTS)
+    high, wide = f.spread(d["h"], SLOTS), f.spread(d["w"], SLOTS)
+
+    def tile(t: str) -> None:
+        def held(i: int) -> str:
+            at = f.at(place, f.add(f.mul(t, SLOTS), i * TILES * SLOTS), "i64")
+            return f.op(f"load {INDEX}, ptr {at}, align 8")
+
+        rows, columns, at = held(0), held(1), held(2)
+        start = f.op(f"add {INDEX} {base}, {f.op(f'shl {INDEX} {at}, {numbers([2] * SLOTS)}')}")
+
+        def tap(kh: str, kw: str) -> None:
+            down, right = f.mul(kh, d["dh"]), f.mul(kw, d["dw"])
+            row, column = (f.op(f"add {INDEX} {a}, {f.spread(b, SLOTS)}") for a, b in ((rows, down), (columns, right)))
+            within = [f.op(f"icmp ult {INDEX} {a}, {b}") for a, b in ((row, high), (column, wide))]
+            inside = f.op(f"and <{SLOTS} x i1> {within[0]}, {within[1]}")
+            far = f.mul(f.add(f.mul(down, d["xh"]), f.mul(right, d["xw"])), 4)
+            address = f.op(f"add {INDEX} {start}, {f.spread(far, SLOTS)}")
+            found = f.op(f"select <{SLOTS} x i1> {inside}, {INDEX} {address}, {INDEX} {zeros}")
+            number = f.add(f.mul(t, taps), f.add(f.mul(kh, d["kw"]), kw))
+            f.do(f"store {INDEX} {found}, ptr {f.at(table, f.mul(number, SLOTS), 'i64')}, align 8")
+
+        f.loop("0", d["kh"], 1, lambda kh: f.loop("0", d["kw"], 1, lambda kw: tap(kh, kw)))
+
+    f.loop("0", str(TILES), 1, tile)
+    return f.text()
+
+
+def patches(host: ConvTile) -> str:
+    """The patches of the block's pixels, k = (channel, kh, kw) as in a weight, and a table with one row for each tile.
+
+    Columns that lie side by side are read as a vector, of which the lanes in the padding are zeros.
+    """
+    f = LastFunction(host, "patches", "ptr %x, ptr %dims, ptr %scratch")
+    d = f.dims()
+    table, place, memory, pitch = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "patches"), f.pitch(d)
+    wide = f.spread(d["w"], host.lanes)
+    beside = [f.test("eq", d["xw"], 1), f.test("eq", d["dw"], 1), f.test("sle", d["kw"], host.lanes)]
+    vectors = f.op(f"and i1 {f.op(f'and i1 {beside[0]}, {beside[1]}')}, {beside[2]}")
+    kernel = f.mask(d["kw"])
+
+    def slot(s: str) -> None:
+        row, column, at = (f.load("i64", f.at(place, f.add(s, i * TILES * SLOTS), "i64")) for i in range(3))
+        to = f.at(memory, f.mul(s, pitch))
+        f.do(f"store ptr {to}, ptr {f.at(table, s, 'i64')}, align 8")
+        lane = f.op(f"add <{host.lanes} x i64> {f.lanes()}, {f.spread(column, host.lanes)}")
+        seen = f.op(f"icmp ult <{host.lanes} x i64> {lane}, {wide}")
+        bits = f"<{host.lanes} x i1>"
+        seen = f.op(f"and {bits} {seen}, {kernel}")
+
+        def line(c: str, kh: str) -> None:
+            down = f.mul(kh, d["dh"])
+            within = f.test("ult", f.add(row, down), d["h"])
+            source = f.op(
+                f"getelementptr float, ptr %x, i64 {f.add(f.add(at, f.mul(c, d['xc'])), f.mul(down, d['xh']))}"
+            )
+            line_to = f.at(to, f.mul(f.add(f.mul(c, d["kh"]), kh), d["kw"]))
+
+            def one(kw: str) -> None:
+                right = f.mul(kw, d["dw"])
+                inside = f.op(f"and i1 {within}, {f.test('ult', f.add(column, right), d['w'])}")
+                value = f.either(inside, "float", lambda: f.load("float", f.at(source, f.mul(right, d["xw"]))), "0.0")
+                f.store("float", value, f.at(line_to, kw))
+
+            def together() -> None:
+                mask = f.choose(within, bits, seen, "zeroinitializer")
+                f.store(host.kind, f.load_part(source, mask), line_to)
+
+            f.when(vectors, together)
+            f.when(f.op(f"xor i1 {vectors}, true"), lambda: f.loop("0", d["kw"], 1, one) and None)
+
+        f.loop("0", d["c"], 1, lambda c: f.loop("0", d["kh"], 1, lambda kh: line(c, kh)))
+
+    f.loop("0", str(TILES * SLOTS), 1, slot)
+    return f.text()
+
+
+# -- as a product of matrices -----------------------------------------------------------------------------------------
+def block(host: ConvTile) -> str:
+    """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed."""
+    params = f"{OPERANDS}, i64 %p, i64 %stop, i64 %first, i64 %end, ptr %packed, ptr %scratch"
+    f = LastFunction(host, "block", params)
+    d = f.dims()
+    last, count = f.sub("%stop", 1), f.sub("%stop", "%p")
+    gathers = f.test("eq", d["mode"], GATHER)
+    ones = [f.test("eq", d[name], 1) for name in ("kh", "kw", "sh", "sw")] + [
+        f.test("eq", d[n], 0) for n in ("ph", "pw")
+    ]
+    ones += [f.test("eq", d["mode"], TABLE), f.test("eq", f.mul(d["w"], d["xw"]), d["xh"])]
+    ones += [f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
+    plain = ones[0]
+    for condition in ones[1:]:
+        plain = f.op(f"and i1 {plain}, {condition}")
+
+    def any_table() -> None:
+        f.call("@positions", f"ptr %dims, i64 %p, i64 {last}, ptr %scratch")
+        f.when(gathers, lambda: f.call("@patches", "ptr %x, ptr %dims, ptr %scratch"))
+        f.when(f.op(f"xor i1 {gathers}, true"), lambda: f.call("@tables", "ptr %x, ptr %dims, ptr %scratch"))
+
+    f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
+    f.when(f.op(f"xor i1 {plain}, true"), any_table)
+    table, kernel = f.part(d, "tables"), f.mul(d["kh"], d["kw"])
+    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
+    parts, whole_depth = f.ceil(made, host.panel), f.mul(mine, kernel)
+    taps = f.choose(gathers, "i64", "1", kernel)
+    deep = f.choose(gathers, "i64", whole_depth, mine)
+
+    def panel(number: str) -> None:
+        group, part = f.div(number, parts), f.rem(number, parts)
+        o = f.add(f.mul(group, made), f.mul(part, host.panel))
+        left = f.sub(made, f.mul(part, host.panel))
+        shift = f.mul(f.mul(group, deep), 4)
+        weights = f.at("%packed", f.mul(f.sub(number, "%first"), f.mul(whole_depth, host.panel)))
+        bias = f.beside("%bias", o)
+        thin = f.test("sle", left, host.lanes)
+
+        def tile(p: str) -> None:
+            number, here = f.div(p, host.rows[0]), f.sub(count, p)
+            low = f.test("sle", here, host.rows[1])
+            names = [[f"@micro_{r}x{v}" for v in (host.vectors, 1)] for r in host.rows]
+            kernels = [f.choose(thin, "ptr", narrow, wide) for wide, narrow in names]
+            chosen = f.choose(low, "ptr", kernels[1], kernels[0])
+            rows = f.at(table, f.mul(f.mul(number, taps), SLOTS), "i64")
+            to = f.at(f.at("%out", f.mul(f.add("%p", p), d["o"])), o)
+            where = f"ptr {rows}, i64 {taps}, i64 {shift}, i64 {deep}, ptr {weights}, ptr {to}, i64 {d['o']}"
+            f.call(chosen, f"{where}, i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}")
+
+        f.loop("0", count, host.rows[0], tile)
+
+    f.loop("%first", "%end", 1, panel)
+    return f.text()
+
+
+def whole(host: ConvTile) -> str:
+    """Jobs are pixels, or panels."""
+    f = LastFunction(host, "ag_conv_last", SIGNATURE, exported=True)
+    d = f.dims()
+    f.leave(f.test("sge", "%job0", "%job1"), lambda: None)
+    deep = f.test("eq", d["mode"], DEPTHWISE)
+    zeros = f.part(d, "zeros")
+    size = f.choose(deep, "i64", str(host.lanes), d["c"])
+    f.loop("0", size, 1, lambda i: f.store("float", "0.0", f.at(zeros, i)))
+    f.leave(deep, lambda: f.call("@depthwise", SIGNATURE))
+    packed, kernel = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
+    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
+    parts, depth_of = f.ceil(made, host.panel), f.mul(mine, kernel)
+    gathers = f.test("eq", d["mode"], GATHER)
+    taps = f.choose(gathers, "i64", "1", kernel)
+    channels = f.choose(gathers, "i64", depth_of, mine)
+    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+
+    def packs(number: str, to: str) -> None:
+        group, part = f.div(number, parts), f.rem(number, parts)
+        o = f.add(f.mul(group, made), f.mul(part, host.panel))
+        rows = f.sub(made, f.mul(part, host.panel))
+        weights = f.at("%weight", f.mul(o, depth_of))
+        f.call("@pack", f"ptr {weights}, i64 {depth_of}, i64 {rows}, i64 {taps}, i64 {channels}, ptr {to}")
+
+    def one_block(p: str, stop: str, first: str, end: str) -> None:
+        until = f.min(f.add(p, host.block), stop)
+        f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
+
+    def by_panels() -> None:
+        def panel(j: str) -> None:
+            packs(j, packed)
+            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1)))
+
+        f.loop("%job0", "%job1", 1, panel)
+
+    f.leave(f.test("eq", d["split"], 1), by_panels)
+    every = f.mul(d["groups"], parts)
+    f.loop("0", every, 1, lambda j: packs(j, f.at(packed, f.mul(j, f.mul(depth_of, host.panel)))))
+    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every))
+    return f.text()
+
+
+# -- depthwise --------------------------------------------------------------------------------------------------------
+ACROSS_PARAMS = (
+    "ptr %image, ptr %taps, ptr %bias, ptr %to, ptr %dims, ptr %zeros, i64 %top, i64 %left, i64 %count, i64 %channels"
+)
+
+
+def across(host: ConvTile, kw: int | None, step: int | None) -> str:
+    """`count` pixels of a row and up to a vector of channels; the patch of the first begins at row %top, column %left."""
+    f = LastFunction(host, across_name(kw, step), ACROSS_PARAMS)
+    d = f.dims()
+    mask = f.mask("%channels")
+    first = f.either(
+        f.test("ne", "%bias", "null", "ptr"), host.kind, lambda: f.load_part("%bias", mask), "zeroinitializer"
+    )
+
+    def value(row: str, column: str) -> str:
+        inside = f.test("ult", column, d["w"])
+        place = f.op(f"getelementptr float, ptr {row}, i64 {f.mul(column, d['xw'])}")
+        return f.load_part(f.choose(inside, "ptr", place, "%zeros"), mask)
+
+    def known(row: str, weights: str, left: str, acc: Sequence[str]) -> list[str]:
+        assert kw is not None and step is not None
+        out, seen = list(acc), {}
+        lanes = [f.load(host.kind, f.at(weights, k * host.panel)) for k in range(kw)]
+        for j in range((ACROSS - 1) * step + kw):
+            seen = {j: value(row, f.add(left, j))}
+            for k in range(kw):
+                pixel, rest = divmod(j - k, step)
+                if rest == 0 and 0 <= pixel < ACROSS:
+                    out[pixel] = f.fma(host.kind, lanes[k], seen[j], out[pixel])
+        return out
+
+    def unknown(row: str, weights: str, left: str, acc: Sequence[str]) -> list[str]:
+        def tap(k: str, *tile: str) -> list[str]:
+            lanes = f.load(host.kind, f.at(weights, f.mul(k, host.panel)))
+            column = f.add(left, f.mul(k, d["dw"]))
+            columns = [f.add(column, f.mul(d["sw"], i)) for i in range(ACROSS)]
+            return [f.fma(host.kind, lanes, value(row, c), a) for c, a in zip(columns, tile)]
+
+        return f.loop("0", d["kw"], 1, tap, *[(host.kind, a) for a in acc])
+
+    def tile(i: str) -> None:
+        left = f.add("%left", f.mul(i, d["sw"]))
+
+        def line(kh: str, *acc: str) -> list[str]:
+            at = f.add("%top", f.mul(kh, d["dh"]))
+            row = f.op(f"getelementptr float, ptr %image, i64 {f.mul(at, d['xh'])}")
+            weights = f.at("%taps", f.mul(f.mul(kh, d["kw"]), host.panel))
+            sums = known if kw is not None else unknown
+            kept = [(host.kind, a) for a in acc]
+            return f.when(f.test("ult", at, d["h"]), lambda: sums(row, weights, left, acc), *kept)
+
+        found = f.loop("0", d["kh"], 1, line, *[(host.kind, first)] * ACROSS)
+        for j, pixel in enumerate(found):
+            place = f.at("%to", f.mul(f.add(i, j), d["o"]))
+            f.when(f.test("slt", f.add(i, j), "%count"), partial(f.store_part, pixel, place, mask))
+
+    f.loop("0", "%count", ACROSS, tile)
+    return f.text()
+
+
+def across_name(kw: int | None, step: int | None) -> str:
+    return f"across_{kw}_{step}" if kw is not None else "across_any"
+
+
+def segment(host: ConvTile) -> str:
+    """Pixels p .. stop - 1 of one row, channels c .. end - 1, whose taps are packed at %packed."""
+    f = LastFunction(host, "segment", f"{OPERANDS}, i64 %p, i64 %stop, i64 %c, i64 %end, ptr %packed, ptr %scratch")
+    d = f.dims()
+    rows, ow = f.div("%p", d["ow"]), f.rem("%p", d["ow"])
+    n, oh = f.div(rows, d["oh"]), f.rem(rows, d["oh"])
+    top, left = (f.sub(f.mul(a, d[b]), d[c]) for a, b, c in ((oh, "sh", "ph"), (ow, "sw", "pw")))
+    image, zeros = f.at("%x", f.mul(n, d["xn"])), f.part(d, "zeros")
+    dense, kernel = f.test("eq", d["dw"], 1), f"@{across_name(None, None)}"
+    for kw in TAPS:
+        for step in STEPS:
+            fits = f.op(f"and i1 {f.test('eq', d['kw'], kw)}, {f.test('eq', d['sw'], step)}")
+            kernel = f.choose(f.op(f"and i1 {fits}, {dense}"), "ptr", f"@{across_name(kw, step)}", kernel)
+    deep = f.mul(d["kh"], d["kw"])
+
+    def lanes(c: str) -> None:
+        number = f.sub(c, "%c")
+        panel = f.mul(f.mul(f.div(number, host.panel), host.panel), deep)
+        taps = f.at(f.at("%packed", panel), f.rem(number, host.panel))
+        to = f.at(f.at("%out", f.mul("%p", d["o"])), c)
+        where = f"ptr {f.at(image, c)}, ptr {taps}, ptr {f.beside('%bias', c)}, ptr {to}, ptr %dims, ptr {zeros}"
+        f.call(kernel, f"{where}, i64 {top}, i64 {left}, i64 {f.sub('%stop', '%p')}, i64 {f.sub('%end', c)}")
+
+    f.loop("%c", "%end", host.lanes, lanes)
+    return f.text()
+
+
+def depthwise(host: ConvTile) -> str:
+    """As ag_conv_last, row by row."""
+    f = LastFunction(host, "depthwise", SIGNATURE)
+    d = f.dims()
+    packed, deep = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
+    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+    by_panels = f.test("eq", d["split"], 1)
+    c0 = f.choose(by_panels, "i64", f.mul("%job0", host.panel), "0")
+    c1 = f.choose(by_panels, "i64", f.min(f.mul("%job1", host.panel), d["c"]), d["c"])
+    p0, p1 = f.choose(by_panels, "i64", "0", "%job0"), f.choose(by_panels, "i64", pixels, "%job1")
+
+    def one(j: str) -> None:
+        c, to = f.mul(j, host.panel), f.at(packed, f.mul(f.mul(j, host.panel), deep))
+        rows = f.sub(c1, f.add(c0, c))
+        weights = f.at("%weight", f.mul(f.add(c0, c), deep))
+        f.call("@pack", f"ptr {weights}, i64 {deep}, i64 {rows}, i64 1, i64 {deep}, ptr {to}")
+
+    def row(r: str) -> None:
+        p = f.max(f.mul(r, d["ow"]), p0)
+        stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
+        f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
+
+    f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one)
+    f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)
+    return f.text()

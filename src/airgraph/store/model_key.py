@@ -1,0 +1,192 @@
+"""What a model that is kept under a name depends on, found out without tracing it.
+
+    fields = model_fields(module, args, kwargs, dynamic_shapes, config)
+
+A model is described by its modules and their attributes, the files its classes and functions come from, the names, types
+and sizes of its weights (not their values), and the arguments of the example. Values that tracing makes part of the graph
+are attributes of modules, configurations, closures and defaults of functions; all of them are in the description. What a
+function reads from global variables or from the world outside is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from airgraph.capture.model_call import state_of
+from airgraph.config import Config
+from airgraph.errors import Unsupported
+
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+OWN = ("_parameters", "_buffers", "_modules")  # of a module: described in another way
+DEEPEST = 12
+LARGEST = 16 << 20  # bytes of a tensor that is no parameter or buffer
+
+
+class NotNamed(Unsupported):
+    """Why a model is not kept under its name."""
+
+
+def model_fields(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, config: Config
+) -> dict[str, str]:
+    """As fields of a key, in the order in which a difference is explained."""
+    text = ModelText()
+    modules = "\n".join(text.module(name, module) for name, module in model.named_modules())
+    default = Config()
+    changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(default, f.name)]
+    options = ", ".join(f"{name}={text.value(getattr(config, name))}" for name in sorted(changed))
+    arguments = arguments_text(args, kwargs, open_sizes=dynamic_shapes is not None)
+    dynamic = text.value(dynamic_shapes)
+    files = "\n".join(f"{name} {digest}" for name, digest in sorted(text.files.items()))
+    return {
+        "arguments": arguments,
+        "dynamic_shapes": dynamic,
+        "options": options,
+        "weights": "\n".join(weights_text(model)),
+        "files": files,
+        "modules": modules,
+    }
+
+
+def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any], open_sizes: bool) -> str:
+    """With `open_sizes` a size may be another one at the next start: only that it is neither 0 nor 1 counts."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+
+    def shown(leaf: Any) -> str:
+        if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, PLAIN):
+                raise NotNamed(f"an argument is of the type {type(leaf).__name__}")
+            return "int" if open_sizes and type(leaf) is int and leaf not in (0, 1) else repr(leaf)
+        sizes = ["?" if open_sizes and size > 1 else str(size) for size in leaf.shape]
+        order = [] if open_sizes else [*leaf.stride()]
+        return f"{leaf.dtype}[{', '.join(sizes)}] {order} {leaf.device} {type(leaf).__name__}"
+
+    return f"{spec}: {'; '.join(map(shown, leaves))}"
+
+
+def weights_text(model: torch.nn.Module) -> Iterator[str]:
+    """One that is another one under a second name is said to be it."""
+    seen: dict[Any, str] = {}
+    for name, tensor in state_of(model).items():
+        strided = tensor.layout == torch.strided
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if strided and tensor.numel() else name
+        first = seen.setdefault(place, name)
+        strides = tensor.stride() if strided else tensor.layout
+        yield f"{name} = {first}: {tensor.dtype}{list(tensor.shape)} {strides} {tensor.device}"
+
+
+class ModelText:
+    """Describes values; `files` are those that its classes and functions come from, with their digests."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.inside: list[int] = []  # values that are being described
+
+    def module(self, name: str, module: torch.nn.Module) -> str:
+        attributes = {key: value for key, value in vars(module).items() if key not in OWN}
+        return f"{name}: {self.type(type(module))} {self.value(attributes)}"
+
+    def type(self, cls: type) -> str:
+        for base in cls.__mro__[:-1]:
+            self.file(base.__module__)
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+    def file(self, module: str) -> None:
+        """PyTorch's own are known by its version, which is a field of the key."""
+        top = module.partition(".")[0]
+        if top in ("torch", "builtins") or module in self.files:
+            return
+        self.files[module] = f"{file_digest(module)} {getattr(sys.modules.get(top), '__version__', '')}"
+
+    def value(self, value: Any) -> str:
+        if isinstance(value, PLAIN):
+            return repr(value)
+        if id(value) in self.inside or len(self.inside) >= DEEPEST:
+            return type(value).__qualname__
+        self.inside.append(id(value))
+        try:
+            return self.container(value)
+        finally:
+            self.inside.pop()
+
+    def container(self, value: Any) -> str:
+        match value:
+            case torch.nn.Module():
+                return self.type(type(value))  # one of the model's is described by itself
+            case torch.Tensor():
+                return self.tensor(value)
+            case Mapping():
+                return "{" + ", ".join(f"{self.value(k)}: {self.value(v)}" for k, v in value.items()) + "}"
+            case list() | tuple():
+                return f"[{', '.join(map(self.value, value))}]"
+            case set() | frozenset():
+                return f"{{{', '.join(sorted(map(self.value, value)))}}}"
+            case type():
+                return self.type(value)
+            case FunctionType() | MethodType() | BuiltinFunctionType():
+                return self.function(value)
+        attributes = getattr(value, "__dict__", {})
+        return f"{self.type(type(value))} {self.value(dict(attributes))}"
+
+    def function(self, function: Any) -> str:
+        self.file(getattr(function, "__module__", None) or "builtins")
+        cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if filled(cell)]
+        owner = getattr(function, "__self__", None)
+        parts = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None), cells, owner]
+        code = code_digest(getattr(function, "__code__", None))
+        return f"{function.__module__}.{function.__qualname__} {code} {self.value(parts)}"
+
+    def tensor(self, tensor: torch.Tensor) -> str:
+        """It is part of the graph, and so is what is in it."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.nbytes > LARGEST or tensor.is_meta:
+            raise NotNamed(f"it has a tensor of {tensor.nbytes} bytes that is no parameter or buffer")
+        flat = tensor.detach().cpu().contiguous().flatten()
+        content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+        return f"{tensor.dtype}{list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+def filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+        return True
+    except ValueError:
+        return False
+
+
+@cache
+def file_digest(module: str) -> str:
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else "no file"
+
+
+def code_digest(code: CodeType | None) -> str:
+    """Of a function that is in no file: what it does, not where it stands."""
+    if code is None:
+        return ""
+    digest = hashlib.sha256(code.co_code)
+    for const in code.co_consts:
+        digest.update((code_digest(const) if isinstance(const, CodeType) else repr(const)).encode())
+    digest.update(repr((code.co_names, code.co_varnames)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""Gates, routing and grouped products of a mixture of experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+from airgraph.errors import CompatError
+from tests.compat.graph_cases import GraphCase, check_compiled, check_eager
+
+
+def gating(x: Tensor, k: int, **n: Any) -> Any:
+    kind, count = n.get("norm_type", 0), n.get("group_count", 1)
+    e = x.exp()
+    norm = [e / e.sum(-1, keepdim=True), 1 / (1 + 1 / e), (1 + e).log().sqrt()][kind]
+    chosen = norm + n.get("bias", 0)
+    experts = []
+    for row in chosen:
+        groups = row.view(count, -1)
+        score = groups.max(-1).values if n.get("group_select_mode", 0) == 0 else groups.sort(-1).values[:, -2:].sum(-1)
+        allowed = score.sort(descending=True).indices[: n.get("k_group", 1)].tolist()
+        size = groups.shape[1]
+        open_to = [i for i in range(row.shape[0]) if i // size in allowed]
+        experts.append(sorted(open_to, key=lambda i: -row[i].item())[:k])
+    index = torch.tensor(experts)
+    y = norm.gather(1, index)
+    y = y / y.sum(-1, keepdim=True) if kind or n.get("renorm") else y
+    return y * n.get("routed_scaling_factor", 1.0), index, norm if n.get("out_flag") else torch.zeros(0)
+
+
+def softmax_gate(x: Tensor, **n: Any) -> Any:
+    shares = x.softmax(-1)
+    values, index = (x if n.get("renorm") else shares).sort(-1, descending=True)
+    values, index = values[:, : n["k"]], index[:, : n["k"]]
+    values = values.softmax(-1) if n.get("renorm") else values
+    if "finished" in n:
+        index = index.clone()
+        index[n["finished"]] = x.shape[1]
+    return values, index, shares if n.get("output_softmax") else torch.zeros(0)
+
+
+def routing(x: Tensor, expert: Tensor, **n: Any) -> Any:
+    begin, end = n.get("active_expert_range", (0, n["expert_num"]))
+    flat = expert.flatten().tolist()
+    order = sorted((i for i, e in enumerate(flat) if begin <= e < end), key=lambda i: flat[i])
+    rows = torch.zeros(len(flat), x.shape[1], dtype=torch.float64)
+    scales = torch.zeros(len(flat), dtype=torch.float64)
+    gather, scatter = torch.full((len(flat),), -1), torch.full((len(flat),), -1)
+    for place, i in enumerate(order):
+        rows[place], gather[i], scatter[place] = x[i // expert.shape[1]], place, i
+        if n.get("quant_mode") == 1:
+            smooth = rows[place] * n["scale"][flat[i] - begin]
+            scales[place] = smooth.abs().max() / 127
+            rows[place] = torch.round(smooth / scales[place])
+        elif "scale" in n:
+            scales[place] = n["scale"][i // expert.shape[1]]
+    counts = torch.tensor([flat.count(e) for e in range(begin, end)])
+    kind = n.get("expert_tokens_num_type", 0)
+    if kind == 2:
+        pairs = [[e, flat.count(e)] for e in range(begin, end) if e in flat]
+        counts = torch.tensor(pairs + [[0, 0]] * (n["expert_num"] - len(pairs)))
+    counts = counts.cumsum(0) if kind == 0 else counts
+    return rows, scatter if n.get("row_idx_type") else gather, counts, scales if "scale" in n else torch.zeros(0)
+
+
+def re_routing(tokens: Tensor, counts: Tensor, **n: Any) -> Any:
+    cells, at = {}, 0
+    for rank in range(counts.shape[0]):
+        for e in range(counts.shape[1]):
+            cells[rank, e] = list(range(at, at := at + int(counts[rank, e])))
+    order = [i for e in range(counts.shape[1]) for rank in range(counts.shape[0]) for i in cells[rank, e]]
+    index = torch.tensor(order)
+    total = counts.sum(0)
+    return tokens[index], n["per_token_scales"][index] if n else torch.zeros(0), index, total
+
+
+def swiglu_quant(x: Tensor, weight: Any, scale: Any, x_scale: Tensor, ends: Tensor, **n: Any) -> Any:
+    out = torch.zeros(x.shape[0], 4, dtype=torch.float64)
+    start = 0
+    for e, end in enumerate(ends.tolist()):
+        y = x[start:end].double() @ weight[0][e].double() * scale[0][e] * x_scale[start:end, None]
+        out[start:end] = y[:, :4] / (1 + torch.exp(-y[:, :4])) * y[:, 4:]
+        start = end
+    by = out.abs().amax(-1) / 127
+    return torch.round(out / by.clamp(min=1e-30)[:, None]), by
+
+
+def finalize(x: Tensor, w: Tensor, counts: Tensor, **n: Any) -> Tensor:
+    out = torch.zeros(4, 5, dtype=torch.float64)
+    out[1:3] += n["shared_input"] * 0.5
+    expert = [e for e, count in enumerate(counts.tolist()) for _ in range(count)]
+    for i, e in enumerate(expert):
+        y = (x[i].double() @ w[e].double()) * n["scale"][e] * n["pertoken_scale"][i]
+        out[n["row_index"][i]] += y * n["logit"][i]
+    return out
+
+
+def whole(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    return torch.randint(low, high, shape, dtype=dtype)
+
+
+EXPERTS = torch.tensor([[3, 1], [0, 3], [5, 2], [1, 1]], dtype=torch.int32)
+CASES = [
+    GraphCase("npu_moe_gating_top_k", "MoeGatingTopK", lambda: (torch.randn(5, 8), 3), gating, {"out_flag": True}),
+    GraphCase(
+        "npu_moe_gating_top_k",
+        "MoeGatingTopK",
+        lambda: (torch.randn(5, 12), 3),
+        gating,
+        {
+            "bias": torch.linspace(-0.2, 0.2, 12),
+            "k_group": 2,
+            "group_count": 4,
+            "group_select_mode": 1,
+            "norm_type": 1,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    GraphCase(
+        "npu_moe_gating_top_k",
+        "MoeGatingTopK",
+        lambda: (torch.randn(5, 12), 3),
+        gating,
+        {"k_group": 2, "group_count": 3, "norm_type": 2},
+    ),
+    GraphCase(
+        "npu_moe_gating_top_k_softmax_v2",
+        "MoeGatingTopKSoftmax",
+        lambda: (torch.randn(4, 6),),
+        softmax_gate,
+        {"k": 2, "finished": torch.tensor([False, True, False, False]), "output_softmax": True},
+    ),
+    GraphCase(
+        "npu_moe_gating_top_k_softmax_v2",
+        "MoeGatingTopKSoftmax",
+        lambda: (torch.randn(4, 6),),
+        softmax_gate,
+        {"k": 3, "renorm": 1},
+    ),
+    GraphCase(
+        "npu_moe_init_routing_v2",
+        "MoeInitRoutingV3",
+        lambda: (torch.randn(4, 6), EXPERTS),
+        routing,
+        {"expert_num": 6, "expert_tokens_num_type": 1, "expert_tokens_num_flag": True, "scale": torch.rand(4)},
+    ),
+    GraphCase(
+        "npu_moe_init_routing_v2",
+        "MoeInitRoutingV3",
+        lambda: (torch.randn(4, 6), EXPERTS),
+        routing,
+        {"expert_num": 6, "active_expert_range": [1, 4], "row_idx_type": 1},
+    ),
+    GraphCase(
+        "npu_moe_init_routing_v2",
+        "MoeInitRoutingV3",
+        lambda: (torch.randn(4, 6), EXPERTS),
+        routing,
+        {"expert_num": 6, "quant_mode": 1, "scale": torch.rand(6, 6) + 0.5, "expert_tokens_num_type": 2},
+    ),
+    GraphCase(
+        "npu_moe_re_routing",
+        "MoeReRouting",
+        lambda: (torch.randn(10, 4), torch.tensor([[2, 0, 3], [1, 4, 0]])),
+        re_routing,
+        {"per_token_scales": torch.rand(10)},
+    ),
+    GraphCase(
+        "npu_grouped_matmul_swiglu_quant_v2",
+        "GroupedMatmulSwigluQuantV2",
+        lambda: (
+            whole(-9, 9, 6, 5),
+            [whole(-9, 9, 3, 5, 8)],
+            [torch.rand(3, 8) * 0.05],
+            torch.rand(6),
+            torch.tensor([2, 2, 5]),
+        ),
+        swiglu_quant,
+    ),
+    GraphCase(
+        "npu_grouped_matmul_finalize_routing",
+        "GroupedMatmulFinalizeRouting",
+        lambda: (whole(-9, 9, 6, 5), whole(-9, 9, 3, 5, 5), torch.tensor([1, 3, 2])),
+        finalize,
+        {
+            "scale": torch.rand(3, 5) * 0.05,
+            "pertoken_scale": torch.rand(6),
+            "logit": torch.rand(6),
+            "row_index": torch.tensor([0, 3, 1, 0, 2, 1]),
+            "shared_input": torch.randn(2, 5),
+            "shared_input_weight": 0.5,
+            "shared_input_offset": 1,
+            "output_bs": 4,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+def test_eager(case: GraphCase) -> None:
+    check_eager(case)
+
+
+def test_compiled(tmp_path: Path) -> None:
+    check_compiled(CASES, tmp_path)
+
+
+def test_what_is_not_emulated() -> None:
+    x = torch.randn(4, 6).npu()
+    with pytest.raises(CompatError, match="drop_pad_mode 1 is not emulated, only 0"):
+        torch_npu.npu_moe_init_routing_v2(x, EXPERTS.npu(), expert_num=6, drop_pad_mode=1, expert_capacity=2)
+    with pytest.raises(CompatError, match="7 experts are not 2 groups"):
+        torch_npu.npu_moe_gating_top_k(torch.randn(2, 7).npu(), 1, group_count=2)

@@ -1,0 +1,179 @@
+"""Models kept under a name: the next start neither traces nor compiles, and what has changed is compiled again."""
+
+import copy
+import json
+import subprocess
+import sys
+import uuid
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph import disk_cache
+from airgraph.capture.compiled import CompiledModel
+from airgraph.errors import BindError, ConfigError
+from airgraph.journal import JOURNALS
+from airgraph.named_models import CachedModel
+
+SCRIPT = """
+import json, sys
+import torch, airgraph
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(9, 8)
+        self.head = torch.nn.Linear(8, 9)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, ids):
+        self.seen.add_(1)
+        x = self.embed(ids)
+        return {"y": self.head(torch.nn.functional.gelu(x)).sort(-1)[0], "n": ids.shape[1]}
+
+model, ids = Model().eval(), torch.tensor([[1, 5, 3]])
+fast = airgraph.compile(model, ids, dynamic_shapes=({1: torch.export.Dim.AUTO},), cache="model")
+ids = torch.tensor([[1, 5, 3, 0, 0]])
+ours, theirs = fast(ids), model(ids)
+same = bool(torch.allclose(ours["y"], theirs["y"], atol=1e-5)) and ours["n"] == theirs["n"] and float(model.seen) == 2
+heavy = [name for name in ("torch._dynamo", "torch._inductor", "llvmlite", "triton", "google.protobuf") if name in sys.modules]
+print(json.dumps({"same": same, "heavy": heavy, "kind": type(fast).__name__}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    JOURNALS.clear()
+
+
+def remarks():
+    return [remark for journal in JOURNALS for remark in journal.remarks]
+
+
+def hits():
+    return sum(journal.counters["program hits"] for journal in JOURNALS)
+
+
+@pytest.mark.slow
+def test_the_second_start_traces_and_compiles_nothing(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for start in ("first", "second"):
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["same"] and found["kind"] == "CachedModel"
+        assert start == "first" or found["heavy"] == []
+
+
+class Scaled(nn.Module):
+    """A number and a tensor that become part of the graph, a tied weight."""
+
+    def __init__(self, scale=2.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.again = self.linear.weight
+        self.scale, self.shift = scale, torch.arange(4.0)
+
+    def forward(self, x, power=1):
+        return self.linear(x) * self.scale**power + self.shift + x @ self.again
+
+
+@pytest.fixture
+def compiled():
+    """Under a name that no other test has, in this run or in an earlier one."""
+    name = str(uuid.uuid4())
+    return lambda model, *args, **options: airgraph.compile(
+        model, args or (torch.ones(2, 4),), **{"cache": name, **options}
+    )
+
+
+def test_what_changes_is_compiled_again(compiled, caplog):
+    model, x = Scaled().eval(), torch.randn(2, 4)
+    for expected in (0, 1):
+        fast = compiled(model)
+        assert isinstance(fast, CachedModel) and hits() == expected
+        torch.testing.assert_close(fast(x), model(x))
+    model.scale = 3.0
+    fast = compiled(model)
+    assert hits() == 1 and "is stale (it differs in: modules)" in caplog.text
+    torch.testing.assert_close(fast(x), model(x))
+    model.shift = torch.ones(4)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    longer = torch.randn(3, 4)
+    torch.testing.assert_close(compiled(model, longer)(longer), model(longer))
+    assert "it differs in: arguments" in caplog.text
+    assert hits() == 1
+
+
+def test_weights_are_the_models_own(compiled):
+    model, x = Scaled().eval(), torch.randn(2, 4)
+    compiled(model)
+    other = Scaled().eval()
+    with torch.no_grad():
+        other.linear.bias.fill_(7)
+    fast = compiled(other)
+    assert hits() >= 1
+    torch.testing.assert_close(fast(x=x), other(x))
+    other.linear.bias = nn.Parameter(torch.zeros(4))
+    torch.testing.assert_close(fast(x), other(x))
+    twin = copy.deepcopy(fast)
+    with torch.no_grad():
+        other.linear.bias.fill_(3)
+    assert not torch.equal(twin(x), fast(x))
+    other.linear.weight = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(BindError, match="is no longer"):
+        fast(x)
+    with pytest.raises(BindError, match="must have shape"):
+        twin(torch.randn(5, 4))
+    assert list(fast.state_dict()) == list(other.state_dict())
+
+
+def test_the_decorator():
+    calls, name = [], str(uuid.uuid4())
+
+    def make(scale):
+        @airgraph.compile(cache=name)
+        def step(x, y):
+            """Of one step."""
+            calls.append(1)
+            return (x @ y).relu() * scale
+
+        return step
+
+    x, y = torch.randn(3, 4), torch.randn(4, 5)
+    for scale, traced in ((2, True), (2, False), (3, True)):  # a closure's value is part of the graph
+        calls.clear()
+        step = make(scale)
+        torch.testing.assert_close(step(x, y), (x @ y).relu() * scale)
+        assert bool(calls) is traced and step.__doc__ == "Of one step."
+    with pytest.raises(ConfigError, match="There is no model"):
+        airgraph.compile(example_args=(x,))
+
+
+def test_what_cannot_be_kept_is_compiled(compiled, caplog):
+    model, x = Scaled().eval(), torch.randn(2, 4)
+    fast = compiled(model, engine="reference")
+    assert isinstance(fast, CompiledModel) and "not kept as" in caplog.text
+    torch.testing.assert_close(fast(x), model(x))
+    model.shift = torch.zeros(8 << 20)[:4]
+    assert isinstance(compiled(model), CachedModel)
+    with pytest.raises(ConfigError, match="cache is a name"):
+        compiled(model, cache=1)
+
+
+def test_a_broken_entry_is_compiled_again(compiled):
+    model, x = Scaled().eval(), torch.randn(2, 4)
+    name = compiled(model).name
+    cache = disk_cache.open_cache()
+    (entry,) = [e for e in cache.entries() if e.kind == "model" and e.fields()["name"] == name]
+    data = entry.path.read_bytes()
+    entry.path.write_bytes(data[:-9] + b"x" + data[-8:])
+    JOURNALS.clear()
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert hits() == 0 and cache.counts["model discarded"] > 0
