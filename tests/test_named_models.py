@@ -21,6 +21,10 @@ SCRIPT = """
 import json, sys
 import torch, airgraph
 
+class Config:
+    def __init__(self):
+        self.names, self._hash = {"a", "b", "c"}, hash("text")
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -28,6 +32,7 @@ class Model(torch.nn.Module):
         self.embed = torch.nn.Embedding(9, 8)
         self.head = torch.nn.Linear(8, 9)
         self.register_buffer("seen", torch.zeros(1))
+        self.config = Config()
 
     def forward(self, ids):
         self.seen.add_(1)

@@ -166,6 +166,7 @@ def test_deep_expressions_get_names(planned):
         ("x: float[4, 8]", "x: floaty[4, 8]", "floaty is not an element type"),
         ("x: float[4, 8]", "x: float[4, q]", "q is not a symbol"),
         ("x: float[4, 8]", "x: float[4, 9" + 50 * "0" + "]", "is not a whole number"),
+        ("x: float[4, 8]", "x: float[4, ²]", "a name expected, not ²"),
         ("float[4] output 0", "float[4] outer 0", "outer is not a kind of memory"),
         ("0 loop", "1 loop", "step 0 expected"),
         ("0 loop", "0 hoop", "hoop is not a kind of step"),

@@ -1,17 +1,19 @@
-"""Mutants of exported models and of dumps, loaded and run: none may crash, hang or compute something else unnoticed.
+"""Mutants of exported and saved models and of dumps, loaded and run: none may crash, hang or compute something else.
 
     python tests/store/fuzz.py --count 300            0 failures in 300 mutants: 212 refused, 71 as the reference engine, ...
     python tests/store/fuzz.py --only 17              one mutant again, here and now
 
 A mutant is made from one of ten models by one to three changes, of its structure (fields of the protobuf message and of its
-JSON, sealed anew) or of its bytes. Children load each with the native engine, whose arguments, weights and intermediates end
-where a page begins that nobody may touch, and compare with the reference engine, where PyTorch checks every op.
+JSON, sealed anew; members of an .airp file) or of its bytes. Children load each with the native engine, whose arguments,
+weights and intermediates end where a page begins that nobody may touch, and compare with the reference engine, where
+PyTorch checks every op.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import math
 import mmap
@@ -23,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -38,8 +41,11 @@ from airgraph.errors import AirgraphError
 from airgraph.ir.stored import EXTRA
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
-from airgraph.store.air_file import read_air, seal
+from airgraph.store.air_file import air_bytes, parse_air, read_air, seal
+from airgraph.store.archive import ArchiveWriter
+from airgraph.store.artifact import EntryPoint, write_artifact
 from airgraph.store.load_export import read_export
+from airgraph.store.method_file import method_message
 
 PAGE = mmap.PAGESIZE
 PATIENCE = 120  # seconds for one mutant
@@ -97,7 +103,10 @@ def export_all(folder: Path) -> None:
     for i, (model, args, dynamic) in enumerate(models()):
         path = folder / str(i)
         airgraph.export(model, args, path=str(path), dynamic=dynamic, external_weights=i % 3 == 2)
-        (path / "dump.py").write_text(to_py(read_export(path).graph))
+        stored = read_export(path)
+        (path / "dump.py").write_text(to_py(stored.graph))
+        graph = air_bytes(method_message(stored, stored.weights, path, {}))
+        write_artifact(path / "model.airp", {"forward": EntryPoint(graph, dict(stored.weights))}, {})
 
 
 # -- mutants --------------------------------------------------------------------------------------------------------
@@ -309,10 +318,41 @@ def bytewise(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
+def artifact_mutant(rng: random.Random, path: Path) -> bytes:
+    """Bytes of the file; or its manifest, its graph or the header of its weights, with digests that fit again."""
+    if rng.random() < 0.3:
+        return bytewise(rng, path.read_bytes())
+    with zipfile.ZipFile(path) as file:
+        members = {info.filename: file.read(info) for info in file.infolist()}
+    manifest = json.loads(members.pop("manifest.json"))
+    what = rng.choice(["manifest", "graph", "weights", "weights"])
+    if what == "graph":
+        message = parse_air(members["forward/graph.air"], path)
+        structural(rng, message)
+        members["forward/graph.air"] = air_bytes(message)
+    elif what == "weights" and "weights.safetensors" in members:
+        data = members["weights.safetensors"]
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.dumps(change_json(rng, json.loads(data[8:end])), default=str).encode()
+        length = len(header) if rng.random() < 0.9 else number(rng, len(header)) % 2**64
+        members["weights.safetensors"] = length.to_bytes(8, "little") + header + data[end:]
+    manifest["digests"] = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
+    if what == "manifest":
+        manifest = change_json(rng, manifest)
+    members |= {"manifest.json": json.dumps(manifest, default=str).encode(), "signature": b""}
+    new = path.with_name(".mutant")
+    with ArchiveWriter(new) as archive:
+        for name, data in members.items():
+            archive.add(name, [data])
+    return new.read_bytes()
+
+
 def mutant(index: int, seed: int, folder: Path) -> tuple[int, str, bytes]:
-    """(its model, "air" or "py", its bytes)."""
+    """(its model, "air", "airp" or "py", its bytes)."""
     rng = random.Random(f"{seed}:{index}")
     base = index % 10
+    if index % 8 == 5:
+        return base, "airp", artifact_mutant(rng, folder / str(base) / "model.airp")
     if index % 8 == 7:
         return base, "py", bytewise(rng, (folder / str(base) / "dump.py").read_bytes())
     message = read_air(folder / str(base) / "export.air")
@@ -365,7 +405,9 @@ class GuardedTorch:
 def results_of(path: Path, args: tuple[Any, ...], engine: str) -> Any:
     """What the model gives for several sets of arguments, or "refused"."""
     try:
-        model = airgraph.load_export(path, engine=engine)
+        packed = path.suffix == ".airp"
+        model: Any = airgraph.load(path, engine=engine) if packed else airgraph.load_export(path, engine=engine)
+        model = next(iter(model.values())) if packed else model
     except (AirgraphError, MemoryError):
         return "refused"
     model.first = [guarded(t) for t in model.first]
@@ -412,7 +454,7 @@ def outcome(index: int, seed: int, folder: Path, work: Path) -> str:
         except AirgraphError:
             return "refused"
         return "read"
-    path = work / "export.air"
+    path = work / ("export.air" if kind == "air" else "model.airp")
     path.write_bytes(data)
     for weight in (folder / str(base)).iterdir():
         if weight.suffix == "" and not (work / weight.name).exists():

@@ -58,7 +58,7 @@ def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
         after = corrected(node) if node.target in KERNELS else before
         if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
             after = again(node)
-        if strides(after) != strides(before):
+        if after is not before and strides(after) != strides(before):
             node.meta["val"] = after
             changed.add(node)
 

@@ -142,7 +142,8 @@ class LoadedModel:
         self.arguments = boundary.arguments[len(weights) :]
         self.written = tuple(written)
         self.laid = [(i, a) for i, a in enumerate(boundary.arguments) if i in by_memory and isinstance(a, TensorIn)]
-        self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn)]
+        known = {place for place, _ in contract.numbers}  # their types, too
+        self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn) and i not in known]
         self.rehearse = rehearse
         self.live: Callable[[], list[torch.Tensor]] | None = None  # where the weights are a module's: as they are now
         self.checks = bool(contract.guards or contract.ranges or rehearse)

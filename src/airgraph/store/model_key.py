@@ -147,8 +147,8 @@ class ModelText:
                 return self.type(value)
             case FunctionType() | MethodType() | BuiltinFunctionType():
                 return self.function(value)
-        attributes = getattr(value, "__dict__", {})
-        return f"{self.type(type(value))} {self.value(dict(attributes))}"
+        attributes = {key: held for key, held in getattr(value, "__dict__", {}).items() if not is_hash(key)}
+        return f"{self.type(type(value))} {self.value(attributes)}"
 
     def function(self, function: Any) -> str:
         self.file(getattr(function, "__module__", None) or "builtins")
@@ -165,6 +165,11 @@ class ModelText:
         flat = tensor.detach().cpu().contiguous().flatten()
         content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
         return f"{tensor.dtype}{list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+def is_hash(name: Any) -> bool:
+    """A private attribute in which an object remembers Python's hash of something, which differs in every process."""
+    return isinstance(name, str) and name.startswith("_") and name.endswith("hash")
 
 
 def filled(cell: Any) -> bool:

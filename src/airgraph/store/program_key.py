@@ -58,6 +58,9 @@ class GraphText:
         self.symbols: dict[Any, Any] = {}  # as they are called in the text
         self.storages: dict[int, int] = {}
         self.known: dict[Any, str] = {}  # expressions
+        self.nodes: dict[
+            int, tuple[Any, str]
+        ] = {}  # the same by what PyTorch holds them in, which it simplifies each time
         self.converters: dict[Any, str] = {}
 
     def lines(self, gm: torch.fx.GraphModule) -> list[str]:
@@ -169,7 +172,15 @@ class GraphText:
         """An expression with the symbols numbered; at their first appearance with what is assumed of them."""
         if not isinstance(size, SYMBOLIC):
             return str(size)
-        expr = size.node.expr
+        node = size.node
+        if id(node) in self.nodes:
+            return self.nodes[id(node)][1]
+        expr = node.expr
+        text = self.expression(expr)
+        self.nodes[id(node)] = (node, self.known[expr])
+        return text
+
+    def expression(self, expr: Any) -> str:
         if expr not in self.known:
             new = ""
             for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=str):
