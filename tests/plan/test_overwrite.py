@@ -85,3 +85,15 @@ def test_two_results_of_one_stage(pairs):
         Mul_0 = ge.Mul(Exp_0, y_0, node_name="Mul")
         _ = ge.NetOutput([Exp_0, Mul_0], dependencies=[])
     """) == ["t0 over x", "t1 over x", "t1 over y"]
+
+
+def test_a_part_of_narrower_numbers_is_not_overwritten(pairs):
+    """Six float16 take as many bytes as twelve bools: the second result would lie over the third operand."""
+    found = pairs("""
+        Equal_0 = ge.Equal(x_0, y_0, node_name="Equal")
+        Slice_0 = ge.StridedSliceV2(Equal_0, [0], [2], [0], [1], node_name="Slice")
+        Cast_0 = ge.Cast(Slice_0, dst_type=1, node_name="Cast")
+        Softmax_0 = ge.SoftmaxV2(Cast_0, axes=[-1], node_name="Softmax")
+        _ = ge.NetOutput([Equal_0, Softmax_0], dependencies=[])
+    """)
+    assert not any(pair.endswith("over t0") for pair in found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from airgraph.ir.types import numel
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest
 from airgraph.plan.steps import LoopStep
@@ -18,12 +19,13 @@ from airgraph.plan.tensors import Expr, Tensor
 
 
 def overwrites(step: LoopStep) -> Iterator[tuple[Tensor, Tensor]]:
-    """(result, operand that it may overwrite) of a step; the memory of both must have the same size."""
+    """(result, operand that it may overwrite) of a step; the memory of both must have the same size. Numbers of other
+    types may be as wide; where as many bytes are more elements, the first results lie over operands not yet read."""
     read = {e.source.id: e.source for nest in step.nests for e in nest.exprs if e.op == "load"}
     own = {t.id for t in step.roots}
     for t in step.roots:
         for x in (x for id_, x in read.items() if id_ not in own):
-            if all(safe(nest, t, x) for nest in step.nests):
+            if numel(t.shape) == numel(x.shape) and all(safe(nest, t, x) for nest in step.nests):
                 yield t, x
 
 

@@ -200,3 +200,15 @@ def test_symbolic_sizes_are_known_after_arguments_are_gone():
     for rows in (3, 5, 3):
         x, y = torch.randn(rows, 4), torch.randn(rows, 4)
         torch.testing.assert_close(run(x, y), model(x, y))
+
+
+def test_wider_numbers_are_not_written_over_narrower_ones():
+    """Three float16 take as many bytes as six bools; the second of them would lie over the third bool."""
+
+    def model(x):
+        true = (x == x) == (x == x)
+        return true, x.reshape(-1)[:3, None] * true.reshape(-1)[None, :3]
+
+    x = torch.arange(6).reshape(3, 2).to(torch.float16).mT
+    run, _ = compiled(model, (x,))
+    assert torch.equal(run(x)[1], model(x)[1])
