@@ -82,6 +82,17 @@ def timed(call: Call, seconds: float = 0.05) -> float:
     return (time.perf_counter() - start) / count * 1e3
 
 
+def host(call: Call, count: int = 20) -> float:
+    """Until calls return, in microseconds each; the GPU works on."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    micros = (time.perf_counter() - start) / count * 1e6
+    torch.cuda.synchronize()
+    return micros
+
+
 def measure(model: Model, modes: list[str], rounds: int) -> dict[str, Any]:
     module, args = model.build()
     exact = [t.clone() for t in exact_results(model)]
@@ -114,6 +125,7 @@ def measure(model: Model, modes: list[str], rounds: int) -> dict[str, Any]:
         "ms": medians,
         "best Inductor / airgraph": min(peers) / medians["airgraph"] if peers else None,
         "eager / airgraph": medians["eager"] / medians["airgraph"],
+        "host us": {name: min(host(call) for _ in range(3)) for name, call in calls.items()},
         "compile s": compile_seconds,
         "error": errors,
         "as exact as eager": errors["airgraph"] <= HELD * errors["eager"] + 1e-6,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airgraph.engine.cuda.target import GPU
+from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 from airgraph.engine.native.target import CpuTarget
 from airgraph.ir.types import DataType
 from airgraph.plan.opaque import Attention, Convolution, Product
@@ -70,7 +70,9 @@ CASES = [
     (CPU, attention(mask=HALF), "there is no kernel for float16"),
     (CPU, attention(more=True), "attention of which more is read than the output and the sums"),
     (GPU, product, "cuBLAS does it"),
-    (GPU, conv((3, 3)), "cuDNN does it"),
+    (GPU, conv((3, 3)), "cuDNN does it in float with channels first"),
+    (GPU, conv((3, 3), HALF), None),
+    (CHANNELS_FIRST, conv((3, 3), HALF), "cuDNN does it"),
     (GPU, attention(dtype=HALF, mask=BOOL), None),
     (GPU, attention(lse=True), "attention of which more is read than the output"),
     (GPU, attention(queries=2), "attention of more than one token"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
 
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
@@ -24,6 +25,7 @@ from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import (
     Convolution,
     Opaque,
+    Product,
     Scatter,
     TorchCall,
     channels_last,
@@ -32,7 +34,7 @@ from airgraph.plan.opaque import (
     written_back,
 )
 from airgraph.plan.operands import Operands, dense, is_contiguous
-from airgraph.plan.split import split_reduction
+from airgraph.plan.split import HALVES, split_reduction
 from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
@@ -199,7 +201,7 @@ class Planner:
         if refused is not None:
             raise UnsupportedLowering(refused)
         if isinstance(found, Convolution) and self.target.channels_last:
-            found = channels_last(found)
+            found = channels_last(found, self.target.weights_last)
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
@@ -307,15 +309,15 @@ class Planner:
                         self.need(whole.inputs[0])
                     whole = whole.inputs[0]
                 if t.op == "point" and whole.cost >= EXPENSIVE and spreads(x.shape, t.shape):
-                    self.need(x)
+                    self.need(narrow(x))
                 if t.op not in VIEWS:
                     uses.setdefault(whole.id, set()).add(t.id)
                     if (
                         len(uses[whole.id]) > 1
                         and whole.op in ("point", "reduce", "gather", *JOINED)
-                        and whole.cost > CHEAP
+                        and (whole.cost > CHEAP or self.ends_product(whole))
                     ):
-                        self.need(whole)
+                        self.need(narrow(whole))
                     if len(uses[whole.id]) > 3 and whole.op in JOINED:
                         self.need(whole)
 
@@ -429,9 +431,31 @@ class Planner:
                 continue
             if len(kernel.parts) > len(step.kernel.parts) and len(step.roots) > 1:
                 continue
+            if found.axes and not step.domain.axes and self.reads_product(step):
+                continue
             step.roots, step.kernel, step.domain = roots, kernel, found
             self.made_by[t.id] = number
             return True
+        return False
+
+    @cached_property
+    def products(self) -> set[int]:
+        """The results of matrix products that loops behind them become part of."""
+        found = (x.out.id for x in self.opaque.values() if isinstance(x, Product))
+        return {*found} if self.target.fuses_products else set()
+
+    def reads_product(self, step: LoopStep) -> bool:
+        return any(t.id in self.products for t in step_reads(step))
+
+    def ends_product(self, t: Tensor) -> bool:
+        """A sum, say, with the result of a product: made with it, and from there on read as one tensor."""
+        operands = list(t.inputs)
+        while self.products and operands:
+            x = operands.pop()
+            if x.id in self.products:
+                return True
+            if x.op in VIEWS or (x.op == "point" and x.attrs == "cast"):
+                operands += x.inputs
         return False
 
     def reads_of(self, t: Tensor) -> set[int]:
@@ -554,6 +578,12 @@ def base(t: Tensor) -> Tensor:
     while t.op == "reshape":
         t = t.inputs[0]
     return t
+
+
+def narrow(t: Tensor) -> Tensor:
+    """What a float32 copy of halves is made of: half the memory, and no rounding between them."""
+    widened = t.op == "point" and t.attrs == "cast" and t.dtype == DataType.DT_FLOAT
+    return t.inputs[0] if widened and t.inputs[0].dtype in HALVES else t
 
 
 def spreads(old: Sequence[Dim], new: Sequence[Dim]) -> bool:

@@ -102,6 +102,7 @@ class Convolution:
     sizes: ConvSizes
     out: Tensor
     last: bool  # `out` is [n, oh, ow, o]
+    weights_last: bool = False  # w lies as [o, kh, kw, c]
 
     @property
     def operands(self) -> list[Tensor]:
@@ -112,7 +113,7 @@ class Convolution:
         return [self.out]
 
     def step(self, operands: Operands) -> ConvStep:
-        x, w = self.image(operands), operands.contiguous(self.w)
+        x, w = self.image(operands), self.weights(operands)
         bias = operands.contiguous(self.bias) if self.bias is not None else None
         return ConvStep(self.out, x, w, bias, self.sizes, self.last)
 
@@ -123,8 +124,19 @@ class Convolution:
         known = found is not None and all(isinstance(s, int) for s in found.strides)
         if found is not None and known and (self.sizes.few or lies_plain(found, self.x, 1)):
             return found
-        copied = operands.copied(to_last(self.x))
-        return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
+        return copied_last(operands, self.x)
+
+    def weights(self, operands: Operands) -> Matrix:
+        if not self.weights_last:
+            return operands.contiguous(self.w)
+        found = operands.view(self.w)
+        return found if found is not None and lies_plain(found, self.w, 1) else copied_last(operands, self.w)
+
+
+def copied_last(operands: Operands, t: Tensor) -> Matrix:
+    """A copy of t, [n, c, h, w], with channels last."""
+    copied = operands.copied(to_last(t))
+    return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,10 +307,11 @@ def conv(node: Node, of: Of) -> Convolution:
     return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
 
 
-def channels_last(found: Convolution) -> Convolution:
-    """With its result laid out so."""
+def channels_last(found: Convolution, weights: bool) -> Convolution:
+    """With its result laid out so, and its weights."""
     out = found.out
-    return replace(found, out=buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs), last=True)
+    moved = buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs)
+    return replace(found, out=moved, last=True, weights_last=weights)
 
 
 def written_back(node: Node) -> Node | None:

@@ -15,29 +15,32 @@ from airgraph.ir.types import DataType
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, reduce, reshape
 
-HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)  # partial results would be rounded to these
+HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)  # their partial results are float32, and rounded once
 FEWEST = 4  # parts that are worth a second step
 
 
 def split_reduction(t: Tensor, target: Target) -> Tensor | None:
     """Makes `t`, a reduction, one of partial results, where it is long and has few rows. Gives those."""
     (x,), (op, axes, keep) = t.inputs, t.attrs
-    if not all(isinstance(s, int) for s in x.shape) or t.dtype in HALVES:
+    if not all(isinstance(s, int) for s in x.shape):
         return None
     kept = math.prod(s for i, s in enumerate(x.shape) if i not in axes)
     rows_in_a_row = len(x.shape) - 1 in axes  # the contiguous axis is reduced: one job per row
     jobs = kept if rows_in_a_row else kept // target.grain
     if math.prod(x.shape) < target.split or jobs >= target.jobs:
         return None
+    if rows_in_a_row and math.prod(x.shape) <= kept * target.unsplit:
+        return None
     first, last = longest_run(axes, x.shape)
     length = math.prod(x.shape[first : last + 1])
-    count = parts(length, target.jobs)
+    count = parts(length, -(-target.jobs // max(jobs, 1)))
     if count < FEWEST:
         return None
     split = reshape(x, (*x.shape[:first], count, length // count, *x.shape[last + 1 :]))
     gone = last - first + 1
     others = [a if a < first else a - gone + 2 for a in axes if not first <= a <= last]
-    partial = reduce(op, split, [first + 1, *others], False, t.dtype)
+    wide = DataType.DT_FLOAT if t.dtype in HALVES else t.dtype
+    partial = reduce(op, split, [first + 1, *others], False, wide)
     if keep:
         shape = [count if i == first else 1 if i in axes else size for i, size in enumerate(x.shape)]
         t.inputs, t.attrs = (reshape(partial, shape),), (op, (first,), True)

@@ -156,11 +156,11 @@ class ConvSizes(NamedTuple):
 
 @dataclass(eq=False)
 class ConvStep:
-    """out = the 2-d convolution of x with w (+ bias). `last`: out lies as [n, oh, ow, o], and x by its strides."""
+    """out = the 2-d convolution of x with w (+ bias). `last`: out lies as [n, oh, ow, o], and x and w by their strides."""
 
     out: Tensor
     x: Matrix  # strides by n, c, h, w
-    w: Matrix
+    w: Matrix  # strides by o, c, kh, kw
     bias: Matrix | None
     sizes: ConvSizes
     last: bool = False

@@ -26,7 +26,10 @@ class Target:
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
+    unsplit: int = 0  # elements of a contiguous row that one kernel reduces and goes on with
     channels_last: bool = False  # convolutions make their results with channels last
+    weights_last: bool = False  # and want their weights so
+    fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     widens: bool = False  # matrix products in half precision are done in float32
 
     def refuses(self, step: KernelStep) -> str | None:

@@ -20,7 +20,7 @@ break, nested ones, other models in between. That is the tree of npugraphs and c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from airgraph.engine.protocol import Env, Steps, Symbols
 from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
-from airgraph.ir.boundary import Boundary, Fresh, NumberIn, TensorIn
+from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
@@ -92,9 +92,10 @@ class ReplayProgram(Program):
         self.entries: dict[Key, SizeEntry] = {}
         self.told: set[Any] = set()  # those the journal knows of
         simple = [r.index for r in boundary.results if isinstance(r, Fresh)]
-        plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
+        self.plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
         careful = config.force_eager or config.force_recapture or config.check is not None
-        self.short = plain and not careful and not self.left and self.on_host()
+        fixed = all(map(is_fixed, boundary.results))
+        self.short = fixed and not careful and not self.left and self.on_host()
         _PROGRAMS.add(self)
 
     def on_host(self) -> bool:
@@ -132,9 +133,19 @@ class ReplayProgram(Program):
             if recording is None:
                 return None
             results = self.replay(recording, args, dict(recording.symbols))
+        if not self.plain:
+            results = [self.result(r, args, results, {}) for r in self.boundary.results]
         args.clear()
         self.calls += 1
         return results
+
+    def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+        return super().past(around, written) if self.plain else around
+
+    def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
+        if self.short and isinstance(result, Fresh):
+            return owned[result.index]  # on this device
+        return super().result(result, args, owned, symbols)
 
     def find(self, entry: SizeEntry, args: Sequence[Any]) -> Recording | None:
         if self.arena.busy or capturing(self.arena):
@@ -388,6 +399,14 @@ class ReplayProgram(Program):
             where={"held": ", ".join(f"result {i}" for i, s in recording.slots.items() if not s.free())},
             hint='drop it, clone it, or output_policy="lease"',
         )
+
+
+def is_fixed(result: Any) -> bool:
+    """It is the same in every call, but for the memory it is in: nothing of it depends on sizes."""
+    if isinstance(result, OfInput | OfOutput):
+        layout = result.layout
+        return all(isinstance(s, int) for s in (*layout.shape, *layout.strides, layout.offset))
+    return isinstance(result, Fresh | Plain)
 
 
 # -- small things -------------------------------------------------------------------------------------------------------

@@ -39,6 +39,15 @@ class Convolutions(nn.Sequential):
         super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
 
 
+class Images(nn.Sequential):
+    """With channels last inside where they are halves."""
+
+    def __init__(self):
+        layers = [nn.Conv2d(3, 8, 7, 2, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 16, 1)]
+        super().__init__(*layers, nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8))
+        self.eval().requires_grad_(False)
+
+
 def functions(x):
     positive = x.abs() + 0.1
     found = [x.sigmoid(), x.exp().log1p(), x.erf(), x.sign(), x.round(), x.floor(), x.isnan(), x.expm1()]
@@ -58,6 +67,14 @@ def grouped_attention(q, k, v, mask):
 
 def swiglu(x, gate, up, down):
     return x + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def normed_products(x, scale, q, k, bias, out):
+    """A norm in front of two products, and a sum behind a third that the next norm reads."""
+    y = F.rms_norm(x, x.shape[-1:], scale)
+    both = torch.cat([F.linear(y, q, bias), F.linear(y, k)], -1)
+    x = x + F.linear(both, out)
+    return x, F.linear(F.layer_norm(x, x.shape[-1:], scale), q).relu()
 
 
 def whole(low, high, *shape, dtype=torch.int64):
@@ -94,6 +111,10 @@ CASES = {
     "perceptron": Case(Perceptron, (5, 24), grad=True, rough=True),
     "one row": Case(Perceptron, (1, 24), rough=True),
     "swiglu": Case(swiglu, (1, 24), (40, 24), (40, 24), (24, 40), rough=True),
+    "normed products": Case(normed_products, (1, 24), (24,), (36, 24), (10, 24), (36,), (24, 46), rough=True),
+    "written weights": Case(lambda x, w, y: F.linear(x, w.add_(y)).relu(), (1, 24), (8, 24), (8, 24), rough=True),
+    "long sums": Case(lambda x: (x.sum(0), (x * x).sum((1, 2)), x.sum()), (40, 30, 60), rough=True),
+    "images": Case(Images, (2, 3, 20, 20), rough=True),
     "convolutions": Case(Convolutions, (2, 3, 8, 8), grad=True, rough=True),
     "attention of one token": Case(
         grouped_attention, (2, 8, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (torch.arange(70) < 50)[None, None, None]

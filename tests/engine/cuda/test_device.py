@@ -18,7 +18,8 @@ from airgraph.engine.cuda.executable import CudaExecutable
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 HALF = {"rtol": 3e-2, "atol": 3e-2}
 FLOATS = [F32, F64, BF16, F16]
-TYPED = ("elementwise", "softmax", "layer norm", "gelu", "functions", "reductions", "swiglu", "perceptron")
+TYPED = ("elementwise", "softmax", "layer norm", "gelu", "functions", "reductions", "swiglu", "perceptron", "images")
+TYPED += ("normed products", "one row", "long sums")
 
 
 def compiled(programs, **options):

@@ -192,7 +192,7 @@ def test_norm():
 
 def test_columns_are_summed_by_neighbouring_threads():
     (source,) = sources("""
-        x_0 = ge.Data(index=0, dtype=0, shape=[700, 330], placement="NPU", node_name="x")
+        x_0 = ge.Data(index=0, dtype=0, shape=[90, 330], placement="NPU", node_name="x")
         ReduceSum_0 = ge.ReduceSum(x_0, [0], keep_dims=False, node_name="ReduceSum")
         _ = ge.NetOutput([ReduceSum_0], dependencies=[])
     """)
@@ -203,9 +203,9 @@ def test_columns_are_summed_by_neighbouring_threads():
         x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         xmask = x < 330
         a1 = tl.full([XBLOCK, RBLOCK], 0, tl.float32)
-        for start in range(0, 700, RBLOCK):
+        for start in range(0, 90, RBLOCK):
             r = (start + tl.arange(0, RBLOCK))[None, :].to(INDEX)
-            rmask = r < 700
+            rmask = r < 90
             v1 = tl.load(p0 + (x + r * 330), xmask & rmask, other=0)
             a1 = a1 + tl.where(rmask, (tl.broadcast_to(v1, [XBLOCK, RBLOCK])).to(tl.float32), 0).to(tl.float32)
         v2 = tl.sum(a1, axis=1, keep_dims=True).to(tl.float32)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.cuda.target import GPU
+from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU, GpuTarget
 from airgraph.engine.fold import fold
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
-from airgraph.ir.graph import Graph
+from airgraph.ir.graph import Graph, Node
 from airgraph.passes.cleanup import fulfilled_waits
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import UnsupportedPlan
@@ -48,7 +48,7 @@ class CudaEngine:
             raise UnsupportedPlan(refusal)
         fulfilled_waits(request.graph)
         fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
+        return make_plan(request.graph, request.boundary, target_for(request))
 
     def load(self, request: Request) -> CudaExecutable:
         from airgraph.engine.cuda.compile import DriverKernels
@@ -70,6 +70,17 @@ def problem() -> str | None:
     if torch.version.cuda is None or torch.version.hip is not None:
         return "this PyTorch is not built for CUDA"
     return None
+
+
+def target_for(request: Request) -> GpuTarget:
+    """Images lie with channels first where others read them so: the backward graph, or PyTorch's norms, say."""
+
+    def takes_images(node: Node) -> bool:
+        shapes = [v.type.shape or () for v in node.values()]
+        return node.op == "AtenCall" and any(len(s) == 4 for s in shapes)
+
+    training = request.journal.phase in ("forward", "backward")
+    return CHANNELS_FIRST if training or any(map(takes_images, request.graph.nodes)) else GPU
 
 
 def host_values(graph: Graph) -> str | None:

@@ -181,8 +181,8 @@ class Launch:
         self.params = (ctypes.c_void_p * len(self.cells))(*(start + 8 * i for i in range(len(self.cells))))
         binary = function.binary
         self.attribute = LaunchAttribute(PROGRAMMATIC, 0, (ctypes.c_int64 * 8)(1))
-        attributes = (ctypes.addressof(self.attribute), 1) if binary.early else (None, 0)
-        self.config = LaunchConfig(grid, 1, 1, 32 * binary.warps, 1, 1, binary.shared, None, *attributes)
+        attributes = ctypes.addressof(self.attribute)
+        self.config = LaunchConfig(grid, 1, 1, 32 * binary.warps, 1, 1, binary.shared, None, attributes, 0)
         self.grid = grid
         self.arguments = (ctypes.byref(self.config), function.handle, self.params, None)
 
@@ -192,6 +192,8 @@ class Launch:
         for i, p in enumerate(pointers):
             self.cells[i] = p
         self.config.stream = stream
+        # Outside of a graph a kernel in front may be one that writes weights, which others load ahead.
+        self.config.attribute_count = int(self.function.binary.early and torch.cuda.is_current_stream_capturing())
         check(driver().cuLaunchKernelEx(*self.arguments), "launching a kernel")
 
 

@@ -20,6 +20,7 @@ from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
 from airgraph.engine.cuda.render import Merged, render
+from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
 from airgraph.engine.protocol import Env, Request, Step, Symbols
 from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
@@ -27,11 +28,11 @@ from airgraph.errors import EngineError
 from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
+from airgraph.ir.types import Dim
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import Allocation, AttentionStep, CallStep, LoopStep, Matrix, Plan, step_reads
-from airgraph.plan.steps import Step as PlannedStep
-from airgraph.plan.tensors import Tensor
+from airgraph.plan.steps import Allocation, AttentionStep, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads
+from airgraph.plan.tensors import TO_LAST, Tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
@@ -91,7 +92,7 @@ class CudaExecutable:
         self.loops = {
             step: [render(nest) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
         }
-        self.groups = grouped(self.plan.steps, self.loops, self.key)
+        self.groups = grouped(fused(self.plan.steps, self.inner, self.key), self.loops, self.key)
         self.sources: list[KernelSource] = []
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
         self.dense = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)} | {
@@ -116,6 +117,10 @@ class CudaExecutable:
     def raw(self, t: Tensor) -> int:
         """Where the result of a call is found as PyTorch made it; at `key` it is contiguous."""
         return self.key(t) - 1
+
+    def inner(self, t: Tensor) -> bool:
+        """Nothing but steps of the plan sees it."""
+        return self.home(t).kind == "arena"
 
     def planned_constants(self) -> dict[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
@@ -220,14 +225,18 @@ class CudaExecutable:
 
         return Step(tuple(self.graph.inputs), run, tuple(key for pair in pairs for key in pair), {})
 
-    def step(self, group: Sequence[PlannedStep], made: set[int]) -> Step:
+    def step(self, group: Sequence[Unit], made: set[int]) -> Step:
         match group:
             case [CallStep() as call]:
                 return self.call(call)
             case [AttentionStep() as attention]:
                 return self.attention(attention)
+            case [ConvStep() as conv]:
+                return self.convolution(conv)
+            case [VectorProducts() as unit]:
+                return self.vectors(unit, made)
         loops = [step for step in group if isinstance(step, LoopStep)]
-        assert len(loops) == len(group), "only loops, calls and attention are planned for"
+        assert len(loops) == len(group), "no kernel is planned for the others"
         return self.loop(loops, made)
 
     def loop(self, loops: Sequence[LoopStep], made: set[int]) -> Step:
@@ -235,19 +244,47 @@ class CudaExecutable:
         parts = [source for step in loops for source in self.loops[step]]
         sources: list[KernelSource] = [Merged(tuple(parts))] if 1 < len(parts) <= MOST else [*parts]
         self.sources += sources
-        new = {self.key(t): t for step in loops for t in step.roots if self.key(t) not in made}
+        return self.launches([t for step in loops for t in step.roots], made, sources, lambda env: sources)
+
+    def vectors(self, unit: VectorProducts, made: set[int]) -> Step:
+        """Weights are loaded ahead where they are arguments as they came, which nothing in this graph writes."""
+        ahead, waiting = VectorSource(unit), VectorSource(unit, ahead=False)
+        places = [self.plan.allocations[p.b.tensor.id] for p in unit.products]
+        given = [(self.inputs[p.source], self.key(p.tensor)) for p in places if p.kind == "input"]
+        steady = all(
+            p.kind == "const" or (p.kind == "input" and p.alias is None and p.source not in self.written)
+            for p in places
+        )
+        self.sources.append(ahead if steady else waiting)
+
+        def chosen(env: Env) -> list[VectorSource]:
+            as_they_came = steady and all(env[a].data_ptr() == env[b].data_ptr() for a, b in given)
+            return [ahead if as_they_came else waiting]
+
+        return self.launches(unit.writes, made, [ahead], chosen, [a for a, _ in given])
+
+    def launches(
+        self,
+        roots: Sequence[Tensor],
+        made: set[int],
+        sources: Sequence[KernelSource],
+        chosen: Callable[[Env], Sequence[KernelSource]],
+        more: Sequence[int] = (),
+    ) -> Step:
+        """A step of kernels: those `chosen` for a call, with the tensors of `sources`. `more`: other keys it reads."""
+        new = {self.key(t): t for t in roots if self.key(t) not in made}
         keys = [[self.key(t) for t in source.tensors] for source in sources]
-        reads = tuple(dict.fromkeys(k for row in keys for k in row if k not in new))
+        reads = tuple(dict.fromkeys([*(k for row in keys for k in row if k not in new), *more]))
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
             fresh = {k: empty(self.layout(t, bound), self.device) for k, t in new.items()}
-            for source, row in zip(sources, keys):
+            for source, row in zip(chosen(env), keys):
                 launch = bound.launches.get(source) or self.launch(source, bound)
                 launch([fresh[k] if k in fresh else env[k] for k in row])
             return list(fresh.values())
 
-        return Step((self.node_of(loops[-1].roots[-1]),), run, reads, dict.fromkeys(new))
+        return Step((self.node_of(roots[-1]),), run, reads, dict.fromkeys(new))
 
     def attention(self, step: AttentionStep) -> Step:
         source = AttentionSource(step)
@@ -265,6 +302,23 @@ class CudaExecutable:
             return [out]
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(reads)), {self.key(step.out): None})
+
+    def convolution(self, step: ConvStep) -> Step:
+        """By cuDNN, on images with channels last."""
+        s, matrices = step.sizes, [m for m in (step.x, step.w, step.bias) if m is not None]
+        shapes = [(s.n, s.c, s.h, s.w), (s.o, s.c // s.groups, s.kh, s.kw), (s.o,)]
+        keys = [self.key(m.tensor) for m in matrices]
+        numbers = ((s.sh, s.sw), (s.ph, s.pw), (s.dh, s.dw), False, (0, 0), s.groups)
+        own = self.home(step.out).kind == "arena"
+
+        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
+            bound = self.bound(symbols)
+            views = [viewed(env[k], shape, m, bound.value) for k, shape, m in zip(keys, shapes, matrices)]
+            x, w, bias = (*views, None) if step.bias is None else views
+            made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
+            return [made if own else empty(self.layout(step.out, bound), self.device).copy_(made)]
+
+        return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
 
     def launch(self, source: KernelSource, bound: Bound) -> Launch:
         value = bound.value
@@ -316,9 +370,7 @@ class CudaExecutable:
         place = self.plan.allocations[matrix.tensor.id]
         if t is matrix.tensor and place.kind in ("call", "input", "const") and place.alias is None:
             return base
-        value = bound.value
-        shape, strides = [value(s) for s in t.shape], [value(s) for s in matrix.strides]
-        return base.as_strided(shape, strides, base.storage_offset() + value(matrix.offset))
+        return viewed(base, t.shape, matrix, bound.value)
 
     def number(self, value: Value, symbols: Symbols) -> Any:
         if id(value) in self.constants:
@@ -352,6 +404,12 @@ class CudaExecutable:
         for step in self.steps:
             step.advance(env, symbols, self.graph)
         return [env[key] for key in self.outputs], []
+
+
+def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Callable[[Any], int]) -> torch.Tensor:
+    """What a matrix says of the memory of its tensor, which is `base`."""
+    strides = [value(s) for s in matrix.strides]
+    return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
 
 
 def empty(layout: Layout, device: torch.device) -> torch.Tensor:

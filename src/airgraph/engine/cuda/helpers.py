@@ -5,7 +5,21 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["begin", "floor_div", "libdevice", "nan_max", "nan_min", "product", "remainder", "sign", "tl", "triton"]
+__all__ = [
+    "begin",
+    "floor_div",
+    "launch_next",
+    "libdevice",
+    "nan_max",
+    "nan_min",
+    "product",
+    "remainder",
+    "sign",
+    "tl",
+    "triton",
+    "wait_before",
+    "wait_behind",
+]
 
 
 @triton.jit
@@ -13,6 +27,27 @@ def begin(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Programmatic dependent launch: the next kernel may be set up already; this one goes on when the last is done."""
     if EARLY:
         gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def launch_next(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first half of `begin`, for kernels that load what never changes before they wait."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_before(EARLY: tl.constexpr, AHEAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a kernel waits that may not load anything ahead."""
+    if EARLY and not AHEAD:
+        gdc_wait()
+
+
+@triton.jit
+def wait_behind(EARLY: tl.constexpr, AHEAD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a kernel waits that loads its weights ahead."""
+    if EARLY and AHEAD:
         gdc_wait()
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from airgraph.engine.cuda.render import Source
+from airgraph.engine.cuda.vectors import Unit, reads_of, writes_of
 from airgraph.plan.index import expand
-from airgraph.plan.steps import LoopStep, Step, step_reads, step_writes
+from airgraph.plan.steps import LoopStep
 from airgraph.plan.tensors import Tensor
 
 SMALL = 1 << 25  # elements that a loop runs over
@@ -25,7 +26,7 @@ MOST = 16  # kernels in one
 class LaunchGroup:
     """Steps in a row; more than one only where all are small loops."""
 
-    steps: list[Step]
+    steps: list[Unit]
     open: bool  # small loops may join
     kernels: int = 0
 
@@ -39,14 +40,14 @@ class Uses:
 
 
 def grouped(
-    steps: Sequence[Step], sources: dict[LoopStep, list[Source]], home: Callable[[Tensor], int]
-) -> list[list[Step]]:
+    steps: Sequence[Unit], sources: dict[LoopStep, list[Source]], home: Callable[[Tensor], int]
+) -> list[list[Unit]]:
     """`home`: a key of the memory that a tensor is in."""
     groups: list[LaunchGroup] = []
     memory: dict[int, Uses] = {}
     for step in steps:
-        reads = {home(t) for t in step_reads(step)}
-        writes = {home(t) for t in step_writes(step)}
+        reads = {home(t) for t in reads_of(step)}
+        writes = {home(t) for t in writes_of(step)}
         uses = {key: memory.setdefault(key, Uses()) for key in reads | writes}
         after = max([uses[k].written for k in uses] + [uses[k].read for k in writes], default=-1)
         at = place(groups, step, sources, after)
@@ -57,7 +58,7 @@ def grouped(
     return [group.steps for group in groups]
 
 
-def place(groups: list[LaunchGroup], step: Step, sources: dict[LoopStep, list[Source]], after: int) -> int:
+def place(groups: list[LaunchGroup], step: Unit, sources: dict[LoopStep, list[Source]], after: int) -> int:
     """Put the step into a group behind number `after`; gives the number of that group."""
     kernels = sources.get(step, []) if isinstance(step, LoopStep) else []
     small = bool(kernels) and all(map(is_small, kernels))

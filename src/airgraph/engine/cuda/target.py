@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from airgraph.engine.cuda.tiles import LONGEST, PROGRAMS
 from airgraph.ir.types import DataType
-from airgraph.plan.index import same
+from airgraph.plan.index import expand, same
 from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target
 from airgraph.plan.text import type_name
 
 TYPES = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
 DEPTHS = (16, 32, 64, 128, 256)  # elements of a head
+HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
 GROUPED = 64  # query heads that may share a key head
 
 
 class GpuTarget(Target):
-    """An NVIDIA GPU: beside loops, a kernel for attention of one query per head, as in decoding (attention.py)."""
+    """An NVIDIA GPU: beside loops, kernels for decoding: attention of one query per head (attention.py) and products of one
+    row (vectors.py)."""
 
     def refuses(self, step: KernelStep) -> str | None:
         match step:
             case Product():
-                return "cuBLAS does it"
+                return refuses_product(step)
             case Convolution():
-                return "cuDNN does it"
+                return refuses_convolution(step) if self.channels_last else "cuDNN does it"
             case Attention():
                 return refuses_attention(step)
 
@@ -43,5 +48,43 @@ def refuses_attention(step: Attention) -> str | None:
     return None
 
 
-# Tiles keep what stages share in registers, so nothing is spilled; reductions are not split yet.
-GPU = GpuTarget("cuda", lanes=1, scratch=0, jobs=1)
+def refuses_product(step: Product) -> str | None:
+    """The kernel takes one row, and a matrix that lies transposed, as the weights of a layer do."""
+    a, b = step.a, step.b
+    k, n = expand(a.shape[2]), expand(b.shape[2])
+    if step.ends is not None or not all(same(s, 1) for s in (*a.shape[:2], b.shape[0])):
+        return "cuBLAS does it"
+    if not isinstance(k, int) or not isinstance(n, int) or not 0 < k <= LONGEST or n == 0:
+        return "a row of symbolic size, or a long one: cuBLAS does it"
+    if a.dtype not in TYPES or any(t.dtype != a.dtype for t in (b, step.bias) if t is not None):
+        return f"a product in {type_name(a.dtype)}: cuBLAS does it"
+    matrix = b.inputs[0] if b.op == "reshape" else b
+    if matrix.op != "permute" or matrix.inputs[0].op != "buffer":
+        return "a matrix that is not stored transposed: cuBLAS does it"
+    return None
+
+
+def refuses_convolution(step: Convolution) -> str | None:
+    """The result is one of planned memory only where channels last are faster: in half precision, in one group."""
+    if step.x.dtype not in HALVES:
+        return f"cuDNN does it in {type_name(step.x.dtype)} with channels first"
+    if step.sizes.groups != 1:
+        return "cuDNN does it, in groups"
+    return None
+
+
+# Tiles keep what stages share in registers, so nothing is spilled. Reductions are split where programs of 16 columns are
+# fewer than two for each multiprocessor.
+GPU = GpuTarget(
+    "cuda",
+    lanes=1,
+    scratch=0,
+    grain=16,
+    jobs=PROGRAMS,
+    split=1 << 15,
+    unsplit=1 << 16,
+    channels_last=True,
+    weights_last=True,
+    fuses_products=True,
+)
+CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False)
