@@ -64,8 +64,9 @@ class GemmStep:
     to ends[b] belong to b[b]. Rows behind the last are zero.
 
     The bias is the only epilogue: an activation or a residual is a loop of its own behind the product, and an operand's
-    formula one before it. On a CPU with AVX-512, one thread, a ReLU behind products of 32×128→256, 64×256→1024,
-    16×768→3072 and 256×768→768 took 1.7, 2.4, 1.6 and 2.0 % of the whole: that bounds what an epilogue could save.
+    formula one before it. On a busy CPU with AVX-512, one thread, a ReLU behind products of 32×128→256, 64×256→1024,
+    16×768→3072 and 256×768→768 took 1.7, 2.4, 1.6 and 2.0 % of the whole. What it takes where a result no longer fits
+    in the cache (64×768→3072) was not measured on an idle machine.
     """
 
     out: Tensor

@@ -10,7 +10,7 @@ import torch
 
 from airgraph.config import Config
 from airgraph.engine.native.image import ProgramImage
-from airgraph.engine.native.llvm.jit import NAMED, OBJECTS, known_object
+from airgraph.engine.native.llvm.jit import OBJECTS, known_object, named_objects
 from airgraph.engine.native.llvm.machine import machine
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.exact import DataReader, DataWriter
@@ -55,8 +55,8 @@ class CallableProgram:
 
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
-        found = {digest: known_object(digest) for digest in [*self.image.digests(), *NAMED.values()]}
-        return None if None in found.values() else found  # type: ignore[return-value]
+        found = {digest: known_object(digest) for digest in self.image.digests()}
+        return None if None in found.values() else {**named_objects(), **found}  # type: ignore[dict-item]
 
     def program(
         self,

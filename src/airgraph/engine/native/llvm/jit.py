@@ -28,7 +28,7 @@ from airgraph.source_hash import source_hash
 _names = itertools.count()
 _importing = held_at_fork(threading.Lock(), Depth.IMPORTING)
 OBJECT_BYTES = 16 << 20  # of object files that are kept
-NAMED: dict[str, str] = {}  # units with a name that this process uses → their digests
+NAMED: dict[str, Unit] = {}  # units with a name that this process uses
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def object_code(unit: Unit) -> bytes:
     key = unit.key()
     digest = bytes.fromhex(key.digest)
     if unit.name:
-        NAMED[unit.name] = key.digest
+        NAMED[unit.name] = unit
     found = OBJECTS.get(digest)
     if found is None:
         found = open_cache().made("object", key, lambda: compiler().compiled(unit.source()))
@@ -96,6 +96,11 @@ def compiler() -> ModuleType:
     with _importing:
         from airgraph.engine.native.llvm import compiler
     return compiler
+
+
+def named_objects() -> dict[str, bytes]:
+    """The object code of all units with a name that this process uses, by digest; what is gone is compiled again."""
+    return {unit.key().digest: object_code(unit) for unit in list(NAMED.values())}
 
 
 def known_object(digest: str) -> bytes | None:
