@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import platform
 from collections import Counter
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def test_machine_code_goes_with_the_last_program_that_uses_it():
     for run in alive:
         run(x)
     assert len(code._known) >= known + 8
-    assert maps() - before <= 3 * 8, "a graph has maps for one module"
+    # By our own loader, graphs share maps; by LLVM's linker a graph has those of one module.
+    assert maps() - before < (8 if platform.machine() == "x86_64" else 3 * 8)
     del run
     alive.clear()
     settled()

@@ -110,7 +110,9 @@ class Object:
         for _, kind, symbol, _ in relocations:
             if kind == Relocation.ENTRY:
                 self.entries.setdefault(symbol, len(self.entries))
-        memory = mmap.mmap(-1, max(self.table + 8 * len(self.entries), 1))
+        # Private: the kernel makes one map of neighbours, and a process may have 65,530.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, max(self.table + 8 * len(self.entries), 1), private)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         addresses = {i: self.address(base, *symbol, imports) for i, symbol in enumerate(symbols) if i}
         for number, start in self.places.items():
