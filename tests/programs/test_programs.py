@@ -76,7 +76,7 @@ def test_no_program_is_lost_where_a_process_dies(monkeypatch, capsys, deadly):
 
     monkeypatch.setattr(run.Children, "child", child)
     options = argparse.Namespace(
-        generator="views", engine="native", seed=0, count=11, batch=4, workers=2, progress=False
+        generator="views", engine="native", seed=0, count=11, batch=4, workers=2, seconds=60, progress=False
     )
     assert run.Children(options).run() == {"passed": 11 - len(deadly), "failed": len(deadly)}
     reported = [json.loads(line)["again"].split()[-1] for line in capsys.readouterr().out.splitlines()]
