@@ -18,8 +18,8 @@ demo: $(STAMP)   ## one small model in three variants: prints the graphs, compar
 	$(BIN)/airgraph demo
 
 test: lint       ## all tests, after lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night'
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not night' tests/compat
+	$(BIN)/python -m pytest -n 2 -m 'not night'
+	$(BIN)/python -m pytest -n 2 -m 'not night' tests/compat
 
 quick: $(STAMP)  ## the fast test suite, about a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'

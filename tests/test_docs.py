@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("docs")  # one worker, so that its fixture is made once
-
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
 ALL = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md"]

@@ -15,8 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-pytestmark = pytest.mark.xdist_group("seed_blocks")  # one worker, so that its fixture is made once
-
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 PROGRAM, FRAGMENT, OUTPUT, SIGNATURE, PSEUDO = "program", "fragment", "output", "signature", "no Python"

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("seeds")  # one worker, so that its fixture is made once
-
 HERE = Path(__file__).parent
 SCRIPT = (HERE / "scripts" / "torchair_script.py").read_text()
 VARIANTS = {

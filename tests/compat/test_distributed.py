@@ -52,14 +52,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("hccl")  # one worker, so that its fixture is made once
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(name: str, hccl: dict[str, list[str]]) -> None:
     assert hccl[name] == ["ok", "ok"], "\n".join(hccl[name])
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("gloo")
 @pytest.mark.parametrize("name", [*CHECKS, *STAGED])
 def test_two_ranks_with_gloo_for_the_cpu(name: str, both: dict[str, list[str]]) -> None:
     assert both[name] == ["ok", "ok"], "\n".join(both[name])

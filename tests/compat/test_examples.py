@@ -71,7 +71,6 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return json.loads((folder / "said.json").read_text())
 
 
-@pytest.mark.xdist_group("wrong_numbers")  # one worker, so that its fixture is made once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_it_fails_with_a_wrong_number(name: str, said: dict[str, str]) -> None:

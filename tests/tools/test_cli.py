@@ -109,7 +109,9 @@ def test_a_broken_pipe_of_the_scripts_own_is_not():
 
 
 def test_ctrl_c_is_silent():
-    code = ENDING.format(body="print('ready', flush=True); time.sleep(60)")
+    """(A process that a shell started in the background ignores the signal, and so would its children.)"""
+    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = ENDING.format(body=handled + "print('ready', flush=True); time.sleep(60)")
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
