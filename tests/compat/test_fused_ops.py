@@ -1431,17 +1431,12 @@ NOT_EMULATED = [
     *not_emulated(
         FIA,
         BNSD,
-        "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_shared_prefix value_shared_prefix key_rope_antiquant_scale",
+        "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_rope_antiquant_scale",
         input_layout="BNSD",
     ),
     *(
         (FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name} is not emulated")
-        for name, given in (
-            ("actual_shared_prefix_len", [1]),
-            ("antiquant_mode", 1),
-            ("key_antiquant_mode", 1),
-            ("value_antiquant_mode", 1),
-        )
+        for name, given in (("antiquant_mode", 1), ("key_antiquant_mode", 1), ("value_antiquant_mode", 1))
     ),
     *not_emulated(
         FIA2,
@@ -1460,6 +1455,11 @@ NOT_EMULATED = [
         f"{FIA}: key is torch.int8, and has to be one of float16, bfloat16, float32",
     ),
     (FIA, BNSD, {"input_layout": "BNSD", "query_rope": normal(1, 1, 2, 2)}, "query_rope and key_rope go together"),
+    *(
+        (FIA, BNSD, {"input_layout": "BNSD", name: normal(1, 1, 2, 4)}, "value_shared_prefix go together")
+        for name in ("key_shared_prefix", "value_shared_prefix")
+    ),
+    (FIA, BNSD, {"input_layout": "BNSD", "actual_shared_prefix_len": [1]}, "needs key_shared_prefix"),
     (
         FIA,
         BNSD,
