@@ -8,7 +8,7 @@ import torch
 
 import airgraph
 from airgraph.engine.native import dict_watch
-from airgraph.errors import BindError, ConfigError
+from airgraph.errors import BindError, ConfigError, ConvertError
 
 
 class Scaled(torch.nn.Module):
@@ -227,3 +227,12 @@ def test_names_of_its_own_are_not_the_models():
     model = Counts().eval()
     fast = airgraph.compile(model, torch.ones(2))
     assert torch.equal(fast(torch.ones(2)), torch.full((2,), 2.0)) and float(model.run) == 1
+
+
+def test_a_sparse_result_is_refused_in_words():
+    class Sparse(torch.nn.Module):
+        def forward(self, x):
+            return x.to_sparse(), x + 1
+
+    with pytest.raises(ConvertError, match=r"a torch\.sparse_coo tensor cannot enter or leave a graph"):
+        airgraph.compile(Sparse(), (torch.eye(3),))

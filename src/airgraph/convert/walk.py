@@ -429,14 +429,15 @@ def storage_key(value: torch.Tensor) -> int:
 def storage_owners(gm: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
     """For memory that several outputs share: the node that made it, so that they can be handed out as views of it."""
     output = next(n for n in gm.graph.nodes if n.op == "output")
-    keys = [
-        storage_key(n.meta["val"]) for n in set(output.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)
-    ]
+    results = [n.meta["val"] for n in set(output.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
+    for result in results:
+        strides_of(result)  # an error for a sparse one, which has no memory of this kind
+    keys = [storage_key(result) for result in results]
     shared = {key for key in keys if keys.count(key) > 1}
     owners: dict[int, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and storage_key(value) in shared:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and storage_key(value) in shared:
             owners.setdefault(storage_key(value), node)
     return owners
 
