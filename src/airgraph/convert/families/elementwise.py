@@ -77,10 +77,18 @@ COMPARE = {
 TESTS = {aten.isinf.default: "IsInf", aten.isnan.default: "IsNan"}
 # Logical op on truth values, bitwise op on integers.
 LOGIC = {
+    aten.bitwise_and.Scalar: ("LogicalAnd", "BitwiseAnd"),
+    aten.bitwise_and.Scalar_Tensor: ("LogicalAnd", "BitwiseAnd"),
     aten.bitwise_and.Tensor: ("LogicalAnd", "BitwiseAnd"),
+    aten.bitwise_or.Scalar: ("LogicalOr", "BitwiseOr"),
+    aten.bitwise_or.Scalar_Tensor: ("LogicalOr", "BitwiseOr"),
     aten.bitwise_or.Tensor: ("LogicalOr", "BitwiseOr"),
+    aten.bitwise_xor.Scalar: ("LogicalXor", "BitwiseXor"),
+    aten.bitwise_xor.Scalar_Tensor: ("LogicalXor", "BitwiseXor"),
+    aten.bitwise_xor.Tensor: ("LogicalXor", "BitwiseXor"),
     aten.logical_and.default: ("LogicalAnd", None),
     aten.logical_or.default: ("LogicalOr", None),
+    aten.logical_xor.default: ("LogicalXor", None),
 }
 HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
 # The types for which newer chips have these ops.
@@ -259,17 +267,6 @@ def addcdiv(self: Value, t1: Value, t2: Value, *, value: Any = 1, meta_outputs: 
     return ge.Addcdiv(*promoted(self, t1, t2, value, dtype=meta_outputs.dtype))
 
 
-aten = torch.ops.aten
-# Logical op on truth values, bitwise op on integers.
-MORE_LOGIC = {
-    aten.bitwise_and.Scalar: ("LogicalAnd", "BitwiseAnd"),
-    aten.bitwise_and.Scalar_Tensor: ("LogicalAnd", "BitwiseAnd"),
-    aten.bitwise_or.Scalar: ("LogicalOr", "BitwiseOr"),
-    aten.bitwise_or.Scalar_Tensor: ("LogicalOr", "BitwiseOr"),
-    aten.bitwise_xor.Scalar: ("LogicalXor", "BitwiseXor"),
-    aten.bitwise_xor.Scalar_Tensor: ("LogicalXor", "BitwiseXor"),
-    aten.bitwise_xor.Tensor: ("LogicalXor", "BitwiseXor"),
-}
 SHIFTS = {
     aten.__lshift__.Scalar: "LeftShift",
     aten.__lshift__.Tensor: "LeftShift",
@@ -293,11 +290,8 @@ def shift(op: str) -> Any:
     return convert
 
 
-for target, ops in MORE_LOGIC.items():
-    REGISTRY.register(target, logic(*ops))
 for target, op in SHIFTS.items():
     REGISTRY.register(target, shift(op))
-REGISTRY.register(aten.logical_xor.default, logic("LogicalXor", None))
 
 
 @converts(aten.clamp_max.default, aten.clamp_max.Tensor)
