@@ -254,7 +254,10 @@ class NamedModel:
         self.explain(key)
         try:
             stored, sizes, about = self.captured()
-        except (AirgraphError, NotImplementedError) as error:
+        except (
+            AirgraphError,
+            NotImplementedError,
+        ) as error:  # the latter of a structure that PyTorch cannot write down
             return self.uncached(str(error).splitlines()[0])
         held = state_of(self.owner)
         constants = {name: t for name, t in stored.weights.items() if name not in held}
