@@ -48,11 +48,13 @@ class Lost(Exception):
 class Worker:
     """One contender on one model. It runs only while it is asked something."""
 
+    script = HERE / "cpu_contender.py"
+
     def __init__(self, model: str, contender: str, threads: int, folder: Path) -> None:
         own = folder / contender
         own.mkdir()
         self.log = open(own / "log", "wb")  # noqa: SIM115 - closed in `end`
-        command = [sys.executable, str(HERE / "cpu_contender.py"), model, contender, str(threads), str(folder)]
+        command = [sys.executable, str(self.script), model, contender, str(threads), str(folder)]
         self.process = subprocess.Popen(
             command,
             cwd=own,
@@ -74,9 +76,12 @@ class Worker:
 
     def batch(self, calls: int) -> float:
         """Median milliseconds of so many calls."""
+        return self.ask(b"%d\n" % calls)
+
+    def ask(self, line: bytes) -> Any:
         self.signal(signal.SIGCONT)
         try:
-            self.process.stdin.write(b"%d\n" % calls)
+            self.process.stdin.write(line)
             self.process.stdin.flush()
             return self.answer(BATCH_LIMIT_S)
         except BrokenPipeError as error:
