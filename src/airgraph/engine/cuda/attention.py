@@ -43,8 +43,8 @@ class AttentionSource:
     warps = 4
 
     @cached_property
-    def written(self) -> AttentionWriter:
-        return AttentionWriter(self)
+    def written(self) -> DecodeWriter:
+        return DecodeWriter(self)
 
     @property
     def text(self) -> str:
@@ -147,7 +147,7 @@ class HeadRenderer(Renderer):
         self.line(f"return {', '.join([value, *slots])}")
 
 
-class AttentionWriter(KernelOperands):
+class DecodeWriter(KernelOperands):
     """Writes the text: functions for the loops in front, and the kernel."""
 
     def __init__(self, source: AttentionSource) -> None:
