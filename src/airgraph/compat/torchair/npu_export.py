@@ -39,9 +39,17 @@ def dynamo_export(
     name = os.path.basename(export_name)
     logger = get_logger("torchair")
     logger.info("dynamo_export: export_path: %s, export_name: %s, dynamic: %s", export_path, name, dynamic)
-    chosen = to_config(checked(config), None)
+    given = checked(config)
     air = api.export(
-        model, args, kwargs, path=export_path, name=name, rank=process_rank(), dynamic=dynamic, config=chosen
+        model,
+        args,
+        kwargs,
+        path=export_path,
+        name=name,
+        rank=process_rank(),
+        dynamic=dynamic,
+        record_modules=bool(given.export.experimental.enable_record_nn_module_stack),
+        config=to_config(given, None),
     )
     logger.info("dynamo_export: wrote %s", air)
 
