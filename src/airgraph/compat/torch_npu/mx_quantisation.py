@@ -25,7 +25,7 @@ BLOCK = 32
 NOTHING = 2.0**-127  # the smallest scale: of zeros, and beside an odd one
 
 
-class Format(NamedTuple):
+class MxFormat(NamedTuple):
     """A target: the torch type that holds it (two to a byte: uint8), the largest number, its exponent."""
 
     dtype: torch.dtype
@@ -34,12 +34,12 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    23: Format(torch.float8_e5m2, 57344.0, 15),
-    24: Format(torch.float8_e4m3fn, 448.0, 8),
-    291: Format(torch.float8_e5m2, 57344.0, 15),
-    292: Format(torch.float8_e4m3fn, 448.0, 8),
-    296: Format(torch.uint8, 6.0, 2),  # float4_e2m1fn_x2
-    297: Format(torch.uint8, 1.75, 0),  # float4_e1m2fn_x2
+    23: MxFormat(torch.float8_e5m2, 57344.0, 15),
+    24: MxFormat(torch.float8_e4m3fn, 448.0, 8),
+    291: MxFormat(torch.float8_e5m2, 57344.0, 15),
+    292: MxFormat(torch.float8_e4m3fn, 448.0, 8),
+    296: MxFormat(torch.uint8, 6.0, 2),  # float4_e2m1fn_x2
+    297: MxFormat(torch.uint8, 1.75, 0),  # float4_e1m2fn_x2
 }
 FOUR_BITS = (296, 297)
 NUMBERS = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # torch's numbers of types
@@ -47,7 +47,7 @@ NUMBERS = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # torch's nu
 
 def format_of(
     op: str, dst_type: int, round_mode: str, scale_alg: int = 0, algorithms: tuple[int, ...] = (0, 1)
-) -> Format:
+) -> MxFormat:
     need(dst_type in FORMATS, op, f"dst_type {dst_type} is not emulated, only {', '.join(map(str, FORMATS))}")
     need(round_mode == "rint", op, f"round_mode {round_mode!r} is not emulated, only 'rint'")
     need(scale_alg in algorithms, op, f"scale_alg {scale_alg} is not emulated, only {algorithms}")
@@ -90,7 +90,7 @@ def narrowed(x: Tensor, dst_type: int) -> Tensor:
 
 
 # -- scales ---------------------------------------------------------------------------------------------------------
-def scale_of(peak: Tensor, target: Format, scale_alg: int) -> Tensor:
+def scale_of(peak: Tensor, target: MxFormat, scale_alg: int) -> Tensor:
     """The power of two for numbers whose largest is `peak`."""
     if scale_alg == 0:
         exponent = torch.frexp(peak)[1] - 1 - target.exponent

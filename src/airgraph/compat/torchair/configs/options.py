@@ -181,7 +181,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("export.weight_name", None, of_type(dict), INTERNAL, only=GE),
     Option("export.inputs_name", None, of_type(list, dict), INTERNAL, only=GE),
     Option("export.experimental.enable_record_nn_module_stack", False, boolean, ByExport(), only=GE),
-    Option("export.experimental.auto_atc_config_generated", False, boolean, NPU, only=GE),
+    Option("export.experimental.auto_atc_config_generated", False, boolean, ByExport(), only=GE),
     Option("export.experimental.enable_lite_export", False, boolean, NPU, only=GE),
     Option(
         "dump_config.enable_dump",
