@@ -128,7 +128,7 @@ def wait_tensor(x: Value) -> Any:
     return ge.Identity(x)
 
 
-CONVERTERS = {
+CONVERTERS: dict[str, Callable[..., Any]] = {
     "all_reduce": all_reduce,
     "broadcast": broadcast,
     "all_gather_into_tensor": all_gather,
@@ -149,12 +149,14 @@ def register() -> None:
 
 
 # -- what PyTorch does not trace ------------------------------------------------------------------------------------
-def broadcast_inplace(tensor: Tensor, src: int | None = None, group: Any = None, async_op: bool = False) -> Tensor:
-    """In the place of `torch.distributed.broadcast` while a graph is traced."""
+def broadcast_inplace(tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False) -> Tensor:
+    """In the place of `torch.distributed.broadcast` while a graph is traced; a functional one counts ranks in the group."""
     from torch.distributed import _functional_collectives as collectives
 
     assert not async_op, "async_op=True cannot be part of a graph"
-    return tensor.copy_(collectives.broadcast(tensor, src, group or torch.distributed.group.WORLD))
+    if group is None:
+        return tensor.copy_(collectives.broadcast(tensor, src, torch.distributed.group.WORLD))
+    return tensor.copy_(collectives.broadcast(tensor, torch.distributed.get_group_rank(group, src), group))
 
 
 def all_to_all_lists_inplace(
@@ -166,12 +168,12 @@ def all_to_all_lists_inplace(
     assert not async_op, "async_op=True cannot be part of a graph"
     sizes = [[t.numel() for t in tensors] for tensors in (output_tensor_list, input_tensor_list)]
     sent = torch.cat([t.reshape(-1) for t in input_tensor_list])
-    got = collectives.all_to_all_single(sent, *sizes, group or torch.distributed.group.WORLD)
+    got = collectives.all_to_all_single(sent, sizes[0], sizes[1], group or torch.distributed.group.WORLD)
     for output, part in zip(output_tensor_list, got.split(sizes[0])):
         output.copy_(part.view(output.shape))
 
 
-REMAPS = {"broadcast": broadcast_inplace, "all_to_all": all_to_all_lists_inplace}
+REMAPS: dict[str, Callable[..., Any]] = {"broadcast": broadcast_inplace, "all_to_all": all_to_all_lists_inplace}
 
 
 def remap() -> None:
