@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
@@ -33,6 +32,7 @@ from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, AttentionStep, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads
 from airgraph.plan.tensors import TO_LAST, Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
