@@ -49,7 +49,8 @@ def sympy_functions() -> dict[str, Any]:
     import sympy
 
     names = "Add Mul Pow Max Min Mod floor ceiling Abs Eq Ne Lt Le Gt Ge And Or Not"
-    return {name: getattr(sympy, name) for name in names.split()}
+    functions = [getattr(sympy, name) for name in names.split()]
+    return {f.__name__: f for f in functions}  # (Eq is Equality)
 
 
 FUNCTIONS = LazyTable(sympy_functions)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from airgraph.convert.known_calls import refusal
-from airgraph.engine.strides import same_layout
+from airgraph.engine.strides import same_layout, with_strides
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
 from airgraph.ir.exact import DataReader, shown
