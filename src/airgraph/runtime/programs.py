@@ -10,7 +10,6 @@ from airgraph.engine.protocol import Executable, Steps
 from airgraph.ir.boundary import Boundary
 from airgraph.journal import Journal
 from airgraph.runtime.program import Program
-from airgraph.runtime.replay import ReplayProgram
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,12 @@ class ProgramMaker:
         return Program(self.name, self.boundary, executable, self.journal)
 
     def direct(self, executable: Any) -> Program:
-        from airgraph.runtime.native_program import NativeProgram  # needs LLVM
+        from airgraph.runtime.native_program import NativeProgram, ReleasingProgram  # they need LLVM
 
-        return NativeProgram(self.name, self.boundary, executable, self.journal)
+        kind = ReleasingProgram if self.config.release_memory else NativeProgram
+        return kind(self.name, self.boundary, executable, self.journal)
 
     def replayed(self, executable: Steps) -> Program:
+        from airgraph.runtime.replay import ReplayProgram
+
         return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)

@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from airgraph.convert.aten_call import decode, find_target
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import MEANINGS
 from airgraph.engine.native.calls.schema import UnsupportedOverload, enters_by_autograd, fitted, lends
 from airgraph.engine.native.calls.tape import (
@@ -44,6 +43,7 @@ from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.operands import is_contiguous
 from airgraph.plan.steps import CallStep, Matrix, Plan
 from airgraph.plan.tensors import Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -301,6 +301,8 @@ def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
 def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     if node.op not in MEANINGS:
         raise UnsupportedCall("it is done in Python")
+    if OPS[node.op].effect == "call":
+        raise UnsupportedCall("a collective is waited for in Python")
     attrs, slots = reference.placed(attributes(node)), OPS[node.op].slots
     args = [argument(entry, slot, env, reference) for entry, slot in zip(node.inputs, slots)]
     with recorder:
