@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import cpu
-from cpu_contender import CONTENDERS, Prepared, grad_mode, own_channel, preload
+from cpu_contender import CONTENDERS, Prepared, end_with_parent, grad_mode, own_channel, preload
 from cpu_models import MODELS
 
 HERE = Path(__file__).parent
@@ -38,6 +38,7 @@ SECONDS = 0.5  # of a batch, idle or loaded: many time slices of the scheduler
 def contend(name: str, contender: str, threads: int) -> int:
     import torch
 
+    end_with_parent()
     channel = own_channel()
     torch.set_num_threads(threads)
     model = MODELS[name]
@@ -73,6 +74,7 @@ class LoadedWorker(cpu.Worker):
 
 # -- load -------------------------------------------------------------------------------------------------------------
 def compute() -> None:
+    end_with_parent()
     number = 1
     while True:
         number = number * 3 % 1000003
