@@ -9,7 +9,6 @@ meaning of the node. Sizes are computed once for each set of symbols and kept wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,8 +30,6 @@ from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Affine, Var
-from airgraph.plan.kernels import Store
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import (
@@ -46,7 +43,7 @@ from airgraph.plan.steps import (
     step_reads,
     step_writes,
 )
-from airgraph.plan.tensors import TO_LAST, Expr, Tensor
+from airgraph.plan.tensors import TO_LAST, Tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
@@ -106,15 +103,8 @@ class CudaExecutable:
         self.loops = {
             step: [render(nest) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
         }
-        self.transposes = {
-            s for s in self.loops if is_transpose(s) and self.home(s.roots[0]).kind in ("arena", "output")
-        }
         steps = with_caches(self.plan.steps, self.inner, self.key)
-        self.groups = grouped(
-            fused(steps, self.inner, self.key),
-            {step: sources for step, sources in self.loops.items() if step not in self.transposes},
-            self.key,
-        )
+        self.groups = grouped(fused(steps, self.inner, self.key), self.loops, self.key)
         self.sources: list[KernelSource] = []
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
         self.dense = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)} | {
@@ -257,28 +247,9 @@ class CudaExecutable:
                 return self.convolution(conv)
             case [VectorProducts() as unit]:
                 return self.vectors(unit, made)
-            case [LoopStep() as copy] if copy in self.transposes:
-                return self.transpose(copy)
         loops = [step for step in group if isinstance(step, LoopStep)]
         assert len(loops) == len(group), "no kernel is planned for the others"
         return self.loop(loops, made)
-
-    def transpose(self, step: LoopStep) -> Step:
-        """By PyTorch, whose kernel reads and writes along different axes: 5 µs for 2.6 MB on an H200, where a rendered one
-        took 16."""
-        (part,) = step.kernel.parts
-        (store,) = part.stores
-        load = copied(store)
-        assert load is not None and load.at is not None
-        source, target = self.key(load.source), self.key(step.roots[0])
-
-        def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            bound = self.bound(symbols)
-            made = empty(self.layout(step.roots[0], bound), self.device)
-            elements_at(made, part.outer, store.at).copy_(elements_at(env[source], part.outer, load.at))
-            return [made]
-
-        return Step((self.node_of(step.roots[0]),), run, (source,), {target: None})
 
     def loop(self, loops: Sequence[LoopStep], made: set[int]) -> Step:
         """Kernels that write what nobody has made yet into new memory, the rest over what is there."""
@@ -366,8 +337,8 @@ class CudaExecutable:
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
-            views = [viewed(env[k], shape, m, bound.value) for k, shape, m in zip(keys, shapes, matrices)]
-            x, w, bias = (*views, None) if step.bias is None else views
+            x, w, *rest = [viewed(env[k], shape, m, bound.value) for k, shape, m in zip(keys, shapes, matrices)]
+            bias = rest[0] if rest else None
             if is_patches(s):
                 made = by_patches(x, w, bias)
             else:
@@ -466,45 +437,6 @@ def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Call
     """What a matrix says of the memory of its tensor, which is `base`."""
     strides = [value(s) for s in matrix.strides]
     return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
-
-
-TRANSPOSED = 1 << 18  # elements from which on PyTorch's kernel is faster
-
-
-def copied(store: Store) -> Expr | None:
-    """The load of which a store is a copy."""
-    value = store.value
-    while value.op == "copy":
-        (value,) = value.args
-    plain = value.op == "load" and not value.picks and not store.picks and value.dtype == store.target.dtype
-    return value if plain else None
-
-
-def is_transpose(step: LoopStep) -> bool:
-    """A large copy of static size into memory of its own, contiguous along one axis where it reads, along another where it
-    writes."""
-    parts = step.kernel.parts
-    if len(parts) != 1 or len(step.roots) != 1 or step.sequential or parts[0].inner or len(parts[0].stores) != 1:
-        return False
-    (store,), loops = parts[0].stores, parts[0].outer
-    load = copied(store)
-    if load is None or load.at is None or not all(isinstance(v.size, int) for v in loops):
-        return False
-    numbers = [load.at.const, store.at.const, *(c for _, c in (*load.at.terms, *store.at.terms))]
-    size = math.prod(int(v.size) for v in loops)
-    return (
-        all(isinstance(n, int) and n >= 0 for n in numbers)
-        and size >= TRANSPOSED
-        and size == math.prod(int(s) for s in store.target.shape if isinstance(s, int))
-        and not any(c == 1 and load.at.coefficient(v) == 1 for v, c in store.at.terms)
-        and any(c == 1 for _, c in load.at.terms)
-    )
-
-
-def elements_at(memory: torch.Tensor, loops: Sequence[Var], at: Affine) -> torch.Tensor:
-    """What loops of static size touch of a tensor's memory, as one of their shape."""
-    sizes, strides = [int(v.size) for v in loops], [int(at.coefficient(v)) for v in loops]
-    return memory.as_strided(sizes, strides, memory.storage_offset() + int(at.const))
 
 
 def is_patches(s: ConvSizes) -> bool:
