@@ -15,13 +15,15 @@ from airgraph.runtime.replay import ReplayProgram
 
 @dataclass(frozen=True)
 class ProgramMaker:
-    """Makes the program of one graph. `fixed`: the arguments that stay where they are."""
+    """Makes the program of one graph. `fixed`: the arguments that stay where they are; `saved`: results from this number
+    on are what a forward graph saves for autograd."""
 
     name: str
     boundary: Boundary
     journal: Journal
     config: Config
     fixed: frozenset[int] = frozenset()
+    saved: int | None = None
 
     @property
     def captures(self) -> bool:
@@ -36,4 +38,4 @@ class ProgramMaker:
         return NativeProgram(self.name, self.boundary, executable, self.journal)
 
     def replayed(self, executable: Steps) -> Program:
-        return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)
+        return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed, self.saved)
