@@ -6,7 +6,7 @@ assignments (`npu = torch.npu`):
     import torch_npu as tn          tn.npu_swiglu(x)       →  torch_npu.npu_swiglu
     from torch import npu           npu.Stream()           →  torch.npu.Stream
 
-and looked up in our modules. What is said to them is looked at too (`doctor_calls`): options and their values,
+and looked up in our modules. What is said to them is looked at too (`compat.script_checks`): options and their values,
 arguments of ops, backends. What other objects have, and names that are put together at run time, are not seen.
 """
 
@@ -35,7 +35,7 @@ from airgraph.errors import CompatError
 from airgraph.tools.run import DIFFERS, find_script
 
 if TYPE_CHECKING:
-    from airgraph.tools.doctor_calls import Finding
+    from airgraph.compat.script_checks import Finding
 
 # Whose names are looked up.
 ROOTS = ("torch_npu", "torchair", "npugraph_ex", "torch.npu", "torch.ops.npu")
@@ -193,7 +193,7 @@ def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None =
     texts = [(file, file.read_text(encoding="utf-8")) for file in files]
     found = [(file, uses_of(text, str(file)), ast.parse(text)) for file, text in texts]
     compat.install(host=host, devices=devices)
-    from airgraph.tools.doctor_calls import findings  # it needs the emulation
+    from airgraph.compat.script_checks import findings  # it needs the emulation
 
     return max([report(file, uses, findings(tree, naming(tree))) for file, uses, tree in found])
 
