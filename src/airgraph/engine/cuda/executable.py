@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.decode import DecodeAttention, with_caches
 from airgraph.engine.cuda.kernel_source import KernelSource
@@ -34,6 +33,7 @@ from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
 from airgraph.plan.tensors import TO_LAST, Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
