@@ -1,7 +1,7 @@
 """Dynamic sizes on the CPU: one program for many lengths, against eager, Inductor and a program for one length.
 
     python benchmarks/sizes.py                     all of it, into sizes.json under this CPU's name
-    python benchmarks/sizes.py --only generate     the parts whose names begin so; --help lists them
+    python benchmarks/sizes.py --only generate     the part of that name, or those whose names begin so; --help lists them
 
 Contenders take turns in one process, so that a busy machine slows all of them; what counts are the ratios. `generate` uses
 transformers' default cache, which grows by one entry a token. All of it takes about ten minutes, most of them Inductor's.
@@ -286,12 +286,14 @@ PARTS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="NAME", default="", help=f"the parts that begin so: {'; '.join(PARTS)}")
+    parser.add_argument(
+        "--only", metavar="NAME", default="", help=f"this part, or those that begin so: {'; '.join(PARTS)}"
+    )
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch._dynamo.config.cache_size_limit = 64
-    for name in [name for name in PARTS if name.startswith(chosen.only)]:
+    for name in [chosen.only] if chosen.only in PARTS else [n for n in PARTS if n.startswith(chosen.only)]:
         found = PARTS[name]()
         keep(name, {**found, "threads": chosen.threads, "torch": torch.__version__})
         progress(name, json.dumps(found))

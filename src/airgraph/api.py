@@ -140,6 +140,7 @@ def export(
     dynamic: bool = False,
     dynamic_shapes: Any = None,
     external_weights: bool | None = None,
+    record_modules: bool = False,
     config: Config | None = None,
     **options: Any,
 ) -> Path:
@@ -149,8 +150,8 @@ def export(
         airgraph.load_export("export_file/export.air")(x)
 
     `dynamic`: every size may change that PyTorch can keep open; `dynamic_shapes` is torch.export's, for a finer choice.
-    `external_weights`: each weight in a file of its own; None: only where they are too many for one file. docs/export.md
-    says what is written, and what cannot be.
+    `external_weights`: each weight in a file of its own; None: only where they are too many for one file.
+    `record_modules`: each op says which module it comes from. docs/export.md says what is written, and what cannot be.
     """
     from airgraph.store.export import ExportTarget, write_export  # needs protobuf, which compiling does not
 
@@ -172,7 +173,8 @@ def export(
         targets = ", ".join(sorted({node.attrs["target"] for node in calls}))
         log = get_logger(chosen.log)
         log.warning("export: GE has no op for %s; airgraph loads the file, GE's own tools do not", targets)
-    return write_export(stored, ExportTarget(path, name, rank), external=external_weights)
+    target = ExportTarget(path, name, rank)
+    return write_export(stored, target, external=external_weights, modules=record_modules)
 
 
 def refuse_modes(config: Config) -> None:

@@ -20,6 +20,7 @@ from airgraph.errors import ConfigError, did_you_mean
 Mode = Literal["max-autotune", "reduce-overhead"]
 DumpType = Literal["py", "txt", "pbtxt"]
 DumpStage = Literal["original", "optimized"]
+NodeOrder = Literal["program", "BFS", "DFS", "RDFS"]
 OutputPolicy = Literal["lease", "clone", "error"]
 ErrorMode = Literal["global", "thread_local", "relaxed"]
 
@@ -47,6 +48,7 @@ class Config:
     summary: Literal["csv"] | None = option(
         None, "write a table of the ops of each graph and what runs them to dump_path"
     )
+    summary_only: bool = option(False, "with summary: run the FX graph op by op by PyTorch instead of compiling it")
     run_eagerly: bool = option(False, "run the FX graph after its passes op by op by PyTorch instead of our graph")
     data_dump: Literal["npy"] | None = option(
         None, "as run_eagerly, and write the tensors of every op, a file for each"
@@ -64,6 +66,9 @@ class Config:
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
     remove_noop_ops: bool = option(True, "remove FX nodes that return their input unchanged")
+    fold_views: bool = option(
+        True, "views wait for a reader and chains of them are folded; False: each is a node where it was written"
+    )
     pattern_fusion_pass: bool = option(
         True, "apply the patterns of register_replacement, and those of the graph passes called `patterns`"
     )
@@ -75,6 +80,13 @@ class Config:
     )
     keep_input_mutations: bool = option(True, "leave writes to inputs in the graph of an inference call")
     passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/passes.md lists them")
+    node_order: NodeOrder = option(
+        "program",
+        "max-autotune: the order in which nodes run: as written, breadth first (BFS), depth first (DFS), depth first "
+        "from the results (RDFS)",
+    )
+    ref_data: bool = option(False, "dumps show the arguments that a graph writes to as RefData")
+    release_memory: bool = option(False, "memory of intermediates on a CPU is given back after every call")
     frozen_parameter: bool = option(
         False, "parameters never change: batch norms are folded into convolutions (TorchAir: experimental_config)"
     )

@@ -30,11 +30,12 @@ from airgraph.engine import candidates
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
 from airgraph.gears import gears_of
-from airgraph.ir.boundary import Boundary
+from airgraph.ir.boundary import Boundary, TensorIn
 from airgraph.ir.graph import Graph
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal, open_journal
 from airgraph.passes import run_passes
+from airgraph.passes.order import reorder
 from airgraph.plan.index import UnsupportedPlan
 from airgraph.runtime.buckets import Buckets, Limits, Padded, padded_dimensions
 from airgraph.runtime.device import computing_device, host_op
@@ -89,6 +90,8 @@ def compile_graph(
     gm = after_fx_passes(c, gm, inputs, device)
     if config.run_eagerly or config.data_dump:
         return interpreted(c, gm)
+    if config.summary and config.summary_only:
+        return summarised(c, gm)
     with _disable_current_modes():  # AOTAutograd calls us under its fake tensor mode; constants must be real
         runner, static = from_cache(c, gm, inputs, device) or compiled(c, gm, inputs, device, marks or {})
     classify(static, inputs, c.journal, time.perf_counter() - start)
@@ -106,6 +109,7 @@ def after_fx_passes(
         gm = run_fx_passes(
             gm, inputs, c.config, observe=lambda step, g: c.dump.fx(f"graph_after_{step}", g), note=stage.notes.append
         )
+    c.journal.log.debug("after fx graph optimization, graph is %s", gm.graph)
     eager = c.config.force_eager or c.config.run_eagerly or c.config.data_dump
     has_streams = c.config.mode == "reduce-overhead" and not eager and computing_device(device).type == "cuda"
     for remark in scopes.remarks(gm, c.config.mode, has_streams):
@@ -182,14 +186,21 @@ def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary
     registry = registry_of(c.config)
     with c.journal.stage("convert"):
         graph, boundary = convert(
-            gm, c.name, registry, c.journal, strict=c.config.strict, has_kernel=has_kernel, host_op=host_op
+            gm,
+            c.name,
+            registry,
+            c.journal,
+            strict=c.config.strict,
+            has_kernel=has_kernel,
+            host_op=host_op,
+            fold_views=c.config.fold_views,
         )
     if c.config.summary:
         write_summary(gm, registry, c.journal, c.config.dump_path)
     emitted = graph
     if c.config.dump and c.journal.counters["emitted without a kernel"]:
         # Op types of the user's own that PyTorch stands in for: the dump has what his converters emitted.
-        emitted, _ = convert(gm, c.name, registry, Journal(), has_kernel=anything)
+        emitted, _ = convert(gm, c.name, registry, Journal(), has_kernel=anything, fold_views=c.config.fold_views)
     c.dump.graph("original", emitted)
     return graph, boundary
 
@@ -226,6 +237,9 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
     graph = run_passes(
         graph, c.journal, off=off, check=check, frozen=config.frozen_parameter, observe=c.dump.after_pass
     )
+    reorder(graph, config.node_order)
+    if config.ref_data:
+        show_ref_data(graph, boundary, c.journal)
     c.dump.graph("optimized", graph)
     write_fusion_result(c.journal, config)
     return Request(
@@ -239,6 +253,17 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
     )
+
+
+def show_ref_data(graph: Graph, boundary: Boundary, journal: Journal) -> None:
+    """Dumps show the arguments that are written to as RefData, GE's word for them."""
+    written = {node.inputs[0].node.name for node in graph.of("Assign")}  # type: ignore[union-attr]
+    for argument in boundary.arguments:
+        if isinstance(argument, TensorIn) and argument.name in written:
+            graph.ref_data.add(argument.name)
+            words = [*(argument.type.shape or ()), *argument.strides, 0, argument.name]
+            name = "_".join(map(str, ["RefData", *words]))
+            journal.log.debug("Replace %s:RefData with %s:Data in graph %s", name, argument.name, graph.name)
 
 
 def made_ready(
@@ -285,10 +310,17 @@ def planned_and_loaded(request: Request, engine_name: str) -> tuple[Engine, Exec
     raise AssertionError("the reference engine runs every graph")
 
 
+def summarised(c: Compilation, gm: torch.fx.GraphModule) -> InterpretedProgram:
+    """The table of the graph's ops, and the FX graph by PyTorch."""
+    with _disable_current_modes():
+        converted(c, gm)
+    return interpreted(c, gm)
+
+
 def interpreted(c: Compilation, gm: torch.fx.GraphModule) -> InterpretedProgram:
     """The FX graph by PyTorch, op by op; with `data_dump` every tensor goes into a file."""
     config, journal = c.config, c.journal
-    option = "data_dump" if config.data_dump else "run_eagerly"
+    option = "data_dump" if config.data_dump else "summary_only" if config.summary_only else "run_eagerly"
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
     wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)

@@ -81,6 +81,7 @@ PYTHON = (
     Internal("torch._neg_view", "lazy negation of tensors of the device", NPU),
     Internal("torch.distributed.Backend._plugins", "the process group of the device", NPU),
     Internal("torch.distributed.distributed_c10d._resolve_process_group", "functional collectives of the device", NPU),
+    Internal("torch.distributed._functional_collectives", "broadcast and all_to_all as parts of a graph", NPU),
     Internal("torch.utils._device", "which functions take a device, for transfer_to_npu", NPU),
 )
 

@@ -15,6 +15,7 @@ from airgraph.compat.torchair.configs.options import (
     COMPILE_OPTIONS,
     OPTIONS,
     ByBackend,
+    ByExport,
     NoEffect,
     Off,
     SwitchesPasses,
@@ -120,6 +121,10 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
     match option.here:
         case To("dump_path"):
             assert changed == {"dump_path", "remarks"}
+        case To("summary"):
+            assert changed == {"summary", "summary_only"}
+        case To("summary_only"):
+            assert changed == set()  # only together with a summary
         case To("use_graph_pool"):
             assert changed == {"use_graph_pool", "reuse_graph_pool_in_same_fx"}
             assert not made.reuse_graph_pool_in_same_fx
@@ -132,7 +137,7 @@ def test_every_option_can_be_set_and_is_never_forgotten(path, paths):
             assert changed == {"remarks"} and made.remarks == (told,)
         case SwitchesPasses("file"):
             assert changed == set()  # this one switches nothing
-        case ByBackend():
+        case ByBackend() | ByExport():
             assert changed == set()  # it is read where the arguments of a call are known
         case NoEffect(why):
             assert made.remarks == (f"config.{path}={value!r} {why}",)
@@ -352,7 +357,7 @@ def test_dump_paths(tmp_path):
 def test_remarks_say_what_has_no_effect():
     config = with_options(ge_config__enable_single_stream=True, debug__deadlock_check=True)
     assert config.to_config().remarks == (
-        "config.debug.deadlock_check=True is not available in this version and has no effect",
+        "config.debug.deadlock_check=True has no effect: torchair.tools.gegraph_check.deadlock_check reads a chip's list of tasks",
         "config.ge_config.enable_single_stream=True has no effect off an NPU",
     )
 

@@ -19,6 +19,7 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
+    tell_engine_options(config, journal)
     for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
@@ -30,13 +31,32 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
+def tell_engine_options(config: Config, journal: Journal) -> None:
+    """GE's options, where the configuration is one of TorchAir's."""
+    if not hasattr(config.foreign, "as_dict"):
+        return
+    of_graph, of_process = config.foreign.as_dict()
+    for scope, options in (("global", of_process), ("local", of_graph)):
+        journal.log.info("%s compile options:", scope)
+        for name, value in options.items():
+            journal.log.info("  %s: %s", name, value)
+    journal.engine_log.info("Compiling concrete graph %s with options:", engine_number(journal))
+    for name, value in {**of_process, **of_graph}.items():
+        journal.engine_log.debug("  %s: %s", name, value)
+
+
+def engine_number(journal: Journal) -> int:
+    """The engine counts graphs from 0, their names from 1."""
+    return int(journal.graph.removeprefix("graph_")) - 1
+
+
 def classify(static: bool, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
     """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
     fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
     ge = "static" if static else "dynamic"
     journal.classification = f"{fx.lower()} FX graph, {ge} GE graph"
     journal.symbols = symbols_of(inputs)
-    number = journal.graph.removeprefix("graph_")
+    number = engine_number(journal)
     log = journal.engine_log
     log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
     log.info("Create graph executor for %s graph %s", ge, number)

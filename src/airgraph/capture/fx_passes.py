@@ -22,12 +22,17 @@ from airgraph.convert.scopes import check_pairs
 from airgraph.convert.walk import BY_MEMORY
 from airgraph.convert.writes import stray_writes
 from airgraph.errors import ConvertError
+from airgraph.journal import get_logger
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 Observe = Callable[[str, torch.fx.GraphModule], None]
 Note = Callable[[str], None]
 FxPass = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 USERS = ("post_grad_custom_pre_pass", "pattern_fusion_pass", "post_grad_custom_post_pass")  # what the user wrote
+
+# What TorchAir's log says around a pass.
+TOLD_BEFORE = {"optimize_sym_input": "before sym input optimization"}
+TOLD_AFTER = {"remove_noop_ops": "After removing noop ops", "optimize_sym_input": "after sym input optimization"}
 
 
 def run_fx_passes(
@@ -38,8 +43,13 @@ def run_fx_passes(
     renew_views(gm)
     strides_of_kernels(gm)
     statistics_of_inference(gm)
+    log = get_logger(config.log)
     for name, run in passes(config, gm):
+        if name in TOLD_BEFORE:
+            log.debug("%s, graph is %s", TOLD_BEFORE[name], gm.graph)
         done = run(gm, inputs)
+        if name in TOLD_AFTER:
+            log.debug("%s, graph is %s", TOLD_AFTER[name], gm.graph)
         if name in USERS:
             refuse_writes(gm)
         if name == "pattern_fusion_pass" and done:
@@ -92,9 +102,17 @@ def user_pass(
 
 
 # -- no-ops ---------------------------------------------------------------------------------------------------------
+def source_of(node: torch.fx.Node) -> Any:
+    """The argument that a node gives back if it does nothing."""
+    if node.target is aten.cat.default:
+        tensors: Any = node.args[0]
+        return tensors[0] if len(tensors) == 1 else None
+    return node.args[1 if node.target in TAKES_THE_SECOND else 0]
+
+
 def same_tensor(node: torch.fx.Node) -> bool:
-    """The result is its first argument in everything that can be seen of it."""
-    source = node.args[0]
+    """The result is that argument in everything that can be seen of it."""
+    source = source_of(node)
     if not isinstance(source, torch.fx.Node):
         return False
     a, b = source.meta.get("val"), node.meta.get("val")
@@ -129,6 +147,17 @@ def ones(node: torch.fx.Node) -> bool:
     return same_tensor(node) and all(isinstance(r, int) and r == 1 for r in node.args[1])  # type: ignore[union-attr]
 
 
+def whole_number(node: torch.fx.Node) -> bool:
+    return same_tensor(node) and not node.meta["val"].dtype.is_floating_point
+
+
+def everywhere(node: torch.fx.Node) -> bool:
+    """`slice_scatter` into the whole tensor."""
+    return same_tensor(node) and bool(len(node.args) < 6 or node.args[5] == 1)
+
+
+TAKES_THE_SECOND = {aten.slice_scatter.default, aten.copy.default}
+ROUNDED = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
 NOOPS: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.alias.default: same_tensor,
     aten.detach.default: same_tensor,
@@ -142,6 +171,13 @@ NOOPS: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.repeat.default: ones,
     aten.constant_pad_nd.default: no_padding,
     aten.pow.Tensor_Scalar: first_power,
+    aten.cat.default: same_tensor,
+    aten.copy.default: same_tensor,
+    aten.view.dtype: same_tensor,
+    prims.convert_element_type.default: same_tensor,
+    prims.device_put.default: same_tensor,
+    aten.slice_scatter.default: everywhere,
+    **dict.fromkeys(ROUNDED, whole_number),
 }
 
 
@@ -151,6 +187,12 @@ COPIES = {
     aten.repeat.default,
     aten.constant_pad_nd.default,
     aten.pow.Tensor_Scalar,
+    aten.cat.default,
+    aten.copy.default,
+    prims.convert_element_type.default,
+    prims.device_put.default,
+    aten.slice_scatter.default,
+    *ROUNDED,
 }
 
 
@@ -170,9 +212,10 @@ def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
             continue
         if node.target in COPIES and storage(node) in needed:
             continue
-        if node.args[0] in written and any(user.target is aten.copy_.default for user in node.users):
+        source = source_of(node)
+        if source in written and any(user.target is aten.copy_.default for user in node.users):
             continue
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(source)
         gm.graph.erase_node(node)
 
 

@@ -72,12 +72,21 @@ def moves_only_ones(shape: Sequence[Any], perm: Sequence[int]) -> bool:
 def extend(source: Value | PendingView, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
     """`source` seen through one more view."""
     pending = source if isinstance(source, PendingView) else PendingView(source, ())
+    return add(pending, step_of(node, args))
+
+
+def as_written(source: Value, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
+    """One view of `source`, a node of its own even where it changes nothing."""
+    return PendingView(source, (step_of(node, args),))
+
+
+def step_of(node: torch.fx.Node, args: Sequence[Any]) -> Step:
     before, after = (tuple(map(size_of, n.meta["val"].shape)) for n in (node.args[0], node))  # type: ignore[union-attr]
     if node.target in RESHAPES:
         shape = after if all(isinstance(d, int) for d in after) else tuple(args[1])
-        return add(pending, Reshape(shape, is_identity=before == after))
+        return Reshape(shape, is_identity=before == after)
     perm = permutation(node.target, len(before), args[1:])
-    return add(pending, Permute(perm, by_permute=node.target is aten.permute.default))
+    return Permute(perm, by_permute=node.target is aten.permute.default)
 
 
 def is_itself(node: torch.fx.Node) -> bool:

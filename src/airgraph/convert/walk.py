@@ -33,7 +33,7 @@ from airgraph.convert.metadata import (
 from airgraph.convert.names import NAME
 from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
-from airgraph.convert.views import VIEWS, PendingView, extend, is_itself
+from airgraph.convert.views import VIEWS, PendingView, as_written, extend, is_itself
 from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
@@ -60,14 +60,16 @@ def convert(
     strict: bool = False,
     has_kernel: HasKernel = lambda op: op in OPS,
     host_op: HostOp = lambda op, node: op,
+    fold_views: bool = True,
     made: dict[str, Any] | None = None,
 ) -> tuple[Graph, Boundary]:
     """The graph and boundary of an FX graph whose nodes carry `meta["val"]`.
 
     `host_op` gives what PyTorch calls in place of an op or a sub-graph, if that is another one where the work is done.
+    `fold_views`: views wait for a reader, and chains of them are folded.
     `made` is filled with what each FX node became, by its name; a view that nobody needed became nothing.
     """
-    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op)
+    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op, fold_views)
     with ge.building(walker.graph):
         for node in gm.graph.nodes:
             walker.visit(node)
@@ -91,6 +93,7 @@ class Walker:
     strict: bool
     has_kernel: HasKernel
     host_op: HostOp
+    fold_views: bool = True
     boundary: Boundary = field(default_factory=Boundary)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     writes: list[Value] = field(default_factory=list)
@@ -145,8 +148,13 @@ class Walker:
         self.graph.marks = self.marks.get(node, {})
         if self.order.takes(node, self.lookup):
             return None
+        before = len(self.graph.nodes)
         with self.order:
-            return self.call(node)
+            result = self.call(node)
+        for made in self.graph.nodes[before:] if self.graph.marks else ():
+            for name, value in made.marks.items():
+                self.journal.log.debug("Set attribute %s: %s on op: %s", name, value, made.name)
+        return result
 
     @cached_property
     def marks(self) -> dict[torch.fx.Node, dict[str, Any]]:
@@ -170,8 +178,9 @@ class Walker:
         if node.target in VIEWS and not converter.user and not is_itself(node):
             args, _ = self.arguments(node)
             self.count(node, "converter")
-            view = extend(args[0], node, args)
-            return self.emitted(node, view) if emits_views(self.graph.marks) else view
+            view = extend(args[0], node, args) if self.fold_views else as_written(args[0], node, args)
+            waits = self.fold_views and not emits_views(self.graph.marks)
+            return view if waits else self.emitted(node, view)
         if node.target in BY_MEMORY and not self.begins_its_memory(node.args[0]):
             return self.aten_call(node, "it counts in the memory of an argument, or of a part of a value")
         return self.converted(node, converter)

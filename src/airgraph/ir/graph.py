@@ -113,6 +113,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.notes: list[Note] = []
         self.names: dict[str, str] = {}  # what users call an input: `layers.0.weight`, by the name of its Data node
+        self.ref_data: set[str] = set()  # names of Data nodes that dumps show as RefData: they are written to
         self.marks: dict[str, Any] = {}  # what new nodes are marked with; constants and inputs belong to no scope
         self.waits: list[Node] = []  # what the next new node waits for
         self.results_wanted = 1  # how many values the converter at work has to give

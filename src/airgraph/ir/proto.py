@@ -165,7 +165,7 @@ def to_proto(graph: Graph) -> Any:
 
 
 def _fill_op(op: Any, graph: Graph, node: Node) -> None:
-    op.name, op.type = node.name, node.op
+    op.name, op.type = node.name, "RefData" if node.name in graph.ref_data else node.op
     for name, value in named_inputs(node):
         op.input.append("" if value is None else value.tensor)
         _fill_desc(op.input_desc.add(name=name), None if value is None else value.type)

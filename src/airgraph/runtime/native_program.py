@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from airgraph.engine.native.runner import FrameRunner
+from airgraph.engine.native.runner import POOL, FrameRunner
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput
 from airgraph.ir.symbols import evaluate
@@ -100,6 +100,22 @@ class NativeProgram(Program):
             given = self.given.get(result.expr)  # (also where it is no number for native code: of a jagged tensor)
             return args[given] if given is not None else evaluate(result.expr, symbols)
         return super().result(result, args, owned, symbols)
+
+
+class ReleasingProgram(NativeProgram):
+    """One that gives the memory of its intermediates back after every call."""
+
+    def attempt(self, args: list[Any]) -> list[Any] | None:
+        try:
+            return super().attempt(args)
+        finally:
+            POOL.release()
+
+    def run(self, args: list[Any]) -> list[Any]:
+        try:
+            return super().run(args)
+        finally:
+            POOL.release()
 
 
 def profiled(executable: FrameRunner) -> Any:

@@ -31,9 +31,10 @@ class ProgramMaker:
         return Program(self.name, self.boundary, executable, self.journal)
 
     def direct(self, executable: Any) -> Program:
-        from airgraph.runtime.native_program import NativeProgram  # needs LLVM
+        from airgraph.runtime.native_program import NativeProgram, ReleasingProgram  # they need LLVM
 
-        return NativeProgram(self.name, self.boundary, executable, self.journal)
+        kind = ReleasingProgram if self.config.release_memory else NativeProgram
+        return kind(self.name, self.boundary, executable, self.journal)
 
     def replayed(self, executable: Steps) -> Program:
         return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)

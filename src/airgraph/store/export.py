@@ -136,9 +136,15 @@ class ExportTarget:
 
 
 def write_export(
-    stored: StoredModel, target: ExportTarget, *, external: bool | None = None, progress: Progress | None = None
+    stored: StoredModel,
+    target: ExportTarget,
+    *,
+    external: bool | None = None,
+    modules: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
-    """Writes the files and gives back the `.air`. `external`: weights in files of their own; None: where they must be."""
+    """Writes the files and gives back the `.air`. `external`: weights in files of their own; None: where they must be.
+    `modules`: each op says which module of the model it comes from."""
     refuse_calls(stored.graph)
     for path in (Path(target.path), target.folder, target.air):
         if path.is_symlink():
@@ -149,6 +155,8 @@ def write_export(
     refuse_weights(stored.weights)
     writer = DataWriter(FUNCTIONS)
     graph = write_graph(stored.graph, writer)
+    if modules:
+        name_modules(graph, stored.graph)
     size = sum(t.numel() * t.element_size() for t in stored.weights.values())
     apart = graph.ByteSize() + size > LIMIT if external is None else external
     files = file_names(stored.weights) if apart else {}
@@ -168,6 +176,14 @@ def write_export(
             f"the export could not be written to {target.air}", where={"reason": str(error)}, hint="another export_path"
         ) from error
     return target.air
+
+
+def name_modules(message: Any, graph: Graph) -> None:
+    """TorchAir's attribute for the module an op comes from."""
+    ops = {op.name: op for op in message.op}
+    for node in graph.nodes:
+        if node.note >= 0 and (path := graph.notes[node.note].module):
+            ops[node.name].attr["nn_module_stack"].s = path.encode()
 
 
 def refuse_weights(weights: Mapping[str, torch.Tensor]) -> None:

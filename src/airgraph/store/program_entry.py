@@ -32,7 +32,15 @@ REASONS: Mapping[str, str] = {
     "autotune": "autotune times its products",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
 }
-MATTER = ("mode", "engine", "strict", "passes_off", "pattern_fusion_pass")  # what a kept program depends on
+MATTER = (
+    "mode",
+    "engine",
+    "strict",
+    "fold_views",
+    "passes_off",
+    "pattern_fusion_pass",
+    "node_order",
+)  # what a kept program depends on
 
 
 def not_kept(config: Config, device: torch.device) -> str | None:

@@ -201,8 +201,8 @@ def user_line(stack: str | None) -> SourceLine | None:
 
 
 def readable(source: str) -> str:
-    """`L['x'].size()[0]` → `x.size(0)`"""
-    return re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source))
+    """`L['x'].size()[0]` → `x.size(0)`, and strides so, too"""
+    return re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source))
 
 
 def guards(payload: str) -> list[tuple[str, FailedGuard]]:

@@ -11,12 +11,13 @@ MISMATCH = re.compile(
     r"tensor '(?P<name>.+?)' (?P<what>size|stride) mismatch at index (?P<axis>\d+)\. .*?"
     r"expected (?P<expected>\d+), actual (?P<actual>\d+)"
 )
-BOUND = re.compile(r"\b2 <= (?P<name>[\w.\[\]'()]+?)\.size\(\)\[(?P<axis>\d+)\]")
-STRIDE = re.compile(r"(?P<name>[\w.\[\]'()]+?)\.stride\(\)\[(?P<axis>\d+)\] ==")
+SOURCE = r"(?P<name>[\w.\[\]'()]+?)"
+BOUND = re.compile(rf"\b2 <= {SOURCE}\.size\((?P<axis>\d+)\)(?P<upper> <= \d+)?")
+STRIDE = re.compile(rf"{SOURCE}\.stride\(\d+\)")
 
 
 def advice(guard: str) -> str | None:
-    """Which mark or bucket to try; None where no size or stride is to blame."""
+    """Which mark or bucket to try, for a guard as `dynamo_trace` prints it; None where no size or stride is to blame."""
     if (found := MISMATCH.search(guard)) is not None:
         name, axis = found["name"], found["axis"]
         if found["what"] == "stride":
@@ -25,16 +26,19 @@ def advice(guard: str) -> str | None:
             return special(name, axis)
         return f"torch._dynamo.mark_dynamic({name}, {axis}) before the first call, or dynamic=True"
     if (found := BOUND.search(guard)) is not None:
-        return special(found["name"], found["axis"])
+        hint = special(found["name"], found["axis"])
+        return f"if the size was 0 or 1: {hint}" if found["upper"] else hint
     if (found := STRIDE.search(guard)) is not None:
         return other_layout(found["name"])
     return None
 
 
 def special(name: str, axis: str) -> str:
+    """(`buckets` under torch.compile pad what Dynamo has already specialised.)"""
     return (
-        f"Dynamo specialises on the sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({name}, {axis}), or pad it to 2 "
-        "or more with buckets=..."
+        f"Dynamo specialises on the sizes 0 and 1: torch._dynamo.decorators.mark_unbacked({name}, {axis}) before the first "
+        "call; or pad it to 2 or more yourself; or airgraph.compile with dynamic_shapes, which takes 0 and 1 and can pad "
+        "them to buckets"
     )
 
 

@@ -65,6 +65,35 @@ def grouped_attention(q, k, v, mask):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
+def rotated(x, angle):
+    left, right = x.chunk(2, dim=-1)
+    return x * angle.cos() + torch.cat((-right, left), dim=-1) * angle.sin()
+
+
+def decode(x, keys, values, angle, slot, mask):
+    """The new token's rotary embedding, its slots of the caches, and attention over them; results are read later, too."""
+    q, k, v = (t.transpose(1, 2) for t in x.split((8, 2, 2), 2))
+    keys.index_copy_(2, slot, rotated(k, angle))
+    values.index_copy_(2, slot, v)
+    k, v = (t.repeat_interleave(4, 1) for t in (keys, values))
+    return F.scaled_dot_product_attention(rotated(q, angle), k, v, attn_mask=mask).flatten(1) * 2
+
+
+def decode_by_rows(x, keys, values, slot, mask):
+    """Without a rotary embedding, one slot for each row of the batch, and a cache that is read again."""
+    q, k, v = (t.transpose(1, 2) for t in x.split((2, 2, 2), 2))
+    rows = torch.arange(x.shape[0], device=x.device)
+    keys[rows, :, slot], values[rows, :, slot] = k[:, :, 0], v[:, :, 0]
+    return F.scaled_dot_product_attention(q * 2, keys, values, attn_mask=mask).flatten(1) * 2, keys.sum(-1)
+
+
+def written_before(x, keys, values, angle, slot, mask):
+    """The cache is written twice: only the second write belongs to the attention."""
+    keys.mul_(0.5)
+    seen = decode(x, keys, values, angle, slot, mask)
+    return seen, keys[:, :, 0] * 2
+
+
 def swiglu(x, gate, up, down):
     return x + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
@@ -81,6 +110,8 @@ def whole(low, high, *shape, dtype=torch.int64):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+SEEN = (torch.arange(70) < 50)[None, None, None]
+DECODE = ((2, 1, 12, 32), (2, 2, 70, 32), (2, 2, 70, 32), (1, 32), torch.tensor([37]), SEEN)
 NAN = torch.tensor([[1.0, float("nan")], [float("inf"), -0.0]])
 CASES = {
     "elementwise": Case(lambda x, b: torch.relu(x + b) * 0.1, (40, 80), (80,)),
@@ -116,9 +147,14 @@ CASES = {
     "long sums": Case(lambda x: (x.sum(0), (x * x).sum((1, 2)), x.sum()), (40, 30, 60), rough=True),
     "images": Case(Images, (2, 3, 20, 20), rough=True),
     "convolutions": Case(Convolutions, (2, 3, 8, 8), grad=True, rough=True),
-    "attention of one token": Case(
-        grouped_attention, (2, 8, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (torch.arange(70) < 50)[None, None, None]
+    "attention of one token": Case(grouped_attention, (2, 8, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), SEEN),
+    "decode": Case(decode, *DECODE),
+    "decode in the last slot": Case(decode, *DECODE[:4], torch.tensor([69]), torch.ones_like(SEEN)),
+    "decode with a window": Case(decode, *DECODE[:4], torch.tensor([60]), SEEN & (torch.arange(70) > 20)),
+    "decode by rows": Case(
+        decode_by_rows, (3, 1, 6, 16), (3, 2, 70, 16), (3, 2, 70, 16), torch.tensor([3, 66, 41]), torch.ones_like(SEEN)
     ),
+    "decode in a cache written before": Case(written_before, *DECODE),
 }
 
 

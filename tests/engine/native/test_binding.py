@@ -130,14 +130,44 @@ def test_training_without_python(no_python):
         torch.testing.assert_close(step(run, x), step(model, x), rtol=1e-3, atol=1e-4)
 
 
-def test_compiled_ahead_of_time_without_python(no_python):
-    model = nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3)).eval()
-    run = airgraph.compile(model, (torch.randn(4, 16),), dynamic_shapes=({0: torch.export.Dim("rows")},))
-    run(torch.randn(4, 16))
-    no_python()
-    for rows in (2, 300, 17):
-        x = torch.randn(rows, 16)
-        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+class Ranked(nn.Module):
+    """Products, a loop and a call into PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3))
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y.softmax(-1), y.topk(2, 0)[0] * 2
+
+
+def ahead_of_time(model, folder, **shapes):
+    return airgraph.compile(model, (torch.randn(4, 16),), **shapes)
+
+
+def loaded_export(model, folder, **shapes):
+    return airgraph.load_export(airgraph.export(model, (torch.randn(4, 16),), path=str(folder), **shapes))
+
+
+def saved(model, folder, **shapes):
+    return airgraph.load(airgraph.save(model, folder / "m.airp", torch.randn(4, 16), **shapes))
+
+
+@pytest.mark.parametrize("obtain", [ahead_of_time, loaded_export, saved])
+def test_without_dynamo_and_without_python(obtain, no_python, monkeypatch, tmp_path):
+    """More size sets than any table would keep."""
+    torch.manual_seed(0)
+    model = Ranked().eval()
+    run = obtain(model, tmp_path, dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=4096)},))
+    with torch.no_grad():
+        run(torch.randn(4, 16))
+        run(torch.randn(301, 16))  # the largest: memory is allocated by Python
+        no_python()
+        monkeypatch.setattr(engine.NativeExecutable, "library", lambda *_: pytest.fail("called by Python"))
+        for rows in (2, 300, *range(3, 20)):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_the_number_of_threads_may_change(no_python, two_threads):

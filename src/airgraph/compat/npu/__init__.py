@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 
+from airgraph.compat import hcom
 from airgraph.compat.npu import (
     accelerator,
     autocast,
@@ -106,6 +107,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     generator.install()
     accelerator.install()
     emulation.libraries += collectives.install(emulation.host)
+    hcom.remap()
     pending.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host, custom_ops.host_op))
@@ -126,6 +128,7 @@ def uninstall() -> None:
     generator.uninstall()
     accelerator.uninstall()
     collectives.uninstall()
+    hcom.unmap()
     pending.uninstall()
     traced_streams.unregister()
     for library in emulation.libraries:

@@ -26,12 +26,14 @@ from airgraph.compat.torch_npu import (
     layout,
     mla,
     moe,
+    mx_quantisation,
     norms,
     optim,
     paged,
     product_ops,
     profiler,
     quantisation,
+    quantised_products,
     rotary,
     sparse_ops,
     testing,
@@ -61,6 +63,7 @@ __all__ = [
     "layout",
     "mla",
     "moe",
+    "mx_quantisation",
     "norms",
     "npu",
     "npu_fused_infer_attention_score",
@@ -71,12 +74,22 @@ __all__ = [
     "product_ops",
     "profiler",
     "quantisation",
+    "quantised_products",
     "reference",
     "rotary",
     "save_npugraph_tensor",
     "sparse_ops",
     "testing",
 ]
+
+# Element types that torch has no name for, or that ops take by number: GE's number and 256.
+int4 = 285
+hifloat8 = 290
+float8_e5m2 = 291
+float8_e4m3fn = 292
+float8_e8m0fnu = 293
+float4_e2m1 = float4_e2m1fn_x2 = 296
+float4_e1m2 = float4_e1m2fn_x2 = 297
 
 __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"
 

@@ -280,3 +280,41 @@ def npu_grouped_matmul_finalize_routing(
         shared = shared_input.float() * (1.0 if shared_input_weight is None else shared_input_weight)
         out = functional.pad(shared, (0, 0, begin, out.shape[0] - begin - shared.shape[0]))
     return out.index_add(0, row_index.long(), y)
+
+
+@reference(
+    "npu_moe_update_expert(Tensor expert_ids, Tensor eplb_table, *, Tensor? expert_scales=None, "
+    "Tensor? pruning_threshold=None, Tensor? active_mask=None, int local_rank_id=-1, int world_size=-1, "
+    "int balance_mode=0) -> (Tensor, Tensor)",
+    ge="MoeUpdateExpert -> balanced_expert_ids balanced_active_mask",
+)
+def npu_moe_update_expert(
+    expert_ids: Tensor,
+    eplb_table: Tensor,
+    *,
+    expert_scales: Tensor | None = None,
+    pruning_threshold: Tensor | None = None,
+    active_mask: Tensor | None = None,
+    local_rank_id: int = -1,
+    world_size: int = -1,
+    balance_mode: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Which copy of its experts a token goes to: a row of the table has their number, then where they are. `balance_mode`
+    0 chooses by this rank, 1 by the token. Experts below their share of a token's scales are left out of the mask."""
+    op = "npu_moe_update_expert"
+    need_types(op, (torch.int32, torch.int64), expert_ids=expert_ids)
+    need(balance_mode in (0, 1), op, f"balance_mode is {balance_mode}, and has to be 0 or 1")
+    need((expert_scales is None) == (pruning_threshold is None), op, "expert_scales and pruning_threshold go together")
+    rows = eplb_table.long()[expert_ids.long()]
+    count = rows[..., 0]
+    if balance_mode == 0:
+        need(0 <= local_rank_id < world_size, op, f"local_rank_id {local_rank_id} is none of {world_size}")
+        place = local_rank_id // ((world_size + count - 1) // count)
+    else:
+        place = torch.arange(expert_ids.shape[0], device=count.device).unsqueeze(-1) % count
+    chosen = rows.gather(-1, (place + 1).unsqueeze(-1)).squeeze(-1).to(expert_ids.dtype)
+    kept = torch.ones_like(chosen, dtype=torch.bool)
+    if expert_scales is not None and pruning_threshold is not None:
+        wide = expert_scales.float()
+        kept = wide > wide.sum(-1, keepdim=True) * pruning_threshold.float().reshape(1, -1)
+    return chosen, kept if active_mask is None else kept & active_mask.unsqueeze(-1)

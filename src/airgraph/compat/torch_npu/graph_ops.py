@@ -69,7 +69,7 @@ class Argument(NamedTuple):
             return self.words.index(value)
         if self.numbers:
             return next(word for word, number in self.numbers.items() if number == value)
-        if self.is_type:
+        if self.is_type and value is not None:
             return next((number for number, of_ge in TYPE_NUMBERS.items() if of_ge == value), value + 256)
         if self.kind.startswith("ScalarType") and value is not None:
             return TORCH_TYPES[DataType(value)]

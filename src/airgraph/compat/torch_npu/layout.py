@@ -92,6 +92,69 @@ def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -
     return data
 
 
+@reference(
+    "npu_quant_scatter_(Tensor(a!) self, Tensor indices, Tensor updates, Tensor quant_scales, "
+    "Tensor? quant_zero_points=None, int axis=-2, int quant_axis=-1, str reduce='update', int? dst_type=None, "
+    "str? round_mode='rint') -> Tensor(a!)",
+    ge="QuantUpdateScatter self:var indices updates quant_scales quant_zero_points -> var",
+)
+def npu_quant_scatter_(
+    self: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    quant_scales: Tensor,
+    quant_zero_points: Tensor | None = None,
+    axis: int = -2,
+    quant_axis: int = -1,
+    reduce: str = "update",
+    dst_type: int | None = None,
+    round_mode: str | None = "rint",
+) -> Tensor:
+    """round(updates / scales + zeros) into their places, as `scatter_update_`; or each into the row that the first number
+    of its pair of indices names."""
+    op = "npu_quant_scatter"
+    need_types(op, (torch.int8,), self=self)
+    need_types(op, (torch.int32, torch.int64), indices=indices)
+    need(quant_axis in (-1, updates.dim() - 1), op, f"quant_axis is {quant_axis}, and has to be the last")
+    need(reduce == "update", op, f"reduce is {reduce!r}, and has to be 'update'")
+    need(dst_type in (None, 1) and round_mode in (None, "rint"), op, "other types than int8 are not emulated")
+    wide = updates.float() / quant_scales.float()
+    wide = wide if quant_zero_points is None else wide + quant_zero_points.float()
+    code = torch.round(wide).clamp(-128, 127).to(torch.int8)
+    if indices.dim() == 1:
+        row, place = torch.arange(updates.shape[0], device=self.device), indices.long()
+    else:
+        row, place = indices.long().unbind(-1)
+    places = place.unsqueeze(1) + torch.arange(updates.shape[axis], device=self.device)
+    self.movedim(axis, 1).index_put_((row.unsqueeze(1), places), code.movedim(axis, 1))
+    return self
+
+
+@reference(
+    "npu_scatter_list(Tensor[] self, Tensor indices, Tensor updates, Tensor? mask=None, str reduce='update', "
+    "int axis=-2) -> Tensor[]",
+    opened=True,
+)
+def npu_scatter_list(
+    data: list[Tensor],
+    indices: Tensor,
+    updates: Tensor,
+    mask: Tensor | None = None,
+    reduce: str = "update",
+    axis: int = -2,
+) -> list[Tensor]:
+    """Row i of `updates` goes into a copy of tensor i, along the axis from place indices[i] on, where the mask is not 0."""
+    op = "npu_scatter_list"
+    need(reduce == "update", op, f"reduce is {reduce!r}, and has to be 'update'")
+    need(len(data) == updates.shape[0], op, f"{updates.shape[0]} rows of updates for {len(data)} tensors")
+    found = []
+    for i, (tensor, update) in enumerate(zip(data, updates.unbind(0))):
+        places = indices.view(-1)[i].long() + torch.arange(update.shape[axis], device=tensor.device)
+        new = tensor.index_copy(axis, places, update.to(tensor.dtype))
+        found.append(new if mask is None else torch.where(mask.view(-1)[i] != 0, new, tensor))
+    return found
+
+
 def check_update(op: str, data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> None:
     need_types(op, (torch.int32, torch.int64), indices=indices)
     need(

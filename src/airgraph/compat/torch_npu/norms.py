@@ -95,3 +95,36 @@ def add_norm_gradient(ctx: Any, dy: Tensor, _: Tensor, dx: Tensor) -> tuple[Tens
 
 torch.library.register_autograd("npu::npu_rms_norm", norm_gradient, setup_context=keep_norm)
 torch.library.register_autograd("npu::npu_add_rms_norm", add_norm_gradient, setup_context=keep_add_norm)
+
+
+@reference("batch_norm_reduce(Tensor input, float eps) -> (Tensor, Tensor)", opened=True)
+def batch_norm_reduce(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum and the sum of squares of each channel, in float32."""
+    need(x.dim() == 4, "batch_norm_reduce", f"input has {x.dim()} axes, and has to have 4")
+    wide = x.float()
+    return wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))
+
+
+@reference(
+    "batch_norm_gather_stats_update(Tensor input, Tensor mean, Tensor invstd, Tensor(a!)? running_mean, "
+    "Tensor(b!)? running_var, float momentum, float eps, Tensor counts) -> (Tensor, Tensor)",
+    opened=True,
+)
+def batch_norm_gather_stats_update(
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`mean` and `invstd` are the sums and the sums of squares of all ranks, [ranks, channels]: as the op has it."""
+    total = counts.float().sum()
+    middle = mean.float().sum(0) / total
+    variance = invstd.float().sum(0) / total - middle.square()
+    for running, new in ((running_mean, middle), (running_var, variance)):
+        if running is not None:
+            running.copy_(running.float() * (1 - momentum) + new * momentum)
+    return middle.to(mean.dtype), torch.rsqrt(variance + eps).to(mean.dtype)

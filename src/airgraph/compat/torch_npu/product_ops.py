@@ -2,7 +2,6 @@
 
     q, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(x)        scale = (max - min) / 255 of a row
     q, scale = torch_npu.npu_dynamic_block_quant(x, dst_type=1)         a scale for each block of rows and columns
-    q, scale = torch_npu.npu_dynamic_mx_quant(x, dst_type=torch_npu.float8_e4m3fn)  a power of two for each 32 numbers
     q = torch_npu.npu_group_quant(x, scale, ends)                       round(x · scale of its group + offset)
     y = torch_npu.npu_anti_quant(q, scale, offset=o)                    (q + offset) · scale
     y = torch_npu.npu_transpose_batchmatmul(x, w, perm_x1=[1, 0, 2])    the axes of both and of the product in other orders
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from airgraph.compat.torch_npu.caching import opened_sums
+from airgraph.compat.torch_npu.mx_quantisation import in_blocks
 from airgraph.compat.torch_npu.quantisation import products, rounded, smoothing, unpacked
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
@@ -31,7 +31,6 @@ TYPES = {
     291: torch.float8_e5m2,
     292: torch.float8_e4m3fn,
 }
-LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
 
 
 @reference(
@@ -86,13 +85,6 @@ def npu_dynamic_block_quant(
     return narrowed(x.float() / whole, target), scale
 
 
-def in_blocks(x: Tensor, axis: int, size: int) -> Tensor:
-    """[…, n, …] as […, blocks, size, …], with zeros behind."""
-    missing = -x.shape[axis] % size
-    x = functional.pad(x.movedim(axis, -1), (0, missing)).movedim(-1, axis)
-    return x.unflatten(axis, (-1, size))
-
-
 def largest(dtype: torch.dtype) -> float:
     return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
 
@@ -100,42 +92,6 @@ def largest(dtype: torch.dtype) -> float:
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """To the nearest number of the type, and to its largest where x is beyond."""
     return rounded(x, dtype) if dtype == torch.int8 else x.clamp(-largest(dtype), largest(dtype)).to(dtype)
-
-
-@reference(
-    "npu_dynamic_mx_quant(Tensor x, *, int axis=-1, str round_mode='rint', int dst_type=296, int block_size=32, "
-    "int scale_alg=0) -> (Tensor y, Tensor mxscale)",
-    ge="DynamicMxQuant dst_type# -> y mxscale",
-)
-def npu_dynamic_mx_quant(
-    x: Tensor,
-    *,
-    axis: int = -1,
-    round_mode: str = "rint",
-    dst_type: int = 296,
-    block_size: int = 32,
-    scale_alg: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """`scale_alg` 0: the exponent of the largest number less that of the type's largest; 1: rounded up, so that nothing
-    is beyond. Scales are pairs along the last axis, an odd one with 2⁻¹²⁷ beside it."""
-    op = "npu_dynamic_mx_quant"
-    need_types(op, FLOATS, x=x)
-    need(TYPES.get(dst_type) in LARGEST_EXPONENT, op, f"dst_type {dst_type} is not emulated, only eight-bit floats")
-    need(axis in (-1, x.dim() - 1), op, f"axis {axis} is not emulated, only the last")
-    need(round_mode == "rint", op, f"round_mode is {round_mode!r}, and has to be 'rint'")
-    need(scale_alg in (0, 1), op, f"scale_alg is {scale_alg}, and has to be 0 or 1")
-    target = TYPES[dst_type]
-    peak = in_blocks(x.float(), -1, block_size).abs().amax(-1)
-    _, power = torch.frexp(peak if scale_alg == 0 else peak / largest(target))
-    if scale_alg == 0:
-        exponent = power - 1 - LARGEST_EXPONENT[target]
-    else:
-        exponent = torch.where(torch.frexp(peak / largest(target))[0] == 0.5, power - 1, power)
-    exponent = torch.where(peak == 0, -127, exponent).clamp(-127, 127)
-    scale = torch.exp2(exponent.float())
-    whole = scale.repeat_interleave(block_size, -1)[..., : x.shape[-1]]
-    pairs = functional.pad(scale, (0, scale.shape[-1] % 2), value=2.0**-127).unflatten(-1, (-1, 2))
-    return narrowed(x.float() / whole, target), pairs.to(torch.float8_e8m0fnu)
 
 
 @reference(

@@ -8,6 +8,7 @@ model = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=co
 from __future__ import annotations
 
 from airgraph.capture.patterns import register_replacement
+from airgraph.compat import hcom  # noqa: F401  (collectives become GE ops)
 from airgraph.compat.mirrors import make_mirrors
 from airgraph.compat.torchair import configs, ge, inference, llm_datadist, ops, scope
 from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
 from airgraph.engine.cuda.kernel_source import Value
 from airgraph.engine.cuda.render import HEAD, Renderer, divides, element_count
@@ -53,19 +54,21 @@ class VectorProducts:
         return [t for part in self.parts for t in step_reads(part) if t.id not in own]
 
 
-Unit = Step | VectorProducts
+Unit = Step | VectorProducts | DecodeAttention
 
 
 def reads_of(unit: Unit) -> Iterable[Tensor]:
-    return unit.reads if isinstance(unit, VectorProducts) else step_reads(unit)
+    return unit.reads if isinstance(unit, VectorProducts | DecodeAttention) else step_reads(unit)
 
 
 def writes_of(unit: Unit) -> list[Tensor]:
-    return unit.writes if isinstance(unit, VectorProducts) else step_writes(unit)
+    return unit.writes if isinstance(unit, VectorProducts | DecodeAttention) else step_writes(unit)
 
 
 # -- what belongs together ----------------------------------------------------------------------------------------------
-def fused(steps: Sequence[Step], inner: Callable[[Tensor], bool], home: Callable[[Tensor], int]) -> list[Unit]:
+def fused(
+    steps: Sequence[Step | DecodeAttention], inner: Callable[[Tensor], bool], home: Callable[[Tensor], int]
+) -> list[Unit]:
     """The steps with products and the loops around them as one. `inner`: nothing outside of the graph sees a tensor;
     `home`: a key of the memory it is in."""
     finder = Finder(steps, inner, home)
@@ -83,15 +86,17 @@ def fused(steps: Sequence[Step], inner: Callable[[Tensor], bool], home: Callable
 class Finder:
     """Which loops a product can take in, by who reads and makes what."""
 
-    def __init__(self, steps: Sequence[Step], inner: Callable[[Tensor], bool], home: Callable[[Tensor], int]) -> None:
+    def __init__(
+        self, steps: Sequence[Step | DecodeAttention], inner: Callable[[Tensor], bool], home: Callable[[Tensor], int]
+    ) -> None:
         self.steps, self.inner, self.home = steps, inner, home
         self.numbers = {id(step): i for i, step in enumerate(steps)}
         self.readers: dict[int, set[int]] = {}
         self.makers: dict[int, int] = {}
         for i, step in enumerate(steps):
-            for t in step_reads(step):
+            for t in reads_of(step):
                 self.readers.setdefault(home(t), set()).add(i)
-            for t in step_writes(step):
+            for t in writes_of(step):
                 self.makers[home(t)] = i
 
     def unit(self, number: int, gone: set[int]) -> VectorProducts:
@@ -143,7 +148,7 @@ class Finder:
             return None
         last = max(numbers) if epilogue is None else self.numbers[id(epilogue)]
         sources = {self.home(t) for t in step_reads(loop)}
-        between = {self.home(t) for s in self.steps[made + 1 : last] for t in step_writes(s)}
+        between = {self.home(t) for s in self.steps[made + 1 : last] for t in writes_of(s)}
         return None if sources & between else loop
 
 

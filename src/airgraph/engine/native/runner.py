@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,11 @@ class BlockPool:
             block[tables.BlockWords.NEXT] = self.head[0]
             self.head[0] = ctypes.addressof(block)
             self.blocks.append((block, memory))
+
+    def release(self) -> None:
+        """Every block that no call uses goes."""
+        with self.lock:
+            self.drop_smaller(sys.maxsize)
 
     def fill(self, value: float) -> None:
         """For tests, while no call runs: a number in all memory of intermediates and scratch, padding included."""

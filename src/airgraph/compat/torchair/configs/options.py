@@ -1,12 +1,13 @@
 """Every option of TorchAir's CompilerConfig, one row each.
 
 A row says what the option may be, what it does here (`here`), which GE option it stands for (`ge`) and whether TorchAir
-knows it in one mode only (`only`). `here` has five cases, so that no option can be accepted and forgotten:
+knows it in one mode only (`only`). `here` has seven cases, so that no option can be accepted and forgotten:
 
     To("dump")        sets that field of airgraph's Config
     Off("dead_code")  turns that graph pass off
     SwitchesPasses("file")  turns graph passes on and off by name
     DumpsNodes("mode")  is a part of the field `node_dump`
+    ByBackend()       is read by the backend, ByExport() by dynamo_export
     NoEffect("…")     does nothing, and the journal says so in these words when the option is not at its default
 
 An option that means something else while graphs are captured (mode reduce-overhead) has a second one for that, `captured`.
@@ -58,6 +59,11 @@ class ByBackend:
 
 
 @dataclass(frozen=True)
+class ByExport:
+    """The option is read by dynamo_export."""
+
+
+@dataclass(frozen=True)
 class NoEffect:
     why: str
 
@@ -77,10 +83,11 @@ class Option:
     path: str
     default: Any
     check: Check
-    here: To | Off | SwitchesPasses | DumpsNodes | ByBackend | NoEffect
+    here: To | Off | SwitchesPasses | DumpsNodes | ByBackend | ByExport | NoEffect
     ge: Ge | None = None
     only: Literal["max-autotune", "reduce-overhead"] | None = None
     captured: To | None = None
+    default_counts: bool = False  # set to its default, it says more than when it was never set
 
     def checked(self, value: Any) -> Any:
         """`value` as it is stored. None is taken where it is the default, so that an option can be unset again."""
@@ -88,8 +95,10 @@ class Option:
 
 
 NPU = NoEffect("has no effect off an NPU")
-COMPILED = NoEffect("makes no difference: a graph is compiled whatever it contains, and its summary written beside")
-LATER = NoEffect("is not available in this version and has no effect")
+INTERNAL = NoEffect("has no effect: the arguments of dynamo_export say it")
+FUSED = NoEffect("makes no difference: the passes rms_norm, rotary and attention fuse the same in every graph")
+JOINT = NoEffect("has no effect: forward and backward graph are compiled apart, as autograd calls them")
+CHECKED_BY_HAND = NoEffect("has no effect: torchair.tools.gegraph_check.deadlock_check reads a chip's list of tasks")
 CATS = NoEffect("makes no difference: a cat along the first dimension stays one, as it costs one copy and is rare")
 GE: Literal["max-autotune"] = "max-autotune"
 ACL: Literal["reduce-overhead"] = "reduce-overhead"
@@ -135,9 +144,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("debug.data_dump.path", None, checks.path, To("data_dump_path")),
     Option("debug.data_dump.filter", None, checks.function, To("data_dump_filter")),
     Option("debug.fx_summary.type", None, choice("csv"), To("summary"), only=GE),
-    Option("debug.fx_summary.skip_compile", True, boolean, COMPILED, only=GE),
+    Option("debug.fx_summary.skip_compile", True, boolean, To("summary_only"), only=GE),
     Option("debug.run_eagerly", False, boolean, To("run_eagerly"), captured=To("force_eager")),
-    Option("debug.deadlock_check", False, boolean, LATER, _local("deadlock_check"), only=GE),
+    Option("debug.deadlock_check", False, boolean, CHECKED_BY_HAND, _local("deadlock_check"), only=GE),
     Option(
         "debug.aclgraph.disable_reinplace_inplaceable_ops_pass", False, boolean, To("inplace_pass", INVERTED), only=ACL
     ),
@@ -166,13 +175,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("debug.aclgraph.clone_input", True, boolean, To("clone_input"), only=ACL),
     Option("debug.aclgraph.remove_cat_ops", True, boolean, CATS, only=ACL),
     Option("aclgraph_config.use_custom_pool", None, checks.pool_handle, To("use_graph_pool"), only=ACL),
-    Option("export.export_mode", False, boolean, LATER, only=GE),
-    Option("export.export_path_dir", "./", checks.text, LATER, only=GE),
-    Option("export.export_name", None, checks.text, LATER, only=GE),
-    Option("export.weight_name", None, of_type(dict), LATER, only=GE),
-    Option("export.inputs_name", None, of_type(list, dict), LATER, only=GE),
-    Option("export.experimental.enable_record_nn_module_stack", False, boolean, LATER, only=GE),
-    Option("export.experimental.auto_atc_config_generated", False, boolean, NPU, only=GE),
+    Option("export.export_mode", False, boolean, INTERNAL, only=GE),
+    Option("export.export_path_dir", "./", checks.text, INTERNAL, only=GE),
+    Option("export.export_name", None, checks.text, INTERNAL, only=GE),
+    Option("export.weight_name", None, of_type(dict), INTERNAL, only=GE),
+    Option("export.inputs_name", None, of_type(list, dict), INTERNAL, only=GE),
+    Option("export.experimental.enable_record_nn_module_stack", False, boolean, ByExport(), only=GE),
+    Option("export.experimental.auto_atc_config_generated", False, boolean, ByExport(), only=GE),
     Option("export.experimental.enable_lite_export", False, boolean, NPU, only=GE),
     Option(
         "dump_config.enable_dump",
@@ -218,7 +227,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("experimental_config.cc_parallel_enable", False, boolean, NPU, _global("ge.exec.enableEngineParallel"), GE),
     Option("experimental_config.keep_inference_input_mutations", True, boolean, To("keep_input_mutations")),
-    Option("experimental_config.memory_efficiency", False, boolean, LATER, _local("ge.featureBaseRefreshable"), GE),
+    Option(
+        "experimental_config.memory_efficiency",
+        False,
+        boolean,
+        To("release_memory"),
+        _local("ge.featureBaseRefreshable"),
+        GE,
+    ),
     Option("experimental_config.frozen_parameter", False, boolean, To("frozen_parameter")),
     Option(
         "experimental_config.static_model_ops_lower_limit",
@@ -229,19 +245,20 @@ OPTIONS: tuple[Option, ...] = (
         GE,
     ),
     Option("experimental_config.jit_compile", "auto", choice("auto"), NPU, _local("ge.jit_compile", {"auto": "2"}), GE),
-    Option("experimental_config.npu_fx_pass", False, boolean, LATER, only=GE),
-    Option("experimental_config.aot_config_enable_joint_graph", False, boolean, LATER, only=GE),
-    Option("experimental_config.aot_config_output_loss_index", 0, integer(-checks.INT_MAX), LATER, only=GE),
+    Option("experimental_config.npu_fx_pass", False, boolean, FUSED, only=GE),
+    Option("experimental_config.aot_config_enable_joint_graph", False, boolean, JOINT, only=GE),
+    Option("experimental_config.aot_config_output_loss_index", 0, integer(-checks.INT_MAX), JOINT, only=GE),
     Option(
         "experimental_config.topology_sorting_strategy",
         "DFS",
         choice(*SORTING),
-        LATER,
+        To("node_order", {"StableRDFS": "program"}),
         _local("ge.topoSortingMode", SORTING),
         GE,
+        default_counts=True,
     ),
-    Option("experimental_config.enable_ref_data", False, boolean, NPU, only=GE),
-    Option("experimental_config.enable_view_optimize", True, boolean, LATER, only=GE),
+    Option("experimental_config.enable_ref_data", False, boolean, To("ref_data"), only=GE),
+    Option("experimental_config.enable_view_optimize", True, boolean, To("fold_views"), only=GE),
     Option("experimental_config.remove_noop_ops", True, boolean, To("remove_noop_ops")),
     Option(
         "experimental_config.tiling_schedule_optimize", False, boolean, NPU, _local("ge.tiling_schedule_optimize"), GE

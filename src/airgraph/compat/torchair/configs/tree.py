@@ -22,11 +22,12 @@ class UnknownOption(AttributeError, ValueError):
 class Leaf:
     """One option and what it is set to."""
 
-    __slots__ = ("option", "plain")
+    __slots__ = ("given", "option", "plain")
 
     def __init__(self, option: Option, plain: Any) -> None:
         self.option = option
         self.plain = plain
+        self.given = False
 
     @property
     def value(self) -> Any:
@@ -42,6 +43,7 @@ class Leaf:
     def set(self, given: Any) -> None:
         with error_line(f"option: config.{self.option.path}"):
             self.plain = self.option.checked(given.plain if isinstance(given, Leaf) else given)
+        self.given = True
 
     @property
     def changed(self) -> bool:
@@ -61,7 +63,9 @@ class Leaf:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Leaf:
         """The same value, not a copy of it: a user's pass may be an object with state."""
-        return type(self)(self.option, self.plain)
+        copied = type(self)(self.option, self.plain)
+        copied.given = self.given
+        return copied
 
 
 class OptionGroup:
@@ -132,7 +136,9 @@ class OptionTree(OptionGroup):
         switched: dict[str, dict[str, bool]] = {"file": {}, "text": {}}
         node_dump: dict[str, Leaf] = {}
         captures = self.captures()
-        for leaf in self.changed():
+        for leaf in self.leaves():
+            if not leaf.changed and not (leaf.given and leaf.option.default_counts):
+                continue
             match (leaf.option.captured if captures else None) or leaf.option.here:
                 case To(name, spelled):
                     fields[name] = spell(leaf.plain, spelled)
@@ -147,6 +153,8 @@ class OptionTree(OptionGroup):
         off, unknown = switches.passes_off(switched["file"] | switched["text"])
         if unknown:
             remarks.append(f"fusion switches name {', '.join(unknown)}: no passes here, so they have no effect")
+        if "summary" in fields:
+            fields.setdefault("summary_only", True)  # TorchAir's default: a report, and no graph
         if "use_graph_pool" in fields:  # whoever brings a pool decides what shares it
             fields["reuse_graph_pool_in_same_fx"] = False
         if node_dump and not captures:

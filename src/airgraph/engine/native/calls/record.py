@@ -301,6 +301,8 @@ def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
 def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
     if node.op not in MEANINGS:
         raise UnsupportedCall("it is done in Python")
+    if OPS[node.op].effect == "call":
+        raise UnsupportedCall("a collective is waited for in Python")
     attrs, slots = reference.placed(attributes(node)), OPS[node.op].slots
     args = [argument(entry, slot, env, reference) for entry, slot in zip(node.inputs, slots)]
     with recorder:

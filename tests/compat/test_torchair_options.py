@@ -1,0 +1,195 @@
+"""Options of TorchAir's CompilerConfig by their effect: dumps, logs, memory, files."""
+
+import logging
+import os
+
+import pytest
+import torch
+import torchair
+
+from airgraph.journal import JOURNALS
+
+
+def run(f, *args, dump="py", before=False, **options):
+    """The optimized dump of `f` with these options (`__` stands for the dot), or the one before the passes."""
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = dump
+    for path, value in options.items():
+        config.leaf(path.replace("__", ".")).value = value
+    torch._dynamo.reset()
+    expected = f(*(a.clone() for a in args))
+    made = torch.compile(f, backend=torchair.get_npu_backend(compiler_config=config), fullgraph=True)(*args)
+    torch.testing.assert_close(made, expected)
+    name = "original" if before else "optimized"
+    (file,) = [n for n in os.listdir(".") if n.startswith(f"dynamo_{name}")]
+    with open(file) as text:
+        return text.read()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def said(capsys):
+    """What TorchAir's logger says at DEBUG."""
+    level = torchair.logger.level
+    torchair.logger.setLevel(logging.DEBUG)
+    yield lambda: capsys.readouterr().out
+    torchair.logger.setLevel(level)
+
+
+def branches(x):
+    a, b = x.exp(), x.sin()
+    return a.cos() + b.tan(), x.sigmoid()
+
+
+def order(text):
+    ops = [line.split("ge.")[1].split("(")[0] for line in text.splitlines() if " = ge." in line]
+    return [op for op in ops if op not in ("Data", "NetOutput")]
+
+
+@pytest.mark.parametrize(
+    "strategy, wanted",
+    [
+        ("BFS", "Exp Sin Sigmoid Cos Tan Add"),
+        ("DFS", "Exp Cos Sin Tan Add Sigmoid"),
+        ("RDFS", "Exp Cos Sin Tan Add Sigmoid"),
+        ("StableRDFS", "Exp Sin Cos Tan Add Sigmoid"),
+    ],
+)
+def test_topology_sorting_strategy(strategy, wanted):
+    x = torch.rand(4, 8)
+    assert order(run(branches, x, experimental_config__topology_sorting_strategy=strategy)) == wanted.split()
+
+
+def test_no_strategy_is_the_order_of_the_program():
+    assert order(run(branches, torch.rand(4, 8))) == ["Exp", "Sin", "Cos", "Tan", "Add", "Sigmoid"]
+
+
+def views(x):
+    return x.transpose(0, 1).reshape(4, 6).reshape(2, 12).reshape(2, 12).t().exp()
+
+
+@pytest.mark.parametrize("folded, transposes, reshapes", [(True, 2, 1), (False, 2, 3)])
+def test_enable_view_optimize(folded, transposes, reshapes):
+    text = run(
+        views,
+        torch.rand(6, 4),
+        before=True,
+        experimental_config__enable_view_optimize=folded,
+        experimental_config__remove_noop_ops=False,
+    )
+    assert (text.count("= ge.Transpose("), text.count("= ge.Reshape(")) == (transposes, reshapes)
+
+
+def write(x, y):
+    x.add_(y)
+    return x * 2
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_enable_ref_data(on, said):
+    text = run(write, torch.ones(3, 3), torch.ones(3, 3), dump="pbtxt", experimental_config__enable_ref_data=on)
+    assert text.count('op: "RefData"') == on and text.count('op: "Data"') == 2 - on
+    name = JOURNALS[-1].graph
+    line = f"Replace RefData_3_3_3_1_0_arg0_1:RefData with arg0_1:Data in graph {name}"
+    assert (line in said()) == on
+
+
+def test_memory_efficiency():
+    from airgraph.engine.native.runner import POOL
+
+    def f(x):
+        return torch.softmax(x @ x, -1) @ x
+
+    x = torch.rand(64, 64)
+    run(f, x, experimental_config__memory_efficiency=True)
+    assert POOL.blocks == []
+
+
+def test_a_summary_compiles_nothing_unless_told_to(tmp_path):
+    config = torchair.CompilerConfig()
+    config.debug.fx_summary.type = "csv"
+    x = torch.rand(4)
+    for skip, kind in ((True, "FX graph, run op by op"), (False, "static FX graph, static GE graph")):
+        config.debug.fx_summary.skip_compile = skip
+        torch._dynamo.reset()
+        made = torch.compile(torch.exp, backend=torchair.get_npu_backend(compiler_config=config))(x)
+        torch.testing.assert_close(made, x.exp())
+        assert JOURNALS[-1].classification == kind
+    assert len(list(tmp_path.glob("summary_rank_0_*.csv"))) == 2
+
+
+def noops(x, n):
+    n = n.ceil().floor().round().trunc()
+    whole = torch.slice_scatter(torch.zeros_like(x), torch.cat([x * 2]), 0, 0, x.shape[0])
+    return torch.ops.prims.convert_element_type(whole, torch.float32) + n.view(torch.int32)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_remove_noop_ops(on, said):
+    text = run(
+        noops, torch.rand(3, 4), torch.ones(4, dtype=torch.int32), before=True, experimental_config__remove_noop_ops=on
+    )
+    kept = {"torch.ops.aten.ceil", "torch.ops.aten.cat", "torch.ops.aten.slice_scatter", "torch.ops.aten.view.dtype"}
+    found = {op for op in kept if op in text}
+    assert found == (set() if on else found) and bool(found) != on
+    assert ("After removing noop ops, graph is graph():" in said()) == on
+
+
+def test_log_lines_of_the_documents(said, capsys, monkeypatch):
+    monkeypatch.setenv("TNG_LOG_LEVEL", "0")
+
+    def f(x, y, n: int):
+        x = x + 1
+        with torchair.scope.op_never_timeout(enable=True):
+            x = x * y
+            with torchair.scope.op_never_timeout(enable=False):
+                y = y - 1
+        return x + y + n
+
+    torch._dynamo.reset()
+    torch.compile(f, backend=torchair.get_npu_backend(), dynamic=True)(torch.rand(2, 3), torch.rand(2, 3), 5)
+    out = capsys.readouterr()
+    for line in (
+        "Set attribute _op_exec_never_timeout: True on op: Mul",
+        "Set attribute _op_exec_never_timeout: False on op: Sub",
+        "before sym input optimization, graph is graph():",
+        "after sym input optimization, graph is graph():",
+        "after fx graph optimization, graph is graph():",
+        "local compile options:",
+        "  ge.topoSortingMode: 1",
+    ):
+        assert line in out.out
+    number = int(JOURNALS[-1].graph.removeprefix("graph_")) - 1
+    assert f"Compiling concrete graph {number} with options:" in out.err
+    assert "  ge.exec.staticMemoryPolicy: 2" in out.err
+    assert f"Ascend GE graph, graph id: {number}" in out.err
+
+
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        return x.exp()
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Inner(), Inner()])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x * 2
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_enable_record_nn_module_stack(on, tmp_path):
+    config = torchair.CompilerConfig()
+    config.export.experimental.enable_record_nn_module_stack = on
+    torchair.dynamo_export(torch.rand(3), model=Outer(), config=config)
+    text = (tmp_path / "export_file" / "dynamo.pbtxt").read_text()
+    assert text.count('key: "nn_module_stack"') == 2 * on
+    assert ("layers.1" in text.replace('"_module"', "")) or not on
