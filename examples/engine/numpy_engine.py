@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine import register_engine
 from airgraph.engine.protocol import Programs, Request
 from airgraph.engine.reference import ReferenceExecutable
@@ -32,6 +31,7 @@ from airgraph.plan.opaque import KernelStep, Product
 from airgraph.plan.steps import Allocation, GemmStep, LoopStep, Matrix, Plan
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Expr
+from airgraph.torch_types import TORCH_TYPES
 
 
 class NumpyTarget(Target):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.capture.model_call import ModelCall
+from airgraph.engine.strides import with_strides
 from airgraph.errors import ConfigError, ExportError
 from airgraph.ir.boundary import symbol_sources
 from airgraph.journal import get_logger
@@ -309,8 +310,6 @@ def object_finder(artifact: Artifact) -> Callable[[str], bytes | None]:
 
 
 def laid_weights(kept: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from airgraph.store.load_export import with_strides
-
     return {name: with_strides(state[name], spec.strides) for name, spec in zip(kept.weights, kept.boundary.arguments)}
 
 

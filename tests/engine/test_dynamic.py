@@ -8,6 +8,8 @@ import torch._dynamo
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import airgraph
+
 
 @pytest.fixture(autouse=True)
 def captured():
@@ -17,10 +19,14 @@ def captured():
     torch._dynamo.reset()
 
 
-def same(model, *calls, **options):
-    run = torch.compile(model, backend="airgraph", **options)
-    for args in calls:
-        torch.testing.assert_close(run(*args), model(*args))
+def same(model, *calls, whole=True, **options):
+    """How many graphs were compiled. `whole`: each without a break, which would leave part of the model to eager."""
+    graphs = []
+    run = torch.compile(model, backend="airgraph", fullgraph=whole, **options)
+    with airgraph.pipeline.wrapping(lambda gm, program, config: graphs.append(gm) or program):
+        for args in calls:
+            torch.testing.assert_close(run(*args), model(*args))
+    return len(graphs)
 
 
 X = torch.arange(8.0)
@@ -49,11 +55,11 @@ def scaled(x, n):
 
 @pytest.mark.parametrize("model", [first, narrowed, made, scaled])
 def test_a_number_from_data(model):
-    same(model, *((X, torch.tensor(n)) for n in (3, 5, 2)))
+    assert same(model, *((X, torch.tensor(n)) for n in (3, 5, 2))) == 1
 
 
 def test_a_float_from_data():
-    same(scaled, *((X, torch.tensor(n)) for n in (3.5, 0.25)))
+    assert same(scaled, *((X, torch.tensor(n)) for n in (3.5, 0.25))) == 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_a_float_from_data():
 )
 def test_as_many_as_there_are(model):
     torch.manual_seed(0)
-    same(model, *((torch.randn(n).relu(),) for n in (20, 20, 9)))
+    assert same(model, *((torch.randn(n).relu(),) for n in (20, 20, 9)), dynamic=True) == 1
 
 
 def test_symbols_that_only_strides_have():
@@ -71,7 +77,8 @@ def test_symbols_that_only_strides_have():
         torch._dynamo.graph_break()
         return x * 2 + 1
 
-    same(model, *((torch.randn(4, width)[:, :6],) for width in (50, 7, 9, 11)), (torch.randn(12, 6)[::3],))
+    calls = [(torch.randn(4, width)[:, :6],) for width in (50, 7, 9, 11)]
+    same(model, *calls, (torch.randn(12, 6)[::3],), whole=False)
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -81,7 +88,7 @@ def test_jagged_tensors(train):
     def model(x):
         return linear(x).relu() * 2
 
-    run = torch.compile(model, backend="airgraph")
+    run = torch.compile(model, backend="airgraph", fullgraph=True)
     for lengths in ((3, 5), (2, 7, 4), (6,)):
         x = torch.nested.nested_tensor([torch.randn(n, 4) for n in lengths], layout=torch.jagged)
         with torch.set_grad_enabled(train):
@@ -105,7 +112,7 @@ def test_views_and_numbers_of_a_dynamic_graph():
 
 def test_a_number_that_only_a_call_of_python_reads():
     """The truth of `k > 5` is a call of Python's; no size and no kernel depends on k."""
-    function = torch.compile(lambda x, k: x + (k > 5), backend="airgraph", dynamic=True)
+    function = torch.compile(lambda x, k: x + (k > 5), backend="airgraph", dynamic=True, fullgraph=True)
     x = torch.ones(3)
     for k in (7, 8, 3, 9, -1):
         torch.testing.assert_close(function(x, k), x + (k > 5))
@@ -132,7 +139,7 @@ VIEWS = [
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_that_are_returned_begin_where_eagers_do(view):
     x = torch.arange(24.0).reshape(6, 4)
-    run = torch.compile(view, backend="airgraph")
+    run = torch.compile(view, backend="airgraph", fullgraph=True)
     for i in (2, 1, 0, -2, 3):
         found, wanted = run(x, torch.tensor(i)), view(x, torch.tensor(i))
         torch.testing.assert_close(found, wanted)

@@ -9,8 +9,8 @@ import pytest
 from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 from airgraph.engine.native.target import CpuTarget
 from airgraph.ir.types import DataType
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.opaque import Attention, Convolution, Product
-from airgraph.plan.steps import ConvSizes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, buffer
 

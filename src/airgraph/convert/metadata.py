@@ -11,33 +11,10 @@ import torch
 from airgraph.errors import ConvertError
 from airgraph.ir.boundary import Layout
 from airgraph.ir.types import DataType, Dim, Place, TensorType, dim
+from airgraph.torch_types import GE_TYPES
 
 aten = torch.ops.aten
 
-GE_TYPES: dict[torch.dtype, DataType] = {
-    torch.float32: DataType.DT_FLOAT,
-    torch.float16: DataType.DT_FLOAT16,
-    torch.bfloat16: DataType.DT_BF16,
-    torch.float64: DataType.DT_DOUBLE,
-    torch.int8: DataType.DT_INT8,
-    torch.int16: DataType.DT_INT16,
-    torch.int32: DataType.DT_INT32,
-    torch.int64: DataType.DT_INT64,
-    torch.uint8: DataType.DT_UINT8,
-    torch.uint16: DataType.DT_UINT16,
-    torch.uint32: DataType.DT_UINT32,
-    torch.uint64: DataType.DT_UINT64,
-    torch.bool: DataType.DT_BOOL,
-    torch.complex32: DataType.DT_COMPLEX32,
-    torch.complex64: DataType.DT_COMPLEX64,
-    torch.complex128: DataType.DT_COMPLEX128,
-    torch.qint8: DataType.DT_QINT8,
-    torch.quint8: DataType.DT_QUINT8,
-    torch.qint32: DataType.DT_QINT32,
-    torch.float8_e5m2: DataType.DT_FLOAT8_E5M2,
-    torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
-    torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
-}
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # TorchAir gives a symbolic float the type float32; Python's floats are doubles, and eager computes with all their digits.
 NUMBERS: dict[type, DataType] = {int: DataType.DT_INT64, float: DataType.DT_DOUBLE, bool: DataType.DT_BOOL}

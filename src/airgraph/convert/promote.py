@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.metadata import GE_TYPES
 from airgraph.convert.registry import UnsupportedConversion
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
+from airgraph.torch_types import GE_TYPES, TORCH_TYPES
 
-TORCH_TYPES = {ge_type: dtype for dtype, ge_type in GE_TYPES.items()}
 Operand = Any  # Value | int | float | bool | complex
 
 

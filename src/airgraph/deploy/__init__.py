@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.deploy.interface import header, interface_of
 from airgraph.deploy.objects import object_file, shared_library
 from airgraph.deploy.program import BuildExecutable, ProgramWriter
@@ -23,6 +22,7 @@ from airgraph.engine.native.llvm.cpu import build_target
 from airgraph.errors import BuildError
 from airgraph.pipeline import Compilation, optimised
 from airgraph.store.convention import StoredModel
+from airgraph.torch_types import TORCH_TYPES
 
 
 def build_stored(c: Compilation, stored: StoredModel, folder: Path, name: str, target: str) -> list[str]:

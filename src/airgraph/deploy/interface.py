@@ -14,13 +14,13 @@ from typing import Any
 import sympy
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.deploy.words import MOST_DIMENSIONS
 from airgraph.engine.native.frames import DTYPE_NUMBER
 from airgraph.errors import BuildError
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.plan.index import same
 from airgraph.runtime.loaded import LEAF, Contract
+from airgraph.torch_types import TORCH_TYPES
 
 C_TYPES = {
     torch.uint8: "uint8_t",

@@ -6,20 +6,18 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import sympy
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.protocol import Symbols
 from airgraph.engine.strides import copy_strided
 from airgraph.ir.boundary import Argument, Boundary, TensorIn
 from airgraph.plan.sizes import Sizes, whole
-
-THREADS = sympy.Symbol("threads", integer=True, positive=True)  # the first symbol of every plan's sizes
+from airgraph.torch_types import TORCH_TYPES
 
 
 class TakesArguments:
-    """`written`: the names of the arguments that the graph writes to."""
+    """`sizes`: its first symbol is the number of threads. `written`: the names of the arguments that the graph writes
+    to."""
 
     boundary: Boundary
     sizes: Sizes

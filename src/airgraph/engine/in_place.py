@@ -27,10 +27,10 @@ import torch
 from torch._ops import OpOverload
 
 from airgraph.convert.aten_call import find_target
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.protocol import InPlace
 from airgraph.engine.strides import contiguous_strides
 from airgraph.ir.graph import Graph, Node, Value
+from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
 

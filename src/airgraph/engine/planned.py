@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import sympy
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.arguments import THREADS, TakesArguments
+from airgraph.engine.arguments import TakesArguments
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.engine.reference import ReferenceExecutable, as_tensor
 from airgraph.engine.strides import copy_strided
@@ -32,6 +32,9 @@ from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
+from airgraph.torch_types import TORCH_TYPES
+
+THREADS = sympy.Symbol("threads", integer=True, positive=True)  # the first symbol of every plan's sizes
 
 
 class EngineStep(Protocol):

@@ -20,7 +20,6 @@ import torch
 from airgraph.errors import raise_from_op
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.verify import place
 from airgraph.journal import Journal
 
 if TYPE_CHECKING:
@@ -118,6 +117,8 @@ class Step:
         try:
             results = (self.run if observe else self.chosen())(env, symbols)
         except Exception as error:
+            from airgraph.ir.verify import place
+
             raise_from_op(error, node.op, place(graph, node))
         if observe:
             results = observe(node, results)

@@ -17,7 +17,6 @@ import torch
 
 from airgraph.convert.aten_call import decode, find_target
 from airgraph.convert.metadata import SYMBOLIC
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
@@ -41,6 +40,7 @@ from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
+from airgraph.torch_types import TORCH_TYPES
 
 
 class ReferenceEngine:

@@ -28,6 +28,11 @@ def restride(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return x if same_layout(x, strides) else copy_strided(x, strides)
 
 
+def with_strides(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """As `restride`, with exactly these strides, those of dimensions of size 1 included."""
+    return x if x.numel() == 0 or x.stride() == tuple(strides) else copy_strided(x, strides)
+
+
 def apart(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The elements of `x` that have places of their own where a dimension of stride 0 has all of its in one."""
     index = tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(strides, x.shape))

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
-
 from airgraph.ir.types import Dim, TensorType
 
 
@@ -135,7 +133,7 @@ def symbol_sources(arguments: Sequence[Argument]) -> list[SymbolSource]:
 def add_sources(found: dict[Any, SymbolSource], argument: int, kind: str, dims: Sequence[Dim]) -> None:
     """A symbol, or a multiple of one; from a plain symbol rather than from a multiple."""
     for axis, size in enumerate(dims):
-        if isinstance(size, sympy.Basic):
+        if not isinstance(size, int):
             factor, rest = size.as_coeff_Mul()
             known = found.get(rest)
             if rest.is_Symbol and factor.is_Integer and (known is None or (factor == 1 and known.factor != 1)):

@@ -11,39 +11,49 @@ Python. Numbers stay small while expressions are put together, so that a few byt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import sympy
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from airgraph.errors import VerifyError
 from airgraph.ir.attr import KINDS, Attr
+from airgraph.ir.symbols import is_expression
 from airgraph.ir.types import dim
 
-# The functions of sympy that sizes are made of. PyTorch's own (FloorDiv, …) are given by whoever knows PyTorch.
-FUNCTIONS: dict[str, Any] = {
-    f.__name__: f
-    for f in (
-        sympy.Add,
-        sympy.Mul,
-        sympy.Pow,
-        sympy.Max,
-        sympy.Min,
-        sympy.Mod,
-        sympy.floor,
-        sympy.ceiling,
-        sympy.Abs,
-        sympy.Eq,
-        sympy.Ne,
-        sympy.Lt,
-        sympy.Le,
-        sympy.Gt,
-        sympy.Ge,
-        sympy.And,
-        sympy.Or,
-        sympy.Not,
-    )
-}
+if TYPE_CHECKING:
+    import sympy
+
+
+class LazyTable(Mapping[str, Any]):
+    """A table that is made when it is first looked at: sympy takes long to import, and sizes that are fixed need none."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        self.make = make
+
+    @cached_property
+    def table(self) -> Mapping[str, Any]:
+        return self.make()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.table[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+def sympy_functions() -> dict[str, Any]:
+    """The functions of sympy that sizes are made of. PyTorch's own (FloorDiv, …) are given by whoever knows PyTorch."""
+    import sympy
+
+    names = "Add Mul Pow Max Min Mod floor ceiling Abs Eq Ne Lt Le Gt Ge And Or Not"
+    functions = [getattr(sympy, name) for name in names.split()]
+    return {f.__name__: f for f in functions}  # (Eq is Equality)
+
+
+FUNCTIONS = LazyTable(sympy_functions)
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")  # the second argument makes the number large
 LARGEST = 2**128
 HIGHEST_POWER = 16
@@ -72,14 +82,14 @@ class DataWriter:
     """Values as data. The symbols it meets go into one table, so that equal names are one symbol again."""
 
     def __init__(self, functions: Mapping[str, Any] | None = None) -> None:
-        self.functions = functions or {}
+        self.functions = {} if functions is None else functions
         self.symbols: dict[str, sympy.Symbol] = {}
 
     def data(self, value: Any) -> Any:
         match value:
             case None | bool() | str():
                 return value
-            case int() if not isinstance(value, sympy.Basic):
+            case int():
                 return int(value)
             case float():
                 return float(value) if math.isfinite(value) else {"float": repr(float(value))}
@@ -93,12 +103,14 @@ class DataWriter:
                 return {"dict": [[self.data(k), self.data(v)] for k, v in value.items()]}
             case Attr():
                 return {"attr": [type(value).__name__, self.data(value.value)]}
-            case sympy.Basic():
+            case _ if is_expression(value):
                 return {"expr": self.tree(value)}
         raise VerifyError(f"{value!r} ({type(value).__name__}) cannot be written down")
 
     def tree(self, expr: Any) -> Any:
         """ints and bools are themselves, a string is a symbol, a list is a function and its arguments."""
+        import sympy
+
         if expr is sympy.true or expr is sympy.false:
             return bool(expr)
         if expr.is_Symbol:
@@ -122,6 +134,8 @@ class DataWriter:
 
 
 def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
+    import sympy
+
     for few in ASSUMPTIONS:
         if sympy.Symbol(symbol.name, **few) == symbol:
             return few
@@ -132,10 +146,16 @@ class DataReader:
     """Data as values. Whatever is wrong with it is a VerifyError."""
 
     def __init__(self, symbols: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        self.functions = {**FUNCTIONS, **(functions or {})}
+        self.more = {} if functions is None else functions
         self.symbols = {name: self.symbol(name, assumed) for name, assumed in symbols.items()}
 
+    @cached_property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return {**FUNCTIONS, **self.more}
+
     def symbol(self, name: Any, assumed: Any) -> sympy.Symbol:
+        import sympy
+
         if (
             not isinstance(name, str)
             or not name.isidentifier()
@@ -176,7 +196,7 @@ class DataReader:
         """A whole number or an expression for one."""
         value = self.value(data)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or isinstance(value, sympy.Expr)) or abs(value if whole else 0) > LARGEST:
+        if not (whole or is_size_expression(value)) or abs(value if whole else 0) > LARGEST:
             raise VerifyError(f"{shown(data)} is no size")
         return value
 
@@ -203,6 +223,8 @@ class DataReader:
             raise VerifyError(str(error)) from error
 
     def expression(self, tree: Any, depth: int = 0) -> Any:
+        import sympy
+
         if depth > DEEPEST:
             raise VerifyError("an expression is nested too deeply")
         match tree:
@@ -221,6 +243,8 @@ class DataReader:
         raise VerifyError(f"{shown(tree)} is not an expression")
 
     def float_of(self, text: str) -> Any:
+        import sympy
+
         try:
             return sympy.Float(float(text))
         except ValueError as error:
@@ -241,13 +265,20 @@ class DataReader:
         return expr
 
 
+def is_size_expression(value: Any) -> bool:
+    """An expression that is a number: not a condition."""
+    import sympy
+
+    return isinstance(value, sympy.Expr)
+
+
 def checked_numbers(value: Any, container: type | tuple[type, ...]) -> Any:
     """`value` if it is numbers and expressions in nested containers of these types, and nothing else."""
     nested: Any = value
     if isinstance(nested, container):
         for part in value:
             checked_numbers(part, container)
-    elif value is not None and not isinstance(value, int | float | complex | sympy.Basic):
+    elif value is not None and not (isinstance(value, int | float | complex) or is_expression(value)):
         raise VerifyError(f"{shown(value)} stands where numbers are expected")
     return value
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import sympy
-
 from airgraph.errors import VerifyError
+
+
+def is_expression(value: Any) -> bool:
+    """Whether it is one of sympy's. Found out without sympy, which takes long to import and which a program of fixed sizes
+    does without."""
+    return hasattr(value, "free_symbols")
 
 
 def evaluate(expr: Any, symbols: Mapping[Any, Any]) -> Any:
     """An expression, or nested tuples of them, with the symbols replaced by their values."""
     if isinstance(expr, tuple | list):
         return tuple(evaluate(e, symbols) for e in expr)
-    if not isinstance(expr, sympy.Basic):
+    if not is_expression(expr):
         return expr
     if expr in symbols:
         return symbols[expr]
+    import sympy
+
     result = expr.xreplace({s: sympy.sympify(symbols[s]) for s in expr.free_symbols if s in symbols})
     if result.is_Integer:
         return int(result)

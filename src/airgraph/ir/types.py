@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
-import sympy
-
 Dim = Any  # int | sympy.Expr: sympy ships no types
 Place = Literal["CPU", "NPU"]
 
@@ -174,4 +172,4 @@ def numel(shape: Iterable[Dim]) -> Dim:
 
 def is_number(value: Any) -> bool:
     """An int, float or bool, as opposed to an expression or a tuple."""
-    return isinstance(value, int | float | complex) and not isinstance(value, sympy.Basic)
+    return isinstance(value, int | float | complex)

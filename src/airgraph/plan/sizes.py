@@ -21,10 +21,8 @@ from enum import IntEnum
 from functools import reduce
 from typing import Any, NamedTuple
 
-import sympy
-
 from airgraph.errors import VerifyError
-from airgraph.ir.symbols import evaluate
+from airgraph.ir.symbols import evaluate, is_expression
 
 
 class SizeOp(IntEnum):
@@ -171,7 +169,7 @@ class Sizes:
         """An expression over the symbols; a number is itself."""
         if isinstance(x, int | Term):
             return x
-        if not isinstance(x, sympy.Basic):
+        if not is_expression(x):
             return int(x)
         found = self._known.get(x)
         self.used |= x.free_symbols
@@ -181,7 +179,7 @@ class Sizes:
 
     def find(self, x: Any) -> Amount | None:
         """As `term`, but None for an expression that is not among the values."""
-        return self._known.get(x) if isinstance(x, sympy.Basic) and not x.is_Integer else int(x)
+        return self._known.get(x) if is_expression(x) and not x.is_Integer else int(x)
 
     def _convert(self, x: Any) -> Amount:
         if x.is_Integer:
@@ -258,7 +256,7 @@ class Sizes:
 
     def add(self, x: Any) -> None:
         """An expression whose value will be asked for; left to sympy where it has other symbols."""
-        if not isinstance(x, sympy.Basic) or x.free_symbols <= set(self.symbols):
+        if not is_expression(x) or x.free_symbols <= set(self.symbols):
             self.term(x)
 
     def values(self, symbols: Mapping[Any, Any]) -> Callable[[Any], int]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.kernels import Domain, Kernel
 from airgraph.plan.nest import Nest
 from airgraph.plan.target import Target
@@ -128,42 +129,6 @@ class AttentionStep:
         if self.mask is None:
             return MaskKind.NONE
         return MaskKind.EXCLUDES if self.mask.tensor.dtype == DataType.DT_BOOL else MaskKind.ADDED
-
-
-class ConvSizes(NamedTuple):
-    """x[n, c, h, w] and w[o, c / groups, kh, kw] to out[n, o, oh, ow]: kernel, stride, padding and dilation by height and
-    width."""
-
-    n: int
-    c: int
-    h: int
-    w: int
-    o: int
-    kh: int
-    kw: int
-    sh: int
-    sw: int
-    ph: int
-    pw: int
-    dh: int
-    dw: int
-    groups: int
-    oh: int
-    ow: int
-
-    @property
-    def depthwise(self) -> bool:
-        return self.groups == self.c == self.o
-
-    @property
-    def depth(self) -> int:
-        """Values that are multiplied for one element of the result."""
-        return self.c // self.groups * self.kh * self.kw
-
-    @property
-    def few(self) -> bool:
-        """So few channels that patches are gathered, from any layout: the first layer of a network."""
-        return self.c // self.groups < 8 and not self.depthwise
 
 
 @dataclass(eq=False)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import sympy
 import torch
 
 from airgraph.engine.native.runner import POOL, FrameRunner
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput
-from airgraph.ir.symbols import evaluate
+from airgraph.ir.symbols import evaluate, is_expression
 from airgraph.journal import Journal
 from airgraph.runtime.program import Program, quiet, to_host
 
@@ -49,7 +48,7 @@ class NativeProgram(Program):
                 found = () if expr in self.given else (expr,)
             case _:
                 found = ()
-        return [x for x in found if isinstance(x, sympy.Basic)]
+        return [x for x in found if is_expression(x)]
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
         return super().past(around, written) if self.plain else around
@@ -92,7 +91,7 @@ class NativeProgram(Program):
     def size(self, expr: Any, symbols: Symbols) -> Any:
         """Native code has computed it, as all that a direct program needs."""
         if self.direct and isinstance(expr, tuple):
-            return tuple([symbols[x] if isinstance(x, sympy.Basic) else x for x in expr])
+            return tuple([x if isinstance(x, int) else symbols[x] for x in expr])
         return symbols[expr] if self.direct and expr in symbols else super().size(expr, symbols)
 
     def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:

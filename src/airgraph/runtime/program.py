@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.protocol import Executable, Symbols
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import BindError
@@ -35,6 +34,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import DataType
 from airgraph.journal import OWN, Journal
 from airgraph.runtime.device import adapter_for
+from airgraph.torch_types import TORCH_TYPES
 
 CACHED = 64  # combinations of sizes whose expressions are kept
 NUMBER = {int: (int,), float: (int, float), bool: (bool, int)}

@@ -10,7 +10,6 @@ from airgraph.engine.protocol import Executable, Steps
 from airgraph.ir.boundary import Boundary
 from airgraph.journal import Journal
 from airgraph.runtime.program import Program
-from airgraph.runtime.replay import ReplayProgram
 
 
 @dataclass(frozen=True)
@@ -37,4 +36,6 @@ class ProgramMaker:
         return kind(self.name, self.boundary, executable, self.journal)
 
     def replayed(self, executable: Steps) -> Program:
+        from airgraph.runtime.replay import ReplayProgram
+
         return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)

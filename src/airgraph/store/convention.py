@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._sympy import functions as torch_functions
 
 from airgraph.errors import VerifyError
 from airgraph.ir.boundary import (
@@ -29,7 +28,7 @@ from airgraph.ir.boundary import (
     Result,
     TensorIn,
 )
-from airgraph.ir.exact import DataReader, DataWriter, shown
+from airgraph.ir.exact import DataReader, DataWriter, LazyTable, shown
 from airgraph.ir.graph import Graph
 from airgraph.ir.types import DataType
 from airgraph.runtime.loaded import Contract, is_structure, leaf_count
@@ -37,10 +36,13 @@ from airgraph.runtime.loaded import Contract, is_structure, leaf_count
 VERSION = 1
 SPREAD = 64  # places in memory for each element of a weight
 NUMBERS = {"int": int, "float": float, "bool": bool}
-# PyTorch's functions of sizes, by the name they are written with.
-FUNCTIONS: dict[str, Any] = {
-    f"torch.{name}": getattr(torch_functions, name)
-    for name in (
+
+
+def torch_functions() -> dict[str, Any]:
+    """PyTorch's functions of sizes, by the name they are written with."""
+    from torch.utils._sympy import functions
+
+    names = [
         "FloorDiv",
         "ModularIndexing",
         "Where",
@@ -62,9 +64,11 @@ FUNCTIONS: dict[str, Any] = {
         "RoundDecimal",
         "ToFloat",
         "Identity",
-    )
-    if hasattr(torch_functions, name)
-}
+    ]
+    return {f"torch.{name}": getattr(functions, name) for name in names if hasattr(functions, name)}
+
+
+FUNCTIONS = LazyTable(torch_functions)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from airgraph.convert.known_calls import refusal
-from airgraph.convert.promote import TORCH_TYPES
-from airgraph.engine.strides import copy_strided, same_layout
+from airgraph.engine.strides import same_layout, with_strides
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
 from airgraph.ir.exact import DataReader, shown
@@ -30,6 +29,7 @@ from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
 from airgraph.store.air_file import read_air
 from airgraph.store.convention import FUNCTIONS, VERSION, Description, StoredModel, layout_refusal
 from airgraph.store.whole_files import refuse_holes
+from airgraph.torch_types import TORCH_TYPES
 
 CHUNK = 64 * 2**20
 QUANTISED = (torch.qint8, torch.quint8, torch.qint32)  # they have scales, and PyTorch makes none from bytes
@@ -139,10 +139,6 @@ def laid_out(tensor: torch.Tensor, argument: Argument, bound: bool = False) -> t
     if problem:
         raise VerifyError(f"the weight {argument.name} {problem}")
     return tensor if tensor.device.type == "meta" else with_strides(tensor, argument.strides)
-
-
-def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    return tensor if tensor.numel() == 0 or tensor.stride() == tuple(strides) else copy_strided(tensor, strides)
 
 
 def check_calls(graph: Graph) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from airgraph.convert.metadata import NUMBERS
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.engine.protocol import Env, Step
 from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
@@ -33,6 +32,7 @@ from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place
 from airgraph.store.convention import StoredModel, layout_refusal
+from airgraph.torch_types import TORCH_TYPES
 
 LARGEST = 2**46  # bytes of one value: the sum of all of them must not overflow
 TEXT = ("StringFormat", "PrintV2")  # they print; what they take may be anything

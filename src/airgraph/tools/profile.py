@@ -21,7 +21,6 @@ import torch
 from rich.table import Table
 
 from airgraph.config import Config
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.profiled import PREFIX
 from airgraph.engine.protocol import Planned
 from airgraph.errors import AirgraphError
@@ -31,6 +30,7 @@ from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, s
 from airgraph.plan.tensors import Tensor
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import console, waiting
+from airgraph.torch_types import TORCH_TYPES
 
 ROWS = 30  # kernels shown on a terminal
 

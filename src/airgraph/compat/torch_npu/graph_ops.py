@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from airgraph.convert.metadata import GE_TYPES
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.convert.registry import UnsupportedConversion, register_converter
 from airgraph.engine.meanings import MEANINGS
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.ops import OPS, REQUIRED, NodeView, define
 from airgraph.ir.types import UNKNOWN, DataType, TensorType
+from airgraph.torch_types import GE_TYPES, TORCH_TYPES
 
 # torch's numbers of element types, and GE's; those that torch_npu adds are GE's and 256.
 TYPE_NUMBERS = {1: int(DataType.DT_INT8), 23: int(DataType.DT_FLOAT8_E5M2), 24: int(DataType.DT_FLOAT8_E4M3FN)}

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES, real, to
+from airgraph.convert.promote import real, to
 from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
+from airgraph.torch_types import TORCH_TYPES
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

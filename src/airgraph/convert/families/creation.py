@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from airgraph.convert.numbers import number
-from airgraph.convert.promote import TORCH_TYPES, real, to
+from airgraph.convert.promote import real, to
 from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
+from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from airgraph.convert.chip import newer
-from airgraph.convert.promote import TORCH_TYPES, common_type, promoted, real, to
+from airgraph.convert.promote import common_type, promoted, real, to
 from airgraph.convert.registry import REGISTRY, TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
+from airgraph.torch_types import TORCH_TYPES
 
 aten, prims = torch.ops.aten, torch.ops.prims
 UNARY = {

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from airgraph.convert.numbers import number
-from airgraph.convert.promote import TORCH_TYPES, real
+from airgraph.convert.promote import real
 from airgraph.convert.registry import TensorSpec, UnsupportedConversion, converts
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType
+from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
 BOOL, INT64 = DataType.DT_BOOL, DataType.DT_INT64

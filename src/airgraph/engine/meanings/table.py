@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.ir.types import DataType
+from airgraph.torch_types import TORCH_TYPES
 
 Tensor = torch.Tensor
 Meaning = Callable[..., Any]

@@ -1,6 +1,6 @@
 """The native engine for CPUs: the whole graph as one native call, through LLVM.
 
-This module needs neither LLVM nor the kernels: it says when the engine is chosen, and loads the rest when it is.
+This module needs neither LLVM nor what plans a graph: it says when the engine is chosen, and loads the rest when it is.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.fold import fold
-from airgraph.engine.native.target import this_cpu
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.locks import Depth, held_at_fork
-from airgraph.passes.cleanup import fulfilled_waits
-from airgraph.plan.groups import make_plan
-from airgraph.plan.index import UnsupportedPlan
-from airgraph.plan.steps import Plan
 from airgraph.source_hash import source_hash
 
 if TYPE_CHECKING:
     from airgraph.engine.native.engine import NativeExecutable
+    from airgraph.plan.steps import Plan
 
 
 class NativeEngine:
@@ -43,6 +38,12 @@ class NativeEngine:
         threading.Thread(target=prepared, name="airgraph-warm-up", daemon=True).start()
 
     def plan(self, request: Request) -> Plan:
+        from airgraph.engine.fold import fold
+        from airgraph.engine.native.target import this_cpu
+        from airgraph.passes.cleanup import fulfilled_waits
+        from airgraph.plan.groups import make_plan
+        from airgraph.plan.index import UnsupportedPlan
+
         if request.device.type != "cpu":
             reason = self.serves(request.device, request.mode)
             raise ConfigError(f"the native engine cannot run this graph: {reason}", hint='engine="auto"')

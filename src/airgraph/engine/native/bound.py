@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from airgraph.engine.arguments import THREADS
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, TransposedCopy
@@ -29,10 +28,10 @@ from airgraph.engine.native.tables import (
 )
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.sizes import Sizes, Term
-from airgraph.plan.tensors import Tensor
 
 if TYPE_CHECKING:
     from airgraph.engine.native.frames import Shared
+    from airgraph.plan.tensors import Tensor
 
 TENSOR = 16  # bytes of a PyObject before what is behind a handle
 
@@ -219,7 +218,7 @@ class BoundFrame:
     # -- for one set of sizes -------------------------------------------------------------------------------------------
     def assign(self, symbols: Mapping[Any, Any], threads: int) -> None:
         """Make it a frame for these symbols, where native code cannot: a value that only sympy can compute."""
-        values = self.sizes.run({**symbols, THREADS: threads})
+        values = self.sizes.run({**symbols, self.sizes.symbols[0]: threads})
         self.values[:] = words(values[: len(self.values)])
         runtime.write(self.address)
         self.words[FrameWords.THREADS] = threads

@@ -17,7 +17,6 @@ import sympy
 import torch
 
 from airgraph.config import KNOBS
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
@@ -34,6 +33,7 @@ from airgraph.ir.boundary import Argument, NumberIn, TensorIn
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep
+from airgraph.torch_types import TORCH_TYPES
 
 
 class NativeExecutable(FrameRunner, PlannedExecutable):

@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 import sympy
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
@@ -44,6 +43,7 @@ from airgraph.plan.memory import Arrangement, aligned
 from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
 from airgraph.plan.steps import CallStep, ConvStep, Plan, step_writes
 from airgraph.plan.tensors import Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 DTYPE_NUMBER = {
     torch.uint8: 0,

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from airgraph.engine.arguments import THREADS
 from airgraph.engine.native.bound import BindingTable, BoundFrame, native_answer
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.image import ProgramImage
@@ -62,7 +61,7 @@ class StoredExecutable(FrameRunner):
     @cached_property
     def sizes(self) -> Sizes:  # type: ignore[override]
         """Needed where Python binds a frame, which native code does but for the first call."""
-        sizes = Sizes([THREADS, *dict.fromkeys(s.symbol for s in self.sources)])
+        sizes = Sizes(["threads", *dict.fromkeys(s.symbol for s in self.sources)])
         numbers = iter(self.stored.sizes.code)
         sizes.code = [Operation(SizeOp(op), a, b, c) for op, a, b, c in zip(numbers, numbers, numbers, numbers)]
         sizes.questions = [(native_answer(name), kernels()[name]) for name in self.stored.sizes.questions]

@@ -21,7 +21,6 @@ from airgraph.config import Config
 from airgraph.convert import convert
 from airgraph.convert.fx_text import node_code
 from airgraph.convert.names import NAME
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.native.tables import FrameWords
 from airgraph.engine.protocol import Planned
@@ -36,6 +35,7 @@ from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import PlanText
 from airgraph.tools.explain import Report, recording
 from airgraph.tools.terminal import UNLIMITED
+from airgraph.torch_types import TORCH_TYPES
 
 Line = tuple[str, list[int]]  # a text, and the FX nodes it belongs to; -1, -2, … are the arguments
 SOURCE = re.compile(r'"(?P<file>[^"]+)", line (?P<line>\d+)')

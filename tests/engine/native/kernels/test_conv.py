@@ -7,7 +7,7 @@ import torch
 
 from airgraph.engine.native.kernels import conv, gemm
 from airgraph.engine.native.llvm import jit
-from airgraph.plan.steps import ConvSizes
+from airgraph.plan.convolution import ConvSizes
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from torch.nn.functional import conv2d
 
 from airgraph.engine.native.kernels import conv_last, conv_last_kernels
 from airgraph.engine.native.llvm import jit
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import as_int
-from airgraph.plan.steps import ConvSizes
 
 #       N  C  H  W   O  kernel  stride  padding dilation groups
 CASES = [

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.code import compile_kernels
 from airgraph.engine.native.kernels.loops import render
 from airgraph.engine.native.llvm.numbers import RENDER
@@ -19,6 +18,7 @@ from airgraph.plan.index import strides_of
 from airgraph.plan.kernels import build
 from airgraph.plan.nest import schedule
 from airgraph.plan.tensors import Tensor, buffer, permute, point, reduce
+from airgraph.torch_types import TORCH_TYPES
 
 FLOAT, BOOL = DataType.DT_FLOAT, DataType.DT_BOOL
 

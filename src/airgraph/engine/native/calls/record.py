@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from airgraph.convert.aten_call import decode, find_target
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.meanings import MEANINGS
 from airgraph.engine.native.calls.schema import UnsupportedOverload, enters_by_autograd, fitted, lends
 from airgraph.engine.native.calls.tape import (
@@ -44,6 +43,7 @@ from airgraph.plan.index import same, same_shape, strides_of
 from airgraph.plan.operands import is_contiguous
 from airgraph.plan.steps import CallStep, Matrix, Plan
 from airgraph.plan.tensors import Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

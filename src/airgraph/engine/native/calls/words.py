@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airgraph.convert.promote import TORCH_TYPES
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.calls.dispatch import ArgWords, ReturnWords
 from airgraph.engine.native.calls.record import record
@@ -34,6 +33,7 @@ from airgraph.engine.reference import ReferenceExecutable
 from airgraph.plan.index import expand, strides_of
 from airgraph.plan.steps import CallStep, Plan, step_reads
 from airgraph.plan.tensors import Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 if TYPE_CHECKING:
     from airgraph.engine.native.frames import FrameBuilder

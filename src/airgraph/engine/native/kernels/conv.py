@@ -22,8 +22,8 @@ from functools import cache, partial, reduce
 
 from airgraph.engine.native.kernels.gemm import ADD, LINE, V4, Machine, kernels, merge, run_tile, this_machine
 from airgraph.engine.native.llvm.builder import Function, declarations
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Amount, ceil, choose, equal, maximum, minimum
-from airgraph.plan.steps import ConvSizes
 
 EXPORTS = ("ag_conv2d", "ag_conv2d_jobs")
 SIGNATURE = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims, i64 %job0, i64 %job1, ptr %scratch"

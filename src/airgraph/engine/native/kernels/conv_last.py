@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from airgraph.engine.native.llvm.builder import vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Amount, ceil, choose, less
-from airgraph.plan.steps import ConvSizes
 
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "patches", "packed")  # of a thread's scratch memory

@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airgraph.engine.native.llvm import mathlib
 from airgraph.engine.native.llvm.cpu import is_x86_64
 from airgraph.ir.types import DataType
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS, Rounding
-from airgraph.plan.tensors import Expr
+
+if TYPE_CHECKING:
+    from airgraph.plan.tensors import Expr
 
 T = DataType
 STORED = {
