@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import airgraph
-import airgraph.engine.native as native
+from airgraph.engine.native import target as native
 from airgraph.engine.native.kernels import blas, products
 from airgraph.plan.steps import GemmStep
 
