@@ -27,6 +27,39 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+# Files whose fixture runs a process or compiles for long, for all of their tests: such a file stays on one worker.
+TOGETHER = (
+    "tests/test_docs.py",
+    "tests/test_seeds.py",
+    "tests/test_seed_blocks.py",
+    "tests/convert/test_torchair_ops.py",
+    "tests/deploy/test_build.py",
+    "tests/deploy/test_interface.py",
+    "tests/store/test_export.py",
+    "tests/tools/test_explain.py",
+    "tests/tools/test_report.py",
+    "tests/compat/test_devices.py",
+    "tests/compat/test_distributed.py",
+    "tests/compat/test_examples.py",
+    "tests/compat/test_training.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """`pytest -n 2` gives the next test to whichever worker is free, and a file of `TOGETHER` whole, these first."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Scheduling(config, log)
+
+
 EXACT = ("capture", "convert", "engine", "runtime", "store", "tools")
 
 

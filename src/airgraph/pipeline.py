@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
 from airgraph.capture.aot import fixed_inputs
+from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
 from airgraph.convert import EMPTY, REGISTRY, Registry, convert, scopes
@@ -79,6 +80,7 @@ def compile_graph(
     marks: Mapping[Any, str] | None = None,
 ) -> Runner:
     """One FX graph → one program."""
+    release_dead()
     c = Compilation.begin(phase, config, model)
     c.journal.frame = frame_id()
     announce(gm, inputs, config, c.journal)

@@ -35,6 +35,7 @@ PYTHON = (
     Internal("torch._logging", "explain: the structured trace of graph breaks and recompilations"),
     Internal("torch._dispatch", "compat: the Python dispatcher while a fallback graph is traced"),
     Internal("torch._TorchCompileInductorWrapper", "compat: where torch.compile chooses Inductor", NPU),
+    Internal("torch.fx.graph_module._loader", "sources of graphs that are gone, which are released"),
     Internal("torch.fx.node._side_effectful_functions", "ops that dead-code elimination must keep"),
     Internal("torch.fx.experimental._config", "shape handling: sizes of 0 and 1 are not specialised meanwhile"),
     # -- reading ops and structures
@@ -125,6 +126,11 @@ LAYOUTS = (
         "engine/native/dict_watch.py",
         "of Python, not of PyTorch: a dict's version tag stands behind PyObject_HEAD and the number of entries",
         "has_tags(), once; where it fails, entries are compared",
+    ),
+    (
+        "capture/dead_compilations.py",
+        "of Python, not of PyTorch: weakref.finalize._registry has every finalizer that has not run",
+        "tests; where it is gone, guards of dead graphs stay",
     ),
     ("compat/npu/tables.py", "an object's first word is its table; the word before the table is its class", "the same"),
 )

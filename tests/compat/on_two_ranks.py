@@ -301,6 +301,105 @@ def compiled_products(rank: int) -> None:
         _products(rank, torch.compile(_fused_products, backend=backend, fullgraph=True))
 
 
+def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """Two experts a rank: each multiplies its rows by a number of its own."""
+    rows, dynamic, idx, counts, ends, _, _ = torch_npu.npu_moe_distribute_dispatch(x, ids, name, 2, rank, 4)
+    at = torch.arange(rows.shape[0], device=x.device)
+    expert = (at >= counts[0]).long() + 2 * rank
+    y = rows * (expert + 2).unsqueeze(-1).to(rows.dtype)
+    back = torch_npu.npu_moe_distribute_combine(y, ids, idx, ends, weights, name, 2, rank, 4)
+    quantised, dynamic, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
+        x, ids, name, 2, rank, 4, scales=scales, quant_mode=2
+    )
+    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1)
+
+
+def _experts(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    xs, weights = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2)
+    ids = torch.tensor([[[0, 3], [1, 0], [2, 1]], [[3, 2], [0, 2], [1, 3]]], dtype=torch.int32)
+    scales = torch.rand(4, 8) + 0.5
+    back, counts, rows, again = run(*(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank)
+    wanted = (xs[rank].unsqueeze(1) * (ids[rank] + 2).unsqueeze(-1) * weights[rank].unsqueeze(-1)).sum(1)
+    torch.testing.assert_close(back.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+    mine = [(e, r, t) for e in (2 * rank, 2 * rank + 1) for r in range(2) for t in range(3) if e in ids[r, t]]
+    assert counts.tolist() == [sum(e == 2 * rank + i for e, _, _ in mine) for i in range(2)]
+    sent = torch.stack([xs[r, t] for _, r, t in mine])
+    assert torch.equal(rows.cpu()[: len(mine)], sent) and not rows.cpu()[len(mine) :].any()
+    smoothed = torch.stack([xs[r, t].float() * scales[e] for e, r, t in mine])
+    torch.testing.assert_close(again.cpu()[: len(mine)], smoothed, rtol=0.02, atol=0.02)
+
+
+def _exchanges(x: Tensor, w: Tensor, wide: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """Counts by rank and expert: rank r sends r + e + 1 rows to expert e of every rank."""
+    sent, received = [rank + 1, rank + 2] * 2, [1, 2, 2, 3]
+    y, _, rows = torch_npu.npu_alltoallv_gmm(x, w, name, 2, sent, received, permute_out_flag=True)
+    back, _ = torch_npu.npu_gmm_alltoallv(y, w.transpose(1, 2), name, 2, received, sent)
+    part, beside = torch_npu.npu_all_to_all_matmul(wide, w[0], name, 2)
+    return y, rows, back, part, beside, torch_npu.npu_matmul_all_to_all(wide, w[1][:2], name, 2)
+
+
+def _exchanged(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    xs, ws = [torch.randn(6, 4).half(), torch.randn(10, 4).half()], torch.randn(2, 2, 4, 6).half()
+    wides = torch.randn(2, 4, 2).half()
+    y, rows, back, part, beside, below = run(xs[rank].npu(), ws[rank].npu(), wides[rank].npu(), name, rank)
+    parts = [x.split([r + 1, r + 2] * 2) for r, x in enumerate(xs)]  # of each rank, for (rank, expert)
+    got = [torch.cat([parts[r][2 * rank + e] for r in range(2)]) for e in range(2)]
+    near = {"rtol": 2e-2, "atol": 2e-2}
+    assert torch.equal(rows.cpu(), torch.cat(got))
+    torch.testing.assert_close(y.cpu(), torch.cat([g @ ws[rank, e] for e, g in enumerate(got)]), **near)
+    again = [part @ ws[i // 2, i % 2] @ ws[i // 2, i % 2].T for i, part in enumerate(parts[rank])]
+    torch.testing.assert_close(back.cpu(), torch.cat(again), rtol=5e-2, atol=5e-2)
+    wanted = torch.cat([w[2 * rank : 2 * rank + 2] for w in wides], 1)
+    assert torch.equal(beside.cpu(), wanted)
+    torch.testing.assert_close(part.cpu(), wanted @ ws[rank, 0], **near)
+    columns = [(wides[r] @ ws[r, 1, :2])[:, 3 * rank : 3 * rank + 3] for r in range(2)]
+    torch.testing.assert_close(below.cpu(), torch.cat(columns), **near)
+
+
+@check
+def compiled_experts(rank: int) -> None:
+    _experts(rank, _to_experts)
+    _exchanged(rank, _exchanges)
+    _experts(rank, torch.compile(_to_experts, backend="airgraph", fullgraph=True))
+    _exchanged(rank, torch.compile(_exchanges, backend="airgraph", fullgraph=True))
+
+
+def _all_kinds(x: Tensor) -> tuple[Tensor, ...]:
+    summed, sent = x * 2, x.clone()
+    dist.all_reduce(summed, op=dist.ReduceOp.MAX)
+    dist.broadcast(sent, 1)
+    whole = x.new_empty(8)
+    dist.all_gather_into_tensor(whole, x)
+    part = x.new_empty(2)
+    dist.reduce_scatter_tensor(part, x)
+    lists = [x.new_empty(2), x.new_empty(2)]
+    dist.all_to_all(lists, list(x.chunk(2)))
+    return summed, sent, whole, part, *lists
+
+
+@check
+def compiled_collectives_of_all_kinds(rank: int) -> None:
+    from airgraph.journal import JOURNALS
+
+    for _ in range(2):
+        made = torch.compile(_all_kinds, backend="airgraph", fullgraph=True)(mine(rank))
+        wanted = (
+            ONE * 2,
+            ONE,
+            torch.cat([ZERO, ONE]),
+            (ZERO + ONE).chunk(2)[rank],
+            ZERO.chunk(2)[rank],
+            ONE.chunk(2)[rank],
+        )
+        for found, want in zip(made, wanted):
+            is_(found, want)
+    assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
+
+
 @check
 def compiled_by_airgraph(rank: int) -> None:
     _compiled(rank, "airgraph")

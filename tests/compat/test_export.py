@@ -151,3 +151,65 @@ def test_show(capsys):
     assert [node.op for node in graph.nodes][-1] == "NetOutput"
     assert cli.main(["show", "nothing.air"]) == 2
     assert "airgraph: nothing.air cannot be read" in capsys.readouterr().err
+
+
+# -- types, and arguments that are written to -----------------------------------------------------------------------
+class OfEightBits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.rand(4, 4).to(torch.float8_e4m3fn))
+
+    def forward(self, x):
+        return x.float() @ self.weight.float()
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [(torch.nn.Linear(4, 4).bfloat16(), torch.bfloat16), (OfEightBits(), torch.float8_e4m3fn)],
+    ids=["bf16", "fp8"],
+)
+def test_types_of_few_bits(model, dtype):
+    x = torch.rand(2, 4).to(dtype)
+    torchair.dynamo_export(x, model=model)
+    torch.testing.assert_close(airgraph.load_export("export_file/export.air")(x), model(x))
+
+
+class WritesTwice(torch.nn.Module):
+    def forward(self, cache, x):
+        cache[0] = x
+        total = cache.sum()
+        cache[1] = x * 2
+        return cache * 1 + total
+
+
+def test_an_argument_written_twice(tmp_path):
+    x, ours, theirs = torch.rand(4), torch.zeros(3, 4), torch.zeros(3, 4)
+    torchair.dynamo_export(ours, x, model=WritesTwice())
+    assert (tmp_path / "export_file" / "dynamo.pbtxt").read_text().count('op: "RefData"') == 1
+    result = airgraph.load_export("export_file/export.air")(ours, x)
+    torch.testing.assert_close(result, WritesTwice()(theirs, x))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_two_graphs_write_to_one_argument(tmp_path):
+    def prefill(cache, x):
+        cache[:2] = x
+        return cache * 2
+
+    def decode(cache, x):
+        cache[2] = x
+        return cache.sum()
+
+    config = torchair.CompilerConfig()
+    config.experimental_config.enable_ref_data = True
+    config.debug.graph_dump.type = "pbtxt"
+    backend = torchair.get_npu_backend(compiler_config=config)
+    torch._dynamo.reset()
+    compiled = [torch.compile(f, backend=backend, fullgraph=True) for f in (prefill, decode)]
+    ours, theirs, x = torch.zeros(3, 4).npu(), torch.zeros(3, 4).npu(), torch.rand(2, 4).npu()
+    for i in range(2):
+        torch.testing.assert_close(compiled[0](ours, x + i), prefill(theirs, x + i))
+        torch.testing.assert_close(compiled[1](ours, x[0] + i), decode(theirs, x[0] + i))
+        torch.testing.assert_close(ours, theirs)
+    dumps = [file.read_text() for file in tmp_path.glob("dynamo_optimized*.pbtxt")]
+    assert [text.count('op: "RefData"') for text in dumps] == [1, 1]

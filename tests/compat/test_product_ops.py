@@ -30,7 +30,7 @@ def by_block(x: Tensor, **n: Any) -> Any:
     for i in range(scale.shape[0]):
         for j in range(scale.shape[1]):
             part = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
-            scale[i, j] = x[part].abs().max() / most
+            scale[i, j] = min(x[part].abs().max() / most, 1 / n.get("min_scale", 1e-9))
             y[part] = x[part] / scale[i, j].float().double()
     return (torch.round(y) if n["dst_type"] == 1 else y.float().to(torch.float8_e4m3fn)), scale
 
@@ -238,3 +238,15 @@ def test_what_is_not_emulated() -> None:
         torch_npu.npu_dynamic_mx_quant(x)
     with pytest.raises(CompatError, match="npu_ffn: activation is 'tanh'"):
         torch_npu.npu_ffn(x, x.t(), x, "tanh")
+
+
+def test_a_smallest_scale_and_a_wide_result() -> None:
+    """`min_scale` is of 1 / scale, as the op's document has it: the scale is at most 1 / min_scale."""
+    x = torch.tensor([[1.0, 254.0], [2.0, 12.7]]).half().npu()
+    y, scale = torch_npu.npu_dynamic_block_quant(x, min_scale=2.0)
+    torch.testing.assert_close(scale.cpu(), torch.tensor([[0.5], [0.1]]), rtol=1e-3, atol=1e-4)
+    assert y.cpu().tolist() == [[2, 127], [20, 127]]
+    a, b = torch.randn(3, 4).half().npu(), torch.randn(4, 5).half().npu()
+    wide = torch_npu.npu_fused_matmul(a, b, fused_op_type="16cast32")
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide.cpu(), a.cpu().float() @ b.cpu().float())

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -193,3 +194,17 @@ def test_enable_record_nn_module_stack(on, tmp_path):
     text = (tmp_path / "export_file" / "dynamo.pbtxt").read_text()
     assert text.count('key: "nn_module_stack"') == 2 * on
     assert ("layers.1" in text.replace('"_module"', "")) or not on
+
+
+def test_equal_packs_of_symbols_are_one():
+    def f(x, n: int, m: int):
+        return torch.ones(n, m) + torch.zeros(n, m) * x.sum(), x.new_full((n, m), 2.0)
+
+    torch._dynamo.reset()
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = "py"
+    backend = torchair.get_npu_backend(compiler_config=config)
+    x = torch.rand(3)
+    torch.testing.assert_close(torch.compile(f, backend=backend, dynamic=True)(x, 4, 5), f(x, 4, 5))
+    counts = {file.name.split("_graph")[0]: file.read_text().count("= ge.Pack(") for file in Path().glob("*.py")}
+    assert counts == {"dynamo_original": 3, "dynamo_optimized": 1}

@@ -60,6 +60,12 @@ AT_NIGHT = {
     *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3")),
     *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt_neox", "opt", "phi")),
     ("generation", "qwen3"),
+    *(("forward", name) for name in ("roberta", "distilbert", "electra", "albert", "esm", "layoutlm", "mobilebert")),
+    *(
+        ("forward", name)
+        for name in ("gpt_neox", "opt", "mistral", "qwen2", "gemma", "gemma3", "phi3", "olmo2", "cohere")
+    ),
+    *(("forward", name) for name in ("qwen3_moe", "dinov2", "ast", "siglip", "llava")),
 }
 
 

@@ -116,3 +116,50 @@ def test_a_real_one_is_said_to_be_real(tmp_path):
     assert f"torch_npu: a real one, {tmp_path / 'torch_npu.py'}; airgraph does not shadow it" in result.stdout
     result = run("script.py", cwd=tmp_path)
     assert result.returncode == 2 and "a real torch_npu is installed here" in result.stderr
+
+
+SAYS = """\
+import os
+import torch
+import torch_npu
+import torchair
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+os.environ["DUMP_GE_GRAPH"] = "2"
+config = torchair.CompilerConfig()
+config.mode = "max-autotune"
+config.experimental_config.frozen = True
+config.debug.graph_dump.type = "svg"
+config.ge_config = "O1"
+config.ge_config.enable_single_stream = True
+y, r = torch_npu.npu_rms_norm(torch.ones(2, 4), torch.ones(4), eps=1e-5)
+torch.ops.npu.npu_swiglu(y, -1, 3)
+torch.compile(torch.exp, backend="npugraphex")
+torch.compile(torch.exp, backend="npugraph_ex", options={"clone": True, "clone_input": False})
+DDP(torch.nn.Linear(2, 2), find_unused_parameters=True)
+torchair.llm_datadist.create_npu_tensors([1], torch.half, [0])
+"""
+FOUND = {
+    7: "the environment variable DUMP_GE_GRAPH has no effect here",
+    10: "_ExperimentalConfig has no option frozen",
+    11: "svg",
+    12: "ge_config is a group of options, and cannot be set",
+    13: "config.ge_config.enable_single_stream=True has no effect off an NPU  (runs)",
+    14: "npu_rms_norm has no argument 'eps'",
+    15: "npu_swiglu takes 2 arguments by position, and gets 3",
+    16: "there is no backend 'npugraphex' for torch.compile, but 'npugraph_ex'",
+    17: "npugraph_ex has no option 'clone'",
+    18: "DistributedDataParallel with find_unused_parameters=True fails",
+    19: "torchair.llm_datadist.create_npu_tensors raises an error",
+}
+
+
+@pytest.mark.slow
+def test_what_a_script_says_to_names_that_are_there(tmp_path):
+    (tmp_path / "says.py").write_text(SAYS)
+    result = run("says.py", cwd=tmp_path)
+    told = [line.removeprefix("  says.py:") for line in result.stdout.splitlines() if line.startswith("  says.py:")]
+    lines = {int(line.split()[0]): line for line in told}
+    assert lines.keys() == FOUND.keys() and len(told) == len(lines), result.stdout + result.stderr
+    assert all(said in lines[line] for line, said in FOUND.items()), result.stdout
+    assert result.returncode == 3

@@ -57,6 +57,16 @@ def test_what_is_known_of_a_kernel():
     assert profile.table().row_count == len(profile.kernels)
 
 
+def test_a_kernel_of_two_graphs_has_the_amounts_of_both():
+    """Of equal names and other sizes: the average of the calls, not the last graph's for all of them."""
+    small, large = torch.randn(4, 16), torch.randn(8, 16)
+    with profiling() as found:
+        programs = [airgraph.compile(Two(), x, engine="native") for x in (small, large)]
+        programs[0](small), programs[1](large), programs[1](large)
+    (first,) = [kernel for kernel in found[0].kernels if kernel.name == "MatMulV2 layers.0"]
+    assert (first.calls, first.flops) == (3, round(2 * (4 + 8 + 8) / 3 * 16 * 32))
+
+
 SCRIPT = """
 import torch
 model = torch.compile(torch.nn.Linear(4, 4), backend="airgraph", options={"engine": "native"})
@@ -80,7 +90,7 @@ def test_the_command(script, tmp_path, capsys):
     trace, data = tmp_path / "trace.json", tmp_path / "profile.json"
     assert cli.main(["profile", "--trace", str(trace), "--json", str(data), str(script)]) == 7
     out = capsys.readouterr().out
-    assert "MatMulV2" in out and "of 1 graphs" in out
+    assert "MatMulV2" in out and "of 1 graph," in out
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert any(str(name).startswith("airgraph::MatMulV2") for name in names)
     assert json.loads(data.read_text())["kernels"]

@@ -138,7 +138,7 @@ await wait();
 const found = { rows: count('main table tr') };
 tab('Stages');
 found.panes = [...document.querySelectorAll('.pane h3')].map((h) => h.textContent);
-found.lines = [...document.querySelectorAll('.lines')].map((l) => l.children.length);
+found.lines = [...document.querySelectorAll('.lines')].map((l) => l.querySelectorAll('.block > div').length);
 [...document.querySelectorAll('[data-stage=FX] [data-n]')].find((l) => l.textContent.includes('aten.relu')).click();
 found.marked = [...document.querySelectorAll('.lines')].map((l) => [...l.querySelectorAll('.on')].map((d) => d.textContent));
 tab('Drawing'); await wait();

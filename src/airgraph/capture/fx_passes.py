@@ -16,6 +16,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.capture.kernel_strides import strides_of_kernels
 from airgraph.capture.patterns import any_replacements, apply_replacements
+from airgraph.capture.written_out_attention import flash_attention
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
 from airgraph.convert.scopes import check_pairs
@@ -43,6 +44,9 @@ def run_fx_passes(
     renew_views(gm)
     strides_of_kernels(gm)
     statistics_of_inference(gm)
+    if config.mode == "max-autotune":
+        flash_attention(gm)
+        slots_as_scatters(gm)
     log = get_logger(config.log)
     for name, run in passes(config, gm):
         if name in TOLD_BEFORE:
@@ -327,6 +331,31 @@ def strides_of_copies(gm: torch.fx.GraphModule) -> None:
         ):
             with made.fake_mode:
                 node.meta["val"] = made.as_strided(x.shape, x.stride())  # in the memory that views of it lie in
+
+
+def slots_as_scatters(gm: torch.fx.GraphModule, device: str = "cuda") -> None:
+    """index_copy(cache, dim, slot, token)   ⟶   scatter(cache, dim, slot of every element of the token, token)
+
+    With a single slot, as static caches are written while decoding: of a scatter a plan knows that it can be done in place,
+    and by which kernel.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten.index_copy.default):
+        cache, axis, slot, token = node.args
+        values = [n.meta["val"] for n in (cache, slot, token)]
+        sizes = [size for v in values for size in v.shape]
+        plain = all(isinstance(size, int) for size in sizes) and values[0].ndim == values[2].ndim
+        if not plain or values[1].shape != (1,) or values[0].device.type != device:
+            continue
+        shape = list(values[2].shape)
+        with gm.graph.inserting_before(node), values[0].fake_mode:
+            view = gm.graph.call_function(aten.view.default, (slot, [1] * len(shape)))
+            view.meta["val"] = values[1].view([1] * len(shape))
+            spread = gm.graph.call_function(aten.expand.default, (view, shape))
+            spread.meta["val"] = view.meta["val"].expand(shape)
+            made = gm.graph.call_function(aten.scatter.src, (cache, axis, spread, token))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
 
 
 def statistics_of_inference(gm: torch.fx.GraphModule) -> None:

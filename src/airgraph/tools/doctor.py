@@ -6,8 +6,8 @@ assignments (`npu = torch.npu`):
     import torch_npu as tn          tn.npu_swiglu(x)       →  torch_npu.npu_swiglu
     from torch import npu           npu.Stream()           →  torch.npu.Stream
 
-and looked up in our modules. What an object has (`config.mode` after `config = CompilerConfig()`), and names that are
-put together at run time, are not seen.
+and looked up in our modules. What is said to them is looked at too (`compat.script_checks`): options and their values,
+arguments of ops, backends. What other objects have, and names that are put together at run time, are not seen.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import inspect
 import os
 import platform
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +33,9 @@ from airgraph import compat
 from airgraph.config import KNOBS
 from airgraph.errors import CompatError
 from airgraph.tools.run import DIFFERS, find_script
+
+if TYPE_CHECKING:
+    from airgraph.compat.script_checks import Finding
 
 # Whose names are looked up.
 ROOTS = ("torch_npu", "torchair", "npugraph_ex", "torch.npu", "torch.ops.npu")
@@ -187,18 +190,29 @@ def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None =
         print("\n".join(about(host, devices)))
         return 0
     files = [find_script(script, "doctor") for script in scripts]
-    found = [(file, uses_of(file.read_text(encoding="utf-8"), str(file))) for file in files]
+    texts = [(file, file.read_text(encoding="utf-8")) for file in files]
+    found = [(file, uses_of(text, str(file)), ast.parse(text)) for file, text in texts]
     compat.install(host=host, devices=devices)
-    return max([report(file, uses) for file, uses in found])
+    from airgraph.compat.script_checks import findings  # it needs the emulation
+
+    return max([report(file, uses, findings(tree, naming(tree))) for file, uses, tree in found])
 
 
-def report(file: Path, uses: Sequence[UsedName]) -> int:
+def naming(tree: ast.AST) -> Callable[[ast.expr], str | None]:
+    bound = bindings(tree)
+    return lambda node: full_name(node, bound)
+
+
+def report(file: Path, uses: Sequence[UsedName], said: Sequence[Finding] = ()) -> int:
     lacking = list(missing(uses))
     print(f"{file}: {len(uses)} names of torch_npu, torchair and torch.npu, {len(lacking)} of them missing")
     for use, why in lacking:
         note = " (the script has an `except` for it)" if use.handled else ""
         print(f"  {file}:{use.line}  {use.name}{note}\n{textwrap.indent(why, ' ' * 6)}")
-    return DIFFERS if any(not use.handled for use, _ in lacking) else 0
+    for finding in said:
+        print(f"  {file}:{finding.line}  {finding.what}{'' if finding.fails else '  (runs)'}")
+    failing = any(not use.handled for use, _ in lacking) or any(finding.fails for finding in said)
+    return DIFFERS if failing else 0
 
 
 def about(host: str, devices: int | None) -> Iterator[str]:

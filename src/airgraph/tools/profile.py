@@ -45,8 +45,8 @@ class KernelTime:
     seconds: float = 0.0
     source: str = ""  # the user's line
     module: str = ""
-    bytes: int | None = None  # read and written by one call; None where a size is symbolic
-    flops: int | None = None  # of one call of a product, convolution or attention
+    bytes: int | None = None  # read and written by a call, on average; None where a size is symbolic
+    flops: int | None = None  # of a call of a product, convolution or attention, on average
 
     def rate(self, amount: int | None) -> float | None:
         return amount * self.calls / self.seconds if amount and self.seconds else None
@@ -155,7 +155,11 @@ def profiling() -> Iterator[list[Profile]]:
 
 def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
     """The events of kernels and of ops inside our programs, with what is known of them."""
-    known = {k.name: k for program in programs for k in kernels_of(program)}
+    known: defaultdict[str, dict[Any, KernelTime]] = defaultdict(dict)
+    for program in programs:
+        for k in kernels_of(program):
+            known[k.name][program.name] = k
+    told: defaultdict[tuple[str, str], list[KernelTime]] = defaultdict(list)
     times: defaultdict[tuple[str, str], KernelTime] = defaultdict(lambda: KernelTime("", ""))
     for event in events.events():
         cuda = event.device_type == torch.autograd.DeviceType.CUDA
@@ -167,10 +171,27 @@ def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
         kernel.name, kernel.device = name, "cuda" if cuda else "cpu"
         kernel.calls += 1
         kernel.seconds += (event.device_time_total if cuda else event.cpu_time_total) / 1e6
-        if name in known:
-            told = known[name]
-            kernel.source, kernel.module, kernel.bytes, kernel.flops = told.source, told.module, told.bytes, told.flops
+        graph = graph_of(event)  # None on a GPU: the kernel is any of that name
+        told[name, kernel.device] += [k for g, k in known[name].items() if graph in (g, None)]
+    for key, of_calls in told.items():
+        for k in of_calls[:1]:
+            times[key].source, times[key].module = k.source, k.module
+            times[key].bytes = mean([k.bytes for k in of_calls])
+            times[key].flops = mean([k.flops for k in of_calls])
     return sorted(times.values(), key=lambda kernel: -kernel.seconds)
+
+
+def graph_of(event: Any) -> str | None:
+    """The name of the graph that a kernel ran in: kernels of several graphs may have one name, and other sizes."""
+    while event is not None and not event.name.startswith(PROGRAMS):
+        event = event.cpu_parent
+    word = event.name.split()[1] if event is not None else ""
+    return word if word.startswith("graph_") else None
+
+
+def mean(amounts: Sequence[int | None]) -> int | None:
+    known = [amount for amount in amounts if amount is not None]
+    return round(sum(known) / len(known)) if known and len(known) == len(amounts) else None
 
 
 def inside_program(event: Any) -> bool:
@@ -245,8 +266,9 @@ def profile_script(script: Script, *, trace: str | None = None, json_file: str |
         raise AirgraphError("no kernel ran: the script compiled nothing with airgraph", hint="airgraph explain SCRIPT")
     page = console()
     page.print(profile.table(ROWS if page.is_terminal else None))
+    graphs = "1 graph" if profile.programs == 1 else f"{profile.programs} graphs"
     page.print(
-        f"{profile.total * 1e3:.1f} ms in kernels of {profile.programs} graphs, {profile.seconds:.1f} s in all, compiling"
+        f"{profile.total * 1e3:.1f} ms in kernels of {graphs}, {profile.seconds:.1f} s in all, compiling"
         f" included; this machine: {profile.machine.bandwidth / 1e9:.1f} GB/s, {profile.machine.peak / 1e9:.1f} GFLOP/s"
     )
     return ended if isinstance(ended, int) else int(ended is not None)

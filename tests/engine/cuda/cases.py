@@ -60,6 +60,29 @@ def whole_numbers(x, y):
     return x // y, x % y, x * y, -x, x.abs(), (x > y).sum(), x.max(), (x > 0).any(1), x.float() / 3, x.sum(0), x.prod(1)
 
 
+class Patches(nn.Sequential):
+    """An image taken apart into patches, with channels last where they are halves."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, (3, 1), (3, 1), bias=False))
+        self.eval().requires_grad_(False)
+
+
+class Blocks(nn.Sequential):
+    """Group norms between convolutions."""
+
+    def __init__(self):
+        layers = [nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()]
+        super().__init__(*layers, nn.Conv2d(16, 16, 3, padding=1))
+        self.eval().requires_grad_(False)
+
+
+def unpadded_attention(q, k, v):
+    """With the mask that transformers' models make where nothing is padded: all true, expanded along the keys."""
+    rows = (torch.arange(q.shape[2], device=q.device) >= 0)[None, None, :, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=rows.expand(-1, -1, -1, k.shape[2])).transpose(1, 2) * 2
+
+
 def grouped_attention(q, k, v, mask):
     k, v = (t.repeat_interleave(4, 1) for t in (k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -146,6 +169,9 @@ CASES = {
     "written weights": Case(lambda x, w, y: F.linear(x, w.add_(y)).relu(), (1, 24), (8, 24), (8, 24), rough=True),
     "long sums": Case(lambda x: (x.sum(0), (x * x).sum((1, 2)), x.sum()), (40, 30, 60), rough=True),
     "images": Case(Images, (2, 3, 20, 20), rough=True),
+    "patches": Case(Patches, (2, 3, 12, 20), rough=True),
+    "group norms": Case(Blocks, (2, 16, 8, 8), rough=True),
+    "attention under an empty mask": Case(unpadded_attention, *[(2, 4, 24, 32)] * 3, rough=True),
     "convolutions": Case(Convolutions, (2, 3, 8, 8), grad=True, rough=True),
     "attention of one token": Case(grouped_attention, (2, 8, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), SEEN),
     "decode": Case(decode, *DECODE),

@@ -7,19 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import BF16, CASES, F16, F32, F64, check
 
 import airgraph
+from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.executable import CudaExecutable
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 HALF = {"rtol": 3e-2, "atol": 3e-2}
 FLOATS = [F32, F64, BF16, F16]
 TYPED = ("elementwise", "softmax", "layer norm", "gelu", "functions", "reductions", "swiglu", "perceptron", "images")
-TYPED += ("normed products", "one row", "long sums")
+TYPED += (
+    "normed products",
+    "one row",
+    "long sums",
+    "group norms",
+    "patches",
+    "attention under an empty mask",
+    "decode",
+)
 
 
 def compiled(programs, **options):
@@ -56,3 +66,46 @@ def test_every_floating_point_type(name, dtype):
         case.function = make().to("cuda", dtype)
     tolerance = HALF if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-3}
     check(compiled([]), case, "cuda", tolerance)
+
+
+def planned(function, *args):
+    """The executable of a function's graph."""
+    programs = []
+    with torch.no_grad():
+        compiled(programs)(function)(*args)
+    (program,) = programs
+    return program.executable
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_attention_under_an_empty_mask_is_the_flash_kernel(dtype):
+    args = [torch.randn(2, 4, 24, 32, device="cuda", dtype=dtype) for _ in range(3)]
+    text = planned(CASES["attention under an empty mask"].function, *args).plan.text()
+    assert text.count("FusedAttentionScore(") == 1
+    assert "BatchMatMul" not in text
+
+
+def test_a_mask_that_hides_something_stays():
+    def function(q, k, v):
+        rows = (torch.arange(q.shape[2], device=q.device) >= 3)[None, None, :, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=rows.expand(-1, -1, -1, k.shape[2]))
+
+    args = [torch.randn(2, 4, 24, 32, device="cuda", dtype=BF16) for _ in range(3)]
+    assert "FusedAttentionScore(" not in planned(function, *args).plan.text()
+    run = torch.compile(function, backend=airgraph.backend())
+    torch.testing.assert_close(run(*args), function(*args), rtol=3e-2, atol=3e-2)
+
+
+def test_group_norms_of_halves_have_channels_last():
+    model, (x,) = CASES["group norms"].build("cuda")
+    text = planned(model.half(), x.half()).plan.text()
+    assert "AtenCall" not in text
+    assert text.count("channels_last") == 2
+
+
+def test_decoding_is_one_kernel():
+    function, args = CASES["decode"].build("cuda")
+    units = [unit for group in planned(function, *args).groups for unit in group]
+    (unit,) = [u for u in units if isinstance(u, DecodeAttention)]
+    assert unit.query is not None
+    assert [cache.made is not None for cache in unit.caches] == [True, False]  # values are written as they come

@@ -71,14 +71,15 @@ def npu_dynamic_block_quant(
     row_block_size: int = 1,
     col_block_size: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """scale = the largest of a block / the largest of the type, and at least `min_scale`."""
+    """scale = the largest of a block / the largest of the type, and at most 1 / `min_scale`."""
     op = "npu_dynamic_block_quant"
     need_types(op, FLOATS, x=x)
     need(x.dim() in (2, 3), op, f"x has {x.dim()} axes, and has to have 2 or 3")
     need(dst_type in TYPES and round_mode == "rint", op, f"dst_type {dst_type} by {round_mode} is not emulated")
     target = TYPES[dst_type]
     blocks = in_blocks(in_blocks(x.float(), -1, col_block_size), -3, row_block_size).transpose(-3, -2)
-    scale = (blocks.abs().amax((-1, -2)) / largest(target)).clamp(min=min_scale)
+    scale = blocks.abs().amax((-1, -2)) / largest(target)
+    scale = scale.clamp(max=1 / min_scale) if min_scale else scale
     by = scale.masked_fill(scale == 0, 1.0)
     whole = by.repeat_interleave(row_block_size, -2)[..., : x.shape[-2], :]
     whole = whole.repeat_interleave(col_block_size, -1)[..., : x.shape[-1]]
@@ -221,6 +222,8 @@ def npu_fused_matmul(
         need(x3 is not None, op, f"fused_op_type {fused_op_type!r} needs x3")
         assert x3 is not None
         return (y + x3.float() if fused_op_type == "add" else y * x3.float()).to(x.dtype)
+    if fused_op_type == "16cast32":
+        return y
     known = fused_op_type in ("", "relu", "gelu_erf", "gelu_tanh")
     need(known, op, f"fused_op_type {fused_op_type!r} is not emulated")
     return ACTIVATIONS[fused_op_type](y).to(x.dtype)

@@ -31,7 +31,17 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
+from airgraph.plan.steps import (
+    Allocation,
+    CallStep,
+    ConvSizes,
+    ConvStep,
+    LoopStep,
+    Matrix,
+    Plan,
+    step_reads,
+    step_writes,
+)
 from airgraph.plan.tensors import TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES
 
@@ -318,7 +328,7 @@ class CudaExecutable:
         return Step((self.node_of(step.out),), run, reads, {out: None})
 
     def convolution(self, step: ConvStep) -> Step:
-        """By cuDNN, on images with channels last."""
+        """By cuDNN, on images with channels last; one that takes an image apart into patches is a product."""
         s, matrices = step.sizes, [m for m in (step.x, step.w, step.bias) if m is not None]
         shapes = [(s.n, s.c, s.h, s.w), (s.o, s.c // s.groups, s.kh, s.kw), (s.o,)]
         keys = [self.key(m.tensor) for m in matrices]
@@ -327,9 +337,12 @@ class CudaExecutable:
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
-            views = [viewed(env[k], shape, m, bound.value) for k, shape, m in zip(keys, shapes, matrices)]
-            x, w, bias = (*views, None) if step.bias is None else views
-            made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
+            x, w, *rest = [viewed(env[k], shape, m, bound.value) for k, shape, m in zip(keys, shapes, matrices)]
+            bias = rest[0] if rest else None
+            if is_patches(s):
+                made = by_patches(x, w, bias)
+            else:
+                made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
             return [made if own else empty(self.layout(step.out, bound), self.device).copy_(made)]
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
@@ -424,6 +437,22 @@ def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Call
     """What a matrix says of the memory of its tensor, which is `base`."""
     strides = [value(s) for s in matrix.strides]
     return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
+
+
+def is_patches(s: ConvSizes) -> bool:
+    """The places that a convolution's kernel takes cover the image once."""
+    plain = (s.ph, s.pw, s.dh, s.dw, s.groups) == (0, 0, 1, 1, 1)
+    return plain and (s.sh, s.sw) == (s.kh, s.kw) != (1, 1) and (s.oh * s.kh, s.ow * s.kw) == (s.h, s.w)
+
+
+def by_patches(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Such a convolution, with channels last: cuDNN took 84 µs for patches of 16 × 16 in 8 × 224², bfloat16, on an H200."""
+    o, c, kh, kw = w.shape
+    n, _, h, wide = x.shape
+    patches = x.unflatten(3, (-1, kw)).unflatten(2, (-1, kh)).permute(0, 2, 4, 3, 5, 1)  # n, oh, ow, kh, kw, c
+    rows, matrix = patches.reshape(-1, kh * kw * c), w.permute(0, 2, 3, 1).reshape(o, -1)
+    made = torch.mm(rows, matrix.t()) if bias is None else torch.addmm(bias, rows, matrix.t())
+    return made.view(n, h // kh, wide // kw, o)
 
 
 def empty(layout: Layout, device: torch.device) -> torch.Tensor:

@@ -39,10 +39,11 @@ define(
 define("RmsNorm", "x gamma", each(like(), deviations("x")), outputs="y rstd", epsilon=1e-6)
 # The same of x1 + x2, and that sum.
 define("AddRmsNorm", "x1 x2 gamma", each(like("x1"), deviations("x1"), like("x1")), outputs="y rstd x", epsilon=1e-6)
+# Statistics of groups have the input's type on every device.
 define(
     "GroupNormV2",
     "x gamma? beta?",
-    each(like(), statistics(), statistics()),
+    each(like(), sized(), sized()),
     outputs="y mean rstd",
     num_groups=REQUIRED,
     eps=1e-5,
@@ -51,7 +52,7 @@ define(
 define(
     "GroupNorm",
     "x gamma? beta?",
-    each(like(), statistics(), wide()),
+    each(like(), sized(), wide()),
     outputs="y mean variance",
     num_groups=REQUIRED,
     eps=1e-5,

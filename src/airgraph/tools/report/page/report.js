@@ -55,16 +55,15 @@ function overview() {
 }
 
 // -- stages: selecting a line marks the lines of the same FX nodes everywhere -------------------------------------------
+const BLOCK = 100, LINE = 18.6;  // lines that the browser lays out together when they come near the screen; height of one
 function stages(graph) {
   const panes = el("div", { class: "panes" });
   for (const stage of graph.stages) {
     const lines = el("div", { class: "lines", "data-stage": stage.name });
-    const made = document.createDocumentFragment();
-    for (const [text, notes] of stage.lines) {
-      const line = el("div", notes.length ? { "data-n": notes.join(" ") } : {}, text || " ");
-      made.append(line);
+    for (let i = 0; i < stage.lines.length; i += BLOCK) {
+      const made = stage.lines.slice(i, i + BLOCK).map(([text, notes]) => el("div", notes.length ? { "data-n": notes.join(" ") } : {}, text || " "));
+      lines.append(el("div", { class: "block", style: `contain-intrinsic-height:${made.length * LINE}px` }, ...made));
     }
-    lines.append(made);
     panes.append(el("div", { class: "pane" }, el("h3", {}, stage.name), lines));
   }
   panes.addEventListener("click", (event) => {
@@ -78,7 +77,8 @@ function select(panes, notes, clicked) {
   for (const pane of panes.querySelectorAll(".lines")) {
     const hits = [...pane.querySelectorAll("[data-n]")].filter((l) => l.dataset.n.split(" ").some((n) => notes.has(n)));
     for (const line of hits) line.classList.add("on");
-    if (hits.length && !hits.includes(clicked)) pane.scrollTop = hits[0].offsetTop - pane.offsetTop - pane.clientHeight / 3;
+    if (hits.length && !hits.includes(clicked))
+      pane.scrollTop += hits[0].getBoundingClientRect().top - pane.getBoundingClientRect().top - pane.clientHeight / 3;
   }
 }
 

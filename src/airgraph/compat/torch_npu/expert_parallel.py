@@ -1,0 +1,352 @@
+"""Tokens that go to experts on other ranks, and come back.
+
+    rows, scales, idx, counts, ends, _, _ = torch_npu.npu_moe_distribute_dispatch(x, ids, group, ranks, rank, experts)
+    y = torch_npu.npu_moe_distribute_combine(rows, ids, idx, ends, weights, group, ranks, rank, experts)
+    y, _, _ = torch_npu.npu_alltoallv_gmm(x, weight, group, ranks, sent, received)         exchange, then by groups
+    y, _ = torch_npu.npu_gmm_alltoallv(y, weight, group, ranks, sent, received)            the way back
+
+They are opened in a compiled graph: it has collectives and arithmetic. How many tokens go where is not known before it
+runs, and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks
+have as many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor
+parallelism, experts that compute nothing, quantised communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from airgraph.compat.torch_npu.between_devices import collectives
+from airgraph.compat.torch_npu.quantisation import rounded
+from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
+
+
+def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
+    """Of all ranks, one after another."""
+    whole: Tensor = collectives.wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), ranks, group))
+    return whole
+
+
+def exchanged(x: Tensor, received: Sequence[int], sent: Sequence[int], group: str) -> Tensor:
+    """Rows for each rank, and those from each."""
+    got: Tensor = collectives.wait_tensor(
+        collectives.all_to_all_single(x.contiguous(), list(received), list(sent), group)
+    )
+    return got
+
+
+# -- dispatch and combine -------------------------------------------------------------------------------------------
+def check(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> None:
+    usual = {"group_tp": ("",), "tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,)}
+    usual |= {"shared_expert_rank_num": (0,), "comm_quant_mode": (0,), "comm_alg": ("", "fullmesh_v1", "fullmesh_v2")}
+    usual |= {f"{kind}_expert_num": (0,) for kind in ("zero", "copy", "const")}
+    for name, allowed in usual.items():
+        need(named.get(name, allowed[0]) in allowed, op, f"{name} {named.get(name)!r} is not emulated")
+    tensors = ("x_active_mask", "elastic_info", "performance_info", "shared_expert_x", "ori_x", "const_expert_v")
+    not_emulated(op, **{name: named.get(name) for name in tensors})
+    need(0 <= rank < ranks, op, f"ep_rank_id {rank} is none of {ranks} ranks")
+    need(experts % ranks == 0, op, f"{experts} experts are not parts for {ranks} ranks")
+
+
+def order(ids: Tensor, ranks: int, experts: int) -> Tensor:
+    """For each pair of a token and an expert, of all ranks, its place among the rows of the rank that has the expert:
+    by expert, then by rank and token."""
+    flat = ids.flatten().long()
+    local = experts // ranks
+    earlier = torch.arange(flat.shape[0], device=ids.device)
+    before = (flat.unsqueeze(0) < flat.unsqueeze(1)) | (
+        (flat.unsqueeze(0) == flat.unsqueeze(1)) & (earlier < earlier.unsqueeze(1))
+    )
+    same_rank = (flat // local).unsqueeze(0) == (flat // local).unsqueeze(1)
+    return (before & same_rank).sum(1)
+
+
+_DISPATCH = (
+    "Tensor x, Tensor expert_ids, str group_ep, int ep_world_size, int ep_rank_id, int moe_expert_num, *, "
+    "Tensor? scales=None, Tensor? x_active_mask=None, Tensor? expert_scales=None, {more}str group_tp='', "
+    "int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, int shared_expert_num=1, "
+    "int shared_expert_rank_num=0, int quant_mode=0, int global_bs=0, int expert_token_nums_type=1{last}"
+)
+_SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+
+def dispatched(
+    op: str,
+    x: Tensor,
+    expert_ids: Tensor,
+    group: str,
+    ranks: int,
+    rank: int,
+    experts: int,
+    scales: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    **named: Any,
+) -> tuple[Tensor, ...]:
+    need_types(op, FLOATS[:2], x=x)
+    check(op, ranks, rank, experts, named)
+    need(quant_mode in (0, 2), op, f"quant_mode is {quant_mode}, and has to be 0 or 2")
+    tokens, k = expert_ids.shape
+    local = experts // ranks
+    most = (global_bs or tokens * ranks) * min(local, k)
+    ids = gathered(expert_ids, ranks, group)
+    place, flat = order(ids, ranks, experts), ids.flatten().long()
+    mine = flat // local == rank
+    source = gathered(x, ranks, group).repeat_interleave(k, 0)
+    slot = torch.where(mine, place, most)  # those of other ranks go behind the last row, which is dropped
+    rows = x.new_zeros(most + 1, x.shape[1]).index_copy(0, slot, source)[:most]
+    expert = flat.new_zeros(most + 1).index_copy(0, slot, flat)[:most]
+    each = torch.arange(local, device=x.device) + rank * local
+    by = (flat.view(ranks, -1).unsqueeze(0) == each.view(-1, 1, 1)).sum(-1)  # [local experts, ranks]
+    counts = by.sum(1)
+    nums = counts if expert_token_nums_type == 1 else counts.cumsum(0)
+    weights = x.new_empty(0, dtype=torch.float32)
+    if expert_scales is not None:
+        given = gathered(expert_scales.float(), ranks, group).flatten()
+        weights = given.new_zeros(most + 1).index_copy(0, slot, given)[:most]
+    dynamic = x.new_empty(0, dtype=torch.float32)
+    if quant_mode == 2:
+        wide = rows.float() if scales is None else rows.float() * scales.float()[expert]
+        dynamic = wide.abs().amax(-1) / 127
+        rows = rounded(wide / dynamic.masked_fill(dynamic == 0, 1.0).unsqueeze(-1), torch.int8)
+    own = place.view(ranks, -1)[rank].int()
+    none = counts.new_zeros(1, dtype=torch.int32)
+    return rows, dynamic, own, nums.long(), by.flatten().cumsum(0).int(), none, weights
+
+
+@reference(f"npu_moe_distribute_dispatch({_DISPATCH.format(more='', last='')}) -> {_SEVEN}", opened=True)
+def npu_moe_distribute_dispatch(
+    x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **named: Any
+) -> tuple[Tensor, ...]:
+    op = "npu_moe_distribute_dispatch"
+    return dispatched(op, x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **named)
+
+
+_SPECIAL = ", str comm_alg='', int zero_expert_num=0, int copy_expert_num=0, int const_expert_num=0"
+_INFO = "Tensor? elastic_info=None, Tensor? performance_info=None, "
+
+
+@reference(f"npu_moe_distribute_dispatch_v2({_DISPATCH.format(more=_INFO, last=_SPECIAL)}) -> {_SEVEN}", opened=True)
+def npu_moe_distribute_dispatch_v2(
+    x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **named: Any
+) -> tuple[Tensor, ...]:
+    op = "npu_moe_distribute_dispatch_v2"
+    return dispatched(op, x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, **named)
+
+
+_COMBINE = (
+    "Tensor expand_x, Tensor expert_ids, Tensor {info}, Tensor ep_send_counts, Tensor expert_scales, str group_ep, "
+    "int ep_world_size, int ep_rank_id, int moe_expert_num, *, Tensor? tp_send_counts=None, "
+    "Tensor? x_active_mask=None, {more}Tensor? expand_scales=None, Tensor? shared_expert_x=None, {special}"
+    "str group_tp='', int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, int shared_expert_num=1, "
+    "int shared_expert_rank_num=0, int global_bs=0, {last}"
+)
+
+
+def combined(
+    op: str, rows: Tensor, ids: Tensor, scales: Tensor, group: str, ranks: int, rank: int, experts: int, named: Any
+) -> Tensor:
+    need_types(op, FLOATS[:2], expand_x=rows)
+    check(op, ranks, rank, experts, named)
+    every = gathered(ids, ranks, group)
+    place = order(every, ranks, experts).view(ranks, *ids.shape)[rank]
+    owner = ids.long() // (experts // ranks)
+    whole = gathered(rows, ranks, group)
+    back = whole[owner * rows.shape[0] + place].float()
+    return (back * scales.float().unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+@reference(
+    "npu_moe_distribute_combine("
+    + _COMBINE.format(
+        info="expand_idx",
+        more="Tensor? activation_scale=None, Tensor? weight_scale=None, Tensor? group_list=None, ",
+        special="",
+        last="int out_dtype=0, int comm_quant_mode=0, int group_list_type=0",
+    )
+    + ") -> Tensor",
+    opened=True,
+)
+def npu_moe_distribute_combine(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    **named: Any,
+) -> Tensor:
+    op = "npu_moe_distribute_combine"
+    return combined(op, expand_x, expert_ids, expert_scales, group_ep, ep_world_size, ep_rank_id, moe_expert_num, named)
+
+
+@reference(
+    "npu_moe_distribute_combine_v2("
+    + _COMBINE.format(
+        info="assist_info_for_combine",
+        more="",
+        special="Tensor? elastic_info=None, Tensor? ori_x=None, Tensor? const_expert_alpha_1=None, "
+        "Tensor? const_expert_alpha_2=None, Tensor? const_expert_v=None, Tensor? performance_info=None, ",
+        last=f"int comm_quant_mode=0{_SPECIAL}",
+    )
+    + ") -> Tensor",
+    opened=True,
+)
+def npu_moe_distribute_combine_v2(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    **named: Any,
+) -> Tensor:
+    op = "npu_moe_distribute_combine_v2"
+    return combined(op, expand_x, expert_ids, expert_scales, group_ep, ep_world_size, ep_rank_id, moe_expert_num, named)
+
+
+# -- exchanges with products ----------------------------------------------------------------------------------------
+_EXCHANGE = (
+    "Tensor gmm_x, Tensor gmm_weight, str hcom, int ep_world_size, int[] send_counts, int[] recv_counts, *, "
+    "Tensor? send_counts_tensor=None, Tensor? recv_counts_tensor=None, Tensor? mm_x=None, Tensor? mm_weight=None, "
+    "bool trans_gmm_weight=False, bool trans_mm_weight=False"
+)
+
+
+def shared(x: Tensor | None, weight: Tensor | None, transposed: bool, like: Tensor) -> Tensor:
+    """The product of the shared experts; nothing where there are none."""
+    if x is None or weight is None:
+        return like.new_empty(0)
+    return x @ (weight.t() if transposed else weight)
+
+
+def of_ranks(counts: Sequence[int], ranks: int) -> list[int]:
+    each = len(counts) // ranks
+    return [sum(counts[r * each : (r + 1) * each]) for r in range(ranks)]
+
+
+@reference(
+    f"npu_alltoallv_gmm({_EXCHANGE}, bool permute_out_flag=False, str? comm_mode=None) -> (Tensor, Tensor, Tensor)",
+    opened=True,
+)
+def npu_alltoallv_gmm(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    send_counts_tensor: Tensor | None = None,
+    recv_counts_tensor: Tensor | None = None,
+    mm_x: Tensor | None = None,
+    mm_weight: Tensor | None = None,
+    trans_gmm_weight: bool = False,
+    trans_mm_weight: bool = False,
+    permute_out_flag: bool = False,
+    comm_mode: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts are by rank and then by expert there; what arrives is put by expert and then by rank."""
+    op = "npu_alltoallv_gmm"
+    need_types(op, FLOATS[:2], gmm_x=gmm_x, gmm_weight=gmm_weight)
+    not_emulated(op, send_counts_tensor=send_counts_tensor, recv_counts_tensor=recv_counts_tensor)
+    ranks, experts = ep_world_size, gmm_weight.shape[0]
+    need(len(send_counts) == len(recv_counts) == ranks * experts, op, f"counts are not {ranks * experts} numbers")
+    got = exchanged(gmm_x, of_ranks(recv_counts, ranks), of_ranks(send_counts, ranks), hcom)
+    parts = got.split(list(recv_counts))
+    by_expert = [torch.cat([parts[r * experts + e] for r in range(ranks)]) for e in range(experts)]
+    weights = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
+    y = torch.cat([rows @ weights[e] for e, rows in enumerate(by_expert)])
+    permuted = torch.cat(by_expert) if permute_out_flag else got.new_empty(0)
+    return y, shared(mm_x, mm_weight, trans_mm_weight, gmm_x), permuted
+
+
+@reference(f"npu_gmm_alltoallv({_EXCHANGE}) -> (Tensor, Tensor)", opened=True)
+def npu_gmm_alltoallv(
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    send_counts_tensor: Tensor | None = None,
+    recv_counts_tensor: Tensor | None = None,
+    mm_x: Tensor | None = None,
+    mm_weight: Tensor | None = None,
+    trans_gmm_weight: bool = False,
+    trans_mm_weight: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rows are by expert and then by rank; counts by rank and then by expert, as in the op above."""
+    op = "npu_gmm_alltoallv"
+    need_types(op, FLOATS[:2], gmm_x=gmm_x, gmm_weight=gmm_weight)
+    not_emulated(op, send_counts_tensor=send_counts_tensor, recv_counts_tensor=recv_counts_tensor)
+    ranks, experts = ep_world_size, gmm_weight.shape[0]
+    need(len(send_counts) == len(recv_counts) == ranks * experts, op, f"counts are not {ranks * experts} numbers")
+    sizes = [send_counts[r * experts + e] for e in range(experts) for r in range(ranks)]
+    weights = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
+    parts = [rows @ weights[i // ranks] for i, rows in enumerate(gmm_x.split(sizes))]
+    by_rank = torch.cat([parts[e * ranks + r] for r in range(ranks) for e in range(experts)])
+    y = exchanged(by_rank, of_ranks(recv_counts, ranks), of_ranks(send_counts, ranks), hcom)
+    return y, shared(mm_x, mm_weight, trans_mm_weight, gmm_x)
+
+
+@reference(
+    "npu_all_to_all_matmul(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, int[]? all2all_axes=None, "
+    "bool all2all_out_flag=True, str? comm_mode=None) -> (Tensor, Tensor)",
+    opened=True,
+)
+def npu_all_to_all_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None = None,
+    all2all_axes: Sequence[int] | None = None,
+    all2all_out_flag: bool = True,
+    comm_mode: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rows of all ranks for this one, side by side, times x2."""
+    op = "npu_all_to_all_matmul"
+    need_types(op, FLOATS, x1=x1, x2=x2)
+    need([*(all2all_axes or (-2, -1))] == [-2, -1], op, f"all2all_axes is {all2all_axes}, and has to be [-2, -1]")
+    need(x1.shape[0] % world_size == 0, op, f"{x1.shape[0]} rows are not parts for {world_size} ranks")
+    rows = x1.shape[0] // world_size
+    got = exchanged(x1, [rows] * world_size, [rows] * world_size, hcom)
+    beside = got.view(world_size, rows, -1).transpose(0, 1).reshape(rows, -1)
+    y = (beside @ x2 if bias is None else beside @ x2 + bias).to(x1.dtype)
+    return y, beside if all2all_out_flag else beside.new_empty(0)
+
+
+@reference(
+    "npu_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, int[]? all2all_axes=None) "
+    "-> Tensor",
+    opened=True,
+)
+def npu_matmul_all_to_all(
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None = None,
+    all2all_axes: Sequence[int] | None = None,
+) -> Tensor:
+    """Columns of the product for each rank; those from all ranks, one below the other."""
+    op = "npu_matmul_all_to_all"
+    need_types(op, FLOATS, x1=x1, x2=x2)
+    need([*(all2all_axes or (-1, -2))] == [-1, -2], op, f"all2all_axes is {all2all_axes}, and has to be [-1, -2]")
+    need(x2.shape[1] % world_size == 0, op, f"{x2.shape[1]} columns are not parts for {world_size} ranks")
+    y = (x1 @ x2 if bias is None else x1 @ x2 + bias).to(x1.dtype)
+    parts = y.view(y.shape[0], world_size, -1).transpose(0, 1).reshape(world_size * y.shape[0], -1)
+    return exchanged(parts, [y.shape[0]] * world_size, [y.shape[0]] * world_size, hcom)
