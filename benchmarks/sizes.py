@@ -4,7 +4,8 @@
     python benchmarks/sizes.py --only generate     the part of that name, or those whose names begin so; --help lists them
 
 Contenders take turns in one process, so that a busy machine slows all of them; what counts are the ratios. `generate` uses
-transformers' default cache, which grows by one entry a token. All of it takes about ten minutes, most of them Inductor's.
+transformers' default cache, which grows by one entry a token. All of it takes about
+twenty minutes, most of them Inductor's.
 """
 
 from __future__ import annotations

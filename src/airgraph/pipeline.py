@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
-from airgraph.capture.aot import fixed_inputs
+from airgraph.capture.aot import first_saved, fixed_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -279,7 +279,9 @@ def made_ready(
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
-    return engine.program(executable, ProgramMaker(c.name, boundary, c.journal, config, fixed)), request.graph
+    saved = first_saved() if c.journal.phase == "forward" else None
+    maker = ProgramMaker(c.name, boundary, c.journal, config, fixed, saved)
+    return engine.program(executable, maker), request.graph
 
 
 def dumping(c: Compilation, request: Request) -> Program:

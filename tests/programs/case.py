@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._prims_common import check_significant_strides
@@ -30,6 +30,16 @@ class Case:
         """The arguments of a set of sizes, in memory of their own."""
         return [copied(a).requires_grad_(a.requires_grad) for a in self.arguments[index]]
 
+    def on(self, device: str) -> Case:
+        """The same program with its arguments there; so are the tensors it makes itself."""
+
+        def run(*args: torch.Tensor) -> Tensors:
+            with torch.device(device):
+                return self.run(*args)
+
+        arguments = [[copied(a, device).requires_grad_(a.requires_grad) for a in given] for given in self.arguments]
+        return replace(self, run=run, arguments=arguments)
+
 
 @dataclass
 class Results:
@@ -42,9 +52,9 @@ class Different(Exception):
     """A result that is not eager's."""
 
 
-def copied(x: torch.Tensor) -> torch.Tensor:
+def copied(x: torch.Tensor, device: str | None = None) -> torch.Tensor:
     """With the same strides."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x.detach())
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device or x.device).copy_(x.detach())
 
 
 def evaluated(case: Case, run: Callable[..., Sequence[torch.Tensor]], arguments: Tensors) -> Results:
@@ -61,7 +71,7 @@ def evaluated(case: Case, run: Callable[..., Sequence[torch.Tensor]], arguments:
 
 def weights(x: torch.Tensor) -> torch.Tensor:
     """Small whole numbers, so that every element has a gradient of its own."""
-    return ((torch.arange(x.numel()) * 5 + 1) % 7 - 3).reshape(x.shape).double()
+    return ((torch.arange(x.numel(), device=x.device) * 5 + 1) % 7 - 3).reshape(x.shape).double()
 
 
 def compare(case: Case, got: Results, expected: Results) -> None:

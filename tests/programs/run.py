@@ -3,6 +3,7 @@
     python tests/programs/run.py --generator networks --count 5000 --seed 0 --engine native
     python tests/programs/run.py --count 100000 --workers 8 --progress            by eight processes
     python tests/programs/run.py --generator networks --seeds 4711                the one program again, printed
+    python tests/programs/run.py --engine cuda --count 2000 --workers 12          on an NVIDIA GPU
 
 Programs go to AOTAutograd directly, several in one graph, which costs a tenth of what Dynamo would: batches that fail are
 repeated program by program. A child process serves so many programs and makes room for the next; the programs it died at
@@ -48,7 +49,9 @@ ENGINES = {
     "native": Config(engine="native"),
     "reference": Config(engine="reference"),
     "replay": Config(mode="reduce-overhead"),
+    "cuda": Config(),  # on an NVIDIA GPU, by the default engine there
 }
+CALLS = 3  # of each set of sizes: one that binds them, one that may capture a graph, one that replays it
 CHILD = 400  # programs for one process
 
 
@@ -131,7 +134,7 @@ def check(cases: Sequence[Case], expected: Sequence[list[Results]], config: Conf
     together = Case("", joined(cases), [], train=any(c.train for c in cases))
     for index in range(max(len(c.arguments) for c in cases)):
         sets = [index % len(c.arguments) for c in cases]
-        for _ in range(2):  # the first call of these sizes binds them, the second one only runs
+        for _ in range(CALLS if config is ENGINES["cuda"] else 2):
             arguments = [a for c, i in zip(cases, sets) for a in c.fresh(i)]
             if compiled is None or not compiled.serves(arguments):
                 dynamic = any(c.dynamic for c in cases)
@@ -165,12 +168,17 @@ Say = Callable[
 ]  # told what begins, {"begins": seeds}, and what is done, {"done": seeds, "counts": …}
 
 
-def batches(generator: str, seeds: Sequence[int], size: int, say: Say) -> Any:
+def made(generator: str, seed: int, engine: str) -> Case:
+    case = GENERATORS[generator](seed)
+    return case.on("cuda") if engine == "cuda" else case
+
+
+def batches(generator: str, seeds: Sequence[int], engine: str, size: int, say: Say) -> Any:
     """Programs that may stand in one graph: either all take gradients or none does, either all sizes are open or none."""
     waiting: dict[tuple[bool, bool], list[Any]] = {}
     for seed in seeds:
         say({"begins": [seed]})
-        case = GENERATORS[generator](seed)
+        case = made(generator, seed, engine)
         expected = expectations(case)
         if expected is None:
             say({"done": [seed], "counts": {"refused by PyTorch": 1}})
@@ -191,7 +199,7 @@ def run_programs(
         counts.update(said.get("counts", {}))
         say(said)
 
-    for batch in batches(generator, seeds, size, tell):
+    for batch in batches(generator, seeds, engine, size, tell):
         together = [seed for seed, _, _ in batch]
         tell({"begins": together})
         tell({"done": together, "counts": run_batch(generator, batch, engine)})
@@ -310,7 +318,7 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.seeds:
-        cases = [GENERATORS[options.generator](int(s)) for s in options.seeds.split(",")]
+        cases = [made(options.generator, int(s), options.engine) for s in options.seeds.split(",")]
         for case in cases:
             print(case.name, case.text, sep="\n")
         try:

@@ -20,6 +20,20 @@ from torch._guards import TracingContext
 from airgraph.capture.dtypes import correct_dtypes
 from airgraph.convert.names import names_of, tell
 
+aten = torch.ops.aten
+# Views of all elements. Taken of the same memory in the backward graph, they cost nothing there.
+VIEWS = {
+    aten.t.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.alias.default,
+    aten.detach.default,
+}
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
@@ -44,8 +58,57 @@ def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
     for node in reversed(list(backward.graph.nodes)):
         if node.name in done and acts(node) and not node.users:
             backward.graph.erase_node(node)
+    save_bases(forward, backward, options["num_fwd_outputs"])
+    forward.recompile()
     backward.recompile()
     return forward, backward
+
+
+def save_bases(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count: int) -> None:
+    """What is saved for the backward graph (the forward's results from number `count` on) is no view, where it may be:
+
+        forward:  t = permute(weight, [1, 0]); return y, t      →    return y, weight
+        backward: mm(dy, t)                                          t = permute(weight, [1, 0]); mm(dy, t)
+
+    A view would be made at every call and be handed through autograd, often beside its base.
+    """
+    end = forward.graph.output_node()
+    written = {node.args[0] for node in forward.graph.nodes if node.target is aten.copy_.default}
+    taken = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
+    first = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    results = list(end.args[0])  # type: ignore[arg-type]
+    kept = results[:count]
+    for saved in results[count:]:
+        views = chain_of_views(saved)
+        base = views[0].args[0] if views else None
+        if not isinstance(base, torch.fx.Node) or base in written or saved.name not in taken:
+            kept.append(saved)
+            continue
+        old = taken.pop(saved.name)
+        if base.name not in taken:
+            kept.append(base)
+            with backward.graph.inserting_before(old):
+                taken[base.name] = backward.graph.placeholder(base.name)
+                taken[base.name].meta = dict(base.meta)
+        new = {base: taken[base.name]}
+        with backward.graph.inserting_before(first):
+            for view in views:
+                new[view] = backward.graph.node_copy(view, new.__getitem__)
+        old.replace_all_uses_with(new[saved])
+        backward.graph.erase_node(old)
+    end.args = (tuple(kept),)
+    for node in reversed(list(forward.graph.nodes)):
+        if node.target in VIEWS and not node.users:
+            forward.graph.erase_node(node)
+
+
+def chain_of_views(node: Any) -> list[torch.fx.Node]:
+    """The views that lead to `node`, the first one first; those with symbolic sizes end the chain."""
+    found: list[torch.fx.Node] = []
+    while isinstance(node, torch.fx.Node) and node.target in VIEWS and node.all_input_nodes == [node.args[0]]:
+        found.insert(0, node)
+        node = node.args[0]
+    return found
 
 
 def fixed_inputs() -> frozenset[int]:
@@ -54,6 +117,13 @@ def fixed_inputs() -> frozenset[int]:
     context = TracingContext.try_get()
     meta: Any = context.fw_metadata if context else None
     return frozenset(getattr(meta, "static_input_indices", None) or ())
+
+
+def first_saved() -> int | None:
+    """While AOTAutograd compiles a forward graph: from which of its results on they are saved for the backward graph."""
+    context = TracingContext.try_get()
+    meta: Any = context.fw_metadata if context else None
+    return getattr(meta, "num_forward", None)
 
 
 def acts(node: torch.fx.Node) -> bool:

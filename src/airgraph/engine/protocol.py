@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Symbols = dict[Any, Any]  # sympy symbol → its value in this call
 Env = dict[int, Any]  # key of a value → the tensor (or number) that holds it in this call
+PLACED = (
+    0  # no value's key: in `env` it leads to {key of a result: memory of its layout}, for steps that can write there
+)
 Work = Callable[[Env, Symbols], Sequence[Any]]
 MapDevice = Callable[[torch.device], torch.device]
 # Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it gives back.

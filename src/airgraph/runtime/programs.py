@@ -14,13 +14,15 @@ from airgraph.runtime.program import Program
 
 @dataclass(frozen=True)
 class ProgramMaker:
-    """Makes the program of one graph. `fixed`: the arguments that stay where they are."""
+    """Makes the program of one graph. `fixed`: the arguments that stay where they are; `saved`: results from this number
+    on are what a forward graph saves for autograd."""
 
     name: str
     boundary: Boundary
     journal: Journal
     config: Config
     fixed: frozenset[int] = frozenset()
+    saved: int | None = None
 
     @property
     def captures(self) -> bool:
@@ -38,4 +40,4 @@ class ProgramMaker:
     def replayed(self, executable: Steps) -> Program:
         from airgraph.runtime.replay import ReplayProgram
 
-        return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed)
+        return ReplayProgram(self.name, self.boundary, executable, self.journal, self.config, self.fixed, self.saved)

@@ -16,9 +16,10 @@ import torch
 
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
+from airgraph.runtime.handout import Handout
 from airgraph.runtime.parts import ProgramPart
 from airgraph.runtime.program import Program
-from airgraph.runtime.slots import Slot, reach, references
+from airgraph.runtime.slots import Slot, Slots, reach, references
 
 _clock = itertools.count(1)
 
@@ -56,7 +57,11 @@ class Recording:
         self.parts: list[ProgramPart] = []
         self.env: Env = {}
         self.whole: Callable[[], None] | None = None  # the one CUDA graph this is, if it is one
-        self.handed: list[torch.Tensor] = []  # the templates, if they are all there is to hand out
+        self.simple = False  # a replay is its launch and nothing else
+        self.results: Handout | None = None  # None: they depend on more than arguments and slots
+        self.exposed = False  # results were handed out one by one, so each of its slots may be held
+        self.watched: list[Slot] = []  # the slots that tell whether its results are held
+        self.version = -1  # of the slots, when `watched` was found
         self.grown = 0  # bytes by which the arena grew for it
 
     # -- a call ---------------------------------------------------------------------------------------------------------
@@ -69,11 +74,27 @@ class Recording:
 
     def free(self) -> bool:
         """Whether its results may be written again."""
-        if self.leased:
-            for slot in self.slots.values():
-                if references(slot.handle) != slot.own:
-                    return self.given_up()
+        if not self.leased or not self.slots:
+            return True
+        if self.version != self.owner.version:
+            self.watched, self.version = self.telling(), self.owner.version
+        for slot in self.watched:
+            if references(slot.handle) != slot.own:
+                return self.given_up()
+        if self.exposed:
+            self.exposed, self.version = False, -1
         return True
+
+    @property
+    def owner(self) -> Slots:
+        return next(iter(self.slots.values())).owner
+
+    def telling(self) -> list[Slot]:
+        """The slots to look at: all of them, with their tickets, if another recording or caller knows them one by one."""
+        every = list(self.slots.values())
+        if self.results is None or self.exposed or any(s.templates > 1 for s in every):
+            return [*dict.fromkeys([*every, *(t for s in every for t in s.tickets)])]
+        return self.results.visible
 
     def given_up(self) -> bool:
         """Policy "error": the user has said that a new step begins, so what he holds of the last one may change."""
@@ -95,10 +116,18 @@ class Recording:
                 part.run(self.env, symbols)
         if self.back:
             self.write_back(args)
-        self.hits += 1
-        self.used = next(_clock)
+        self.count()
         if self.program.config.output_policy == "error":
             self.step = step_now()
+
+    def again(self) -> None:
+        """A replay where it is `simple`."""
+        self.whole()  # type: ignore[misc]
+        self.count()
+
+    def count(self) -> None:
+        self.hits += 1
+        self.used = next(_clock)
 
     def settle(self) -> None:
         """After a call. On a CPU nothing inside has a fixed address, so nothing needs to be kept."""
@@ -110,9 +139,9 @@ class Recording:
 
     def outputs(self, symbols: Symbols) -> list[Any]:
         """The computed outputs, ready to be handed out."""
-        if self.handed:
-            return [template.detach() for template in self.handed]
         program = self.program
+        if not self.exposed:
+            self.exposed, self.version = True, -1
         given: list[Any] = []
         for index, key in enumerate(program.executable.outputs):
             template = self.templates.get(index)
@@ -140,7 +169,7 @@ class Recording:
         for index in templates:
             self.slots[index].forget()
         templates.clear()
-        self.handed = []
+        self.results = None
         self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
 
     __del__ = drop

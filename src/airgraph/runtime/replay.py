@@ -27,13 +27,14 @@ from typing import Any
 import torch
 
 from airgraph.config import Config
-from airgraph.engine.protocol import Env, Steps, Symbols
+from airgraph.engine.protocol import PLACED, Env, Steps, Symbols
 from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
+from airgraph.runtime.handout import prepared
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
 from airgraph.runtime.parts import BoundPart, CapturedPart, PartRecorder, ProgramPart, Work, split_text, written_inputs
 from airgraph.runtime.program import Program, quiet, strided, to_host
@@ -58,7 +59,7 @@ class SizeEntry:
 
 class ReplayProgram(Program):
     """A program that is captured at the second call of its sizes and replayed from then on. `parameters` are the arguments
-    that stay where they are."""
+    that stay where they are; results from number `saved` on go to autograd only."""
 
     executable: Steps
 
@@ -70,9 +71,11 @@ class ReplayProgram(Program):
         journal: Journal,
         config: Config,
         parameters: frozenset[int],
+        saved: int | None = None,
     ) -> None:
         super().__init__(name, boundary, executable, journal)
         self.config = config
+        self.saved = saved
         self.arena = arena_of(executable.device)
         self.parameters = parameters
         self.width = len(boundary.arguments)
@@ -94,8 +97,8 @@ class ReplayProgram(Program):
         simple = [r.index for r in boundary.results if isinstance(r, Fresh)]
         self.plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
         careful = config.force_eager or config.force_recapture or config.check is not None
-        fixed = all(map(is_fixed, boundary.results))
-        self.short = fixed and not careful and not self.left and self.on_host()
+        self.fixed_results = all(map(is_fixed, boundary.results))
+        self.short = not careful and not self.left and self.on_host()
         _PROGRAMS.add(self)
 
     def on_host(self) -> bool:
@@ -132,9 +135,19 @@ class ReplayProgram(Program):
             recording = self.find(entry, args)
             if recording is None:
                 return None
-            results = self.replay(recording, args, dict(recording.symbols))
-        if not self.plain:
-            results = [self.result(r, args, results, {}) for r in self.boundary.results]
+            handout = recording.results
+            if handout is None or (self.saved is not None and hooks()):
+                if not self.fixed_results:
+                    return None
+                outputs = self.replay(recording, args, dict(recording.symbols))
+                results = [self.result(r, args, outputs, {}) for r in self.boundary.results]
+            elif recording.simple:
+                self.arena.ordered()
+                recording.again()
+                results = handout(args)
+            else:
+                self.repeat(recording, args, dict(recording.symbols))
+                results = handout(args)
         args.clear()
         self.calls += 1
         return results
@@ -157,13 +170,23 @@ class ReplayProgram(Program):
 
     def replay(self, recording: Recording, args: Sequence[Any], symbols: Symbols) -> list[Any]:
         """The computed outputs of a replay."""
+        return self.repeat(recording, args, symbols, recording.outputs)
+
+    def repeat(
+        self,
+        recording: Recording,
+        args: Sequence[Any],
+        symbols: Symbols,
+        outputs: Callable[[Symbols], list[Any]] = lambda symbols: [],
+    ) -> list[Any]:
+        """A replay of any kind, and its `outputs`."""
         self.arena.ordered()
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         self.arena.busy = True
         try:
             recording.replay(args, symbols)
-            return recording.outputs(symbols)
+            return outputs(symbols)
         finally:
             recording.settle()
             self.arena.busy = False
@@ -316,8 +339,8 @@ class ReplayProgram(Program):
         for index, slot in recording.slots.items():
             layout = layouts[index]
             recording.templates[index] = slot.template(layout.shape, layout.strides, layout.dtype)
-        if leased and len(recording.templates) == len(self.executable.outputs):
-            recording.handed = [recording.templates[i] for i in range(len(recording.templates))]
+        if leased:
+            recording.results = prepared(self, recording.templates, recording.slots, recording.symbols, self.saved)
         return recording
 
     def record_parts(self, recording: Recording, given: Sequence[Any], symbols: Symbols, keep: bool = False) -> None:
@@ -326,6 +349,11 @@ class ReplayProgram(Program):
         env = recording.env
         env.update(self.executable.constants)
         self.fill(env, given, recording)
+        if not keep and self.arena.device.type == "cuda":
+            placed: dict[int, torch.Tensor] = {}
+            for index, template in recording.templates.items():
+                placed.setdefault(self.executable.outputs[index], template)
+            env[PLACED] = placed
         recorder = PartRecorder(self.executable, self.sizes, self.refused, self.arena.streams)
         recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
         for node, reason in self.refused.items():
@@ -334,7 +362,9 @@ class ReplayProgram(Program):
                 self.journal.remark(split_text(self.executable.graph, node, reason))
         (only, *others) = recording.parts
         if not others and isinstance(only, CapturedPart):
-            recording.whole = only.graph.replay
+            recording.whole = bare_replay(only.graph)
+            more = recording.buffers or recording.cells or recording.back or self.config.output_policy == "error"
+            recording.simple = not more
             if not keep:
                 env.clear()  # its memory is the arena's again
 
@@ -352,9 +382,7 @@ class ReplayProgram(Program):
         keys, writes, names = self.executable.outputs, self.executable.writes, self.executable.inputs
 
         def work(env: Env, symbols: Symbols) -> None:
-            for index, template in recording.templates.items():
-                strides = template.stride()
-                apart(template, strides).copy_(apart(env[keys[index]], strides))
+            copy_results([(template, env[keys[index]]) for index, template in recording.templates.items()])
             self.write([(name, env[key]) for name, key in writes], {name: env.get(key) for name, key in names.items()})
 
         return work
@@ -417,6 +445,31 @@ def capturing(arena: Arena) -> bool:
 
 def reserved(arena: Arena) -> int:
     return torch.cuda.memory_reserved(arena.device) if arena.device.type == "cuda" else 0
+
+
+def bare_replay(graph: Any) -> Callable[[], None]:
+    """Without the Python method around PyTorch's own."""
+    return super(type(graph), graph).replay if type(graph) is torch.cuda.CUDAGraph else graph.replay
+
+
+def hooks() -> bool:
+    """The user has hooks for what autograd saves, which may hold some of it and drop the rest."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def copy_results(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Each result into its slot, unless it was made there; those of one type and layout by one kernel."""
+    together: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for slot, value in pairs:
+        if value.data_ptr() == slot.data_ptr() and value.stride() == slot.stride():
+            continue
+        if value.dtype == slot.dtype and value.stride() == slot.stride() and 0 not in slot.stride():
+            together.setdefault(slot.dtype, []).append((slot, value))
+        else:
+            strides = slot.stride()
+            apart(slot, strides).copy_(apart(value, strides))
+    for same in together.values():
+        torch._foreach_copy_([slot for slot, _ in same], [value for _, value in same])
 
 
 def buffer_for(arg: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,10 @@ in *slots*: pieces of memory that are written again only while nobody holds a te
 for whatever sizes, share its slots. (Two graphs do not: the gradients of one step would stand in the way of the next
 forward.) Whether somebody holds one is what PyTorch counts anyway, the references to a storage: there is nothing to
 register and nothing to wait for, and a tensor kept by a view, by autograd or by another thread counts like any other.
+
+What a forward graph saves for its backward graph are hundreds of tensors that autograd keeps and drops together. One of
+them is made for each call and counts for all of them (`tickets`); of the others autograd gets the very tensors that we
+keep, at no cost.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ class Slot:
         self.handle = self.storage._cdata
         self.own = references(self.handle)
         self.templates = 0
+        self.tickets: set[Slot] = set()  # while one of these is held, this one is
         self.user = user
         self.owner = owner
 
@@ -31,8 +36,12 @@ class Slot:
     def nbytes(self) -> int:
         return self.storage.nbytes()
 
+    def held(self) -> bool:
+        """Somebody has a tensor of this memory that was made for him."""
+        return references(self.handle) != self.own
+
     def free(self) -> bool:
-        return references(self.handle) == self.own
+        return not self.held() and not any(t.held() for t in self.tickets)
 
     def template(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on this memory that stays with us: `detach` of it is what users get."""
@@ -41,12 +50,14 @@ class Slot:
             tensor.set_(self.storage, 0, tuple(shape), tuple(strides))
         self.own += 1
         self.templates += 1
+        self.owner.version += 1
         return tensor
 
     def forget(self) -> None:
         """A template is gone. Memory that no program writes to any more is given up."""
         self.own -= 1
         self.templates -= 1
+        self.owner.version += 1
         if not self.templates and self in self.owner.slots:
             self.owner.slots.remove(self)
 
@@ -57,6 +68,7 @@ class Slots:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.slots: list[Slot] = []
+        self.version = 0  # of who uses which
 
     def take(self, sizes: Sequence[int], user: str | None) -> list[Slot]:
         """A free slot of this user for each size, the smallest that fits, or a new one; without a user a new one that

@@ -21,8 +21,8 @@ from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
 from airgraph.engine.cuda.render import Merged, render
 from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
-from airgraph.engine.protocol import Env, Request, Step, Symbols
-from airgraph.engine.reference import ReferenceExecutable, as_tensor
+from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
+from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
 from airgraph.errors import EngineError
 from airgraph.ir.boundary import TensorIn
@@ -48,6 +48,11 @@ from airgraph.torch_types import TORCH_TYPES
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
 WIDE = 1 << 31  # elements from which on an index needs 64 bits
+PRODUCTS = {  # and which attributes say that an operand is transposed
+    "MatMul": ("transpose_x1", "transpose_x2"),
+    "MatMulV2": ("transpose_x1", "transpose_x2"),
+    "BatchMatMul": ("adj_x1", "adj_x2"),
+}
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Launch = Callable[[Sequence[torch.Tensor]], None]
 
@@ -177,6 +182,13 @@ class CudaExecutable:
             found = bound.layouts[t.id] = (shape, strides, TORCH_TYPES[t.dtype])
         return found
 
+    def memory(self, key: int, t: Tensor, env: Env, bound: Bound) -> torch.Tensor:
+        """For a tensor that a step makes: where it is wanted, if it may lie there, else new."""
+        layout = self.layout(t, bound)
+        place = env.get(PLACED, {}).get(key)
+        fits = place is not None and (tuple(place.shape), place.stride(), place.dtype) == layout
+        return place if fits else empty(layout, self.device)
+
     # -- steps ------------------------------------------------------------------------------------------------------
     def schedule(self) -> list[Step]:
         steps = [self.arguments()] if self.graph.inputs else []
@@ -290,7 +302,7 @@ class CudaExecutable:
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
-            fresh = {k: empty(self.layout(t, bound), self.device) for k, t in new.items()}
+            fresh = {k: self.memory(k, t, env, bound) for k, t in new.items()}
             for source, row in zip(chosen(env), keys):
                 launch = bound.launches.get(source) or self.launch(source, bound)
                 launch([fresh[k] if k in fresh else env[k] for k in row])
@@ -316,7 +328,7 @@ class CudaExecutable:
             bound = self.bound(symbols)
             as_they_came = steady and all(env[a].data_ptr() == env[b].data_ptr() for a, b in given)
             source = ahead if as_they_came else waiting
-            made = empty(self.layout(step.out, bound), self.device)
+            made = self.memory(self.key(step.out), step.out, env, bound)
             part, stat, pairs = source.scratch(bound.value)
             scratch = torch.empty(part + stat, dtype=torch.float32, device=self.device)
             counters = self.counters if pairs <= COUNTERS else scratch.new_zeros(pairs, dtype=torch.int32)
@@ -343,7 +355,7 @@ class CudaExecutable:
                 made = by_patches(x, w, bias)
             else:
                 made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
-            return [made if own else empty(self.layout(step.out, bound), self.device).copy_(made)]
+            return [made if own else self.memory(self.key(step.out), step.out, env, bound).copy_(made)]
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
 
@@ -369,6 +381,11 @@ class CudaExecutable:
         makes: dict[int, Value | None] = {}
         for value, t in step.writes:
             makes |= {self.raw(t): value, self.key(t): None}
+        is_product = step.node.op in PRODUCTS
+
+        def wanted(env: Env) -> torch.Tensor | None:
+            places = env.get(PLACED, {})
+            return next((places[key] for key in makes if key in places), None)
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
@@ -377,7 +394,8 @@ class CudaExecutable:
                 scope[id(v)] = self.number(v, symbols)
             held = {storage(x) for x in scope.values() if isinstance(x, torch.Tensor)}
             results: list[Any] = []
-            for (_, t), result in zip(step.writes, work(scope, symbols)):
+            made = product_into(wanted(env), step.node, scope) if is_product else None
+            for (_, t), result in zip(step.writes, made or work(scope, symbols)):
                 results += self.kept(t, result, held, bound)
             return results
 
@@ -431,6 +449,21 @@ class CudaExecutable:
         for step in self.steps:
             step.advance(env, symbols, self.graph)
         return [env[key] for key in self.outputs], []
+
+
+def product_into(place: torch.Tensor | None, node: Node, scope: Env) -> list[torch.Tensor] | None:
+    """The product that the node is, made in this memory; None if it cannot be."""
+    operands: list[Any] = [scope[id(v)] if isinstance(v, Value) else None for v in (*node.inputs, None)]
+    x, y, bias = operands[:3]
+    if place is None or x.ndim not in (2, 3) or not x.dtype == y.dtype == place.dtype:
+        return None
+    left, right = (attributes(node)[name] for name in PRODUCTS[node.op])
+    x, y = x.mT if left else x, y.mT if right else y
+    if place.shape != (*x.shape[:-1], y.shape[-1]) or not place.is_contiguous():
+        return None
+    if bias is not None:
+        return [torch.addmm(bias, x, y, out=place)]
+    return [torch.mm(x, y, out=place) if x.ndim == 2 else torch.bmm(x, y, out=place)]
 
 
 def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Callable[[Any], int]) -> torch.Tensor:

@@ -48,7 +48,7 @@ def gather(x: Tensor, indices: Tensor, axis: int, **_: int) -> Tensor:
     if indices.ndim == 0 and indices.device.type == "cpu":
         return x.select(axis, int(indices))
     picked = x.index_select(axis, indices.reshape(-1))
-    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def embedding_gradient(

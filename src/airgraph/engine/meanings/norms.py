@@ -81,7 +81,8 @@ def group_norm_gradient(
     num_groups: int,
     output_mask: Sequence[bool],
 ) -> list[Tensor]:
-    mean, rstd = statistics(x, gamma, mean, rstd)  # type: ignore[assignment]
+    dtype = x.dtype if gamma is None else gamma.dtype  # float32 for half inputs is what only other norms take
+    mean, rstd = mean.to(dtype), rstd.to(dtype)
     grads = aten.native_group_norm_backward(dy, x, mean, rstd, gamma, *group_sizes(x), num_groups, output_mask)
     return or_empty(grads, x)
 

@@ -1,0 +1,111 @@
+"""The results of a replay, prepared: what is the same in every call, and what is made for each.
+
+fresh   a tensor of its own on a slot's memory, for somebody who may hold it
+again   the same tensor as another result
+given   an argument as it came
+views   of an argument or of an output
+kept    numbers and None; and, of what autograd saves, the tensors that we keep ourselves (slots.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from airgraph.engine.protocol import Symbols
+from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.symbols import evaluate
+from airgraph.runtime.slots import Slot
+
+
+@dataclass
+class Handout:
+    """Called with the arguments, it gives the results; the memory has been written. Positions are those of results."""
+
+    program: Any
+    symbols: Symbols
+    templates: dict[int, torch.Tensor]
+    kept: list[Any]
+    fresh: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    again: list[tuple[int, int]] = field(default_factory=list)
+    given: list[tuple[int, int]] = field(default_factory=list)
+    views: list[tuple[int, OfInput | OfOutput]] = field(default_factory=list)
+    at: dict[int, int] = field(default_factory=dict)  # output → position of a fresh tensor of it
+    visible: list[Slot] = field(default_factory=list)  # slots of which tensors are made for callers
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        results = self.kept.copy()
+        for position, template in self.fresh:
+            results[position] = template.detach()
+        for position, argument in self.given:
+            results[position] = args[argument]
+        for position, other in self.again:
+            results[position] = results[other]
+        for position, result in self.views:
+            results[position] = self.view(result, args, results)
+        return results
+
+    def view(self, result: OfInput | OfOutput, args: Sequence[Any], results: Sequence[Any]) -> torch.Tensor:
+        match result:
+            case OfInput(argument, layout, dtype):
+                base = args[argument]
+            case OfOutput(index, _, layout, dtype, _):
+                base = results[self.at[index]] if index in self.at else self.templates[index].detach()
+        return self.program.view(base, layout, dtype, self.symbols)
+
+
+def prepared(
+    program: Any, templates: dict[int, torch.Tensor], slots: dict[int, Slot], symbols: Symbols, saved: int | None
+) -> Handout | None:
+    """`saved`: results from this number on go to autograd only. None where a result is in no slot, or a number depends
+    on more than the arguments."""
+    boundary: Boundary = program.boundary
+    found = Handout(program, symbols, templates, [None] * len(boundary.results))
+    ticket: Slot | None = None
+    hidden: list[Slot] = []
+    visible: dict[Slot, None] = {}
+    for position, result in enumerate(boundary.results):
+        for_autograd = saved is not None and position >= saved
+        match result:
+            case Fresh(index, _, _) if index not in templates:
+                return None
+            case OfOutput(index, _, _, _, _) if index not in templates:
+                return None
+            case Fresh(index, _, _) if for_autograd and ticket is not None:
+                found.kept[position] = templates[index]
+                hidden.append(slots[index])
+            case Fresh(index, _, _) if not for_autograd and index in found.at:
+                found.again.append((position, found.at[index]))
+            case Fresh(index, _, _):
+                found.fresh.append((position, templates[index]))
+                found.at.setdefault(index, position)
+                visible[slots[index]] = None
+                ticket = slots[index] if for_autograd else None
+            case OfInput(argument, layout, _) if for_autograd and is_whole(boundary.arguments[argument], layout):
+                found.given.append((position, argument))
+            case OfInput() | OfOutput():
+                found.views.append((position, result))
+                if isinstance(result, OfOutput):
+                    visible[slots[result.index]] = None
+            case Number(expr):
+                if not getattr(expr, "free_symbols", set()) <= symbols.keys():
+                    return None
+                found.kept[position] = evaluate(expr, symbols)
+            case Plain(value):
+                found.kept[position] = value
+    found.visible = list(visible)
+    for slot in hidden:
+        slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {ticket}  # type: ignore[arg-type]
+    return found
+
+
+def is_whole(argument: Argument, layout: Layout) -> bool:
+    """The view is the argument as it was compiled for."""
+    return isinstance(argument, TensorIn) and (layout.shape, layout.strides, layout.offset) == (
+        argument.type.shape,
+        argument.strides,
+        0,
+    )
