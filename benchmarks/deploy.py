@@ -98,9 +98,11 @@ def main() -> None:
         rows[name] = row = measured(name, options.rounds)
         shown = f"{row['compile_ms']:>10.3f} {row['built_ms']:>9.3f} {row['speed']:>6.2f} {row['start_ms']:>9.1f}"
         print(f"{name:<14} {shown} {row['object_kb']:>11.0f}", flush=True)
-    about = {"processor": cpu_name(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    about = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     path = Path(__file__).with_suffix(".json")
-    path.write_text(json.dumps({"about": about, "models": rows}, indent=1) + "\n")
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[about] = {**known.get(about, {}), **rows}  # figures of other machines and models stay
+    path.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

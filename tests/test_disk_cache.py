@@ -1,6 +1,7 @@
 """The cache on disk: what it gives back, and that nothing on the disk can make it give back anything else."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import random
@@ -176,6 +177,46 @@ def test_the_lock_of_a_process_that_died_is_free(folder):
     start = time.monotonic()
     assert made(Cache(folder), b"x", Key(text="new")) == (b"x", True)
     assert time.monotonic() - start < 5
+
+
+def write_for_ever(folder):
+    cache = Cache(folder, limit=200_000)
+    for i in itertools.count():
+        cache.put("object", Key(text=str(i % 50)), bytes([i % 50]) * 10_000)
+
+
+def test_killed_at_any_moment(folder):
+    """While it writes, replaces and evicts: what is there afterwards is whole, and nobody waits."""
+    context, rng = multiprocessing.get_context("fork"), random.Random(0)
+    for _ in range(12):
+        child = context.Process(target=write_for_ever, args=(folder,))
+        child.start()
+        time.sleep(rng.uniform(0.01, 0.08))
+        child.kill()
+        child.join(60)
+        cache = Cache(folder)
+        assert cache.secret is not None and cache.verify()[1] == []
+        for i in range(50):
+            found = cache.get("object", Key(text=str(i)))
+            assert found in (None, bytes([i]) * 10_000)
+        assert not cache.counts["object discarded"] and not cache.notes
+
+
+def test_a_file_system_without_locks(folder, monkeypatch):
+    def none(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    assert made(Cache(folder)) == (b"data", True)
+    assert made(Cache(folder), b"x") == (b"data", False)
+
+
+def test_waiting_for_another_process_ends(folder, monkeypatch):
+    """One that takes too long: it is made here, too."""
+    monkeypatch.setattr("airgraph.disk_cache.WAIT_S", 0.1)
+    made(Cache(folder), key=Key(text="first"))
+    with Cache(folder).lock("object", KEY):
+        assert made(Cache(folder), b"x") == (b"x", True)
 
 
 def test_where_it_is(monkeypatch, tmp_path):

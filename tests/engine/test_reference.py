@@ -225,3 +225,8 @@ def test_a_value_nobody_reads_dies_at_once(graph, kernels) -> None:
     ge.NetOutput([ge.custom_op("Look", inputs={"x": first}, outputs=["y"])])
     run(graph, torch.ones(3))
     assert alive == [False]
+
+
+def test_a_scalar_index_on_an_accelerator_takes_the_only_axis_away():
+    x, index = torch.empty(5, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
+    assert MEANINGS["GatherV2"](x, index, 0).shape == ()

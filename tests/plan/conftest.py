@@ -39,3 +39,9 @@ def make(text: str, target: Target = TARGET) -> Plan:
 @pytest.fixture
 def planned() -> Callable[..., Plan]:
     return make
+
+
+@pytest.fixture
+def target() -> Target:
+    """What `planned` plans for where nothing else is said."""
+    return TARGET

@@ -93,9 +93,14 @@ def models() -> list[tuple[nn.Module, tuple[Any, ...], bool]]:
         (Calls(written, cache=r(6, 4), w=r(4, 5)), (r(2, 4), torch.tensor([1, 4])), False),
         (Calls(lambda m, x, n: (x[:, 1:].cumsum(0) * n, x.t(), x.sum(0))), (r(4, 6), 3), True),
         (Calls(lambda m, x, y: torch.cat([x, y * 2]).reshape(-1, 2).sort(0)), (r(4, 3), r(2, 3)), True),
-        (Calls(lambda m, x: F.pad(x, (1, 2)).roll(1, 0).to(torch.bfloat16).gather(1, m.at), at=torch.zeros(3, 2).long()),
-         (r(3, 4),), False),
-    ]  # fmt: skip
+        (
+            Calls(
+                lambda m, x: F.pad(x, (1, 2)).roll(1, 0).to(torch.bfloat16).gather(1, m.at), at=torch.zeros(3, 2).long()
+            ),
+            (r(3, 4),),
+            False,
+        ),
+    ]
 
 
 def export_all(folder: Path) -> None:
@@ -437,8 +442,12 @@ def alike(a: Any, b: Any) -> bool:
             return False
         a, b = (t.detach().to(torch.complex128) for t in (a, b))
         finite = a.isfinite() & b.isfinite()
-        return torch.allclose(a[finite], b[finite], rtol=2e-2, atol=2e-2 * float(b[finite].abs().max().clamp(min=1))
-                              if finite.any() else 1)  # fmt: skip
+        return torch.allclose(
+            a[finite],
+            b[finite],
+            rtol=2e-2,
+            atol=2e-2 * float(b[finite].abs().max().clamp(min=1)) if finite.any() else 1,
+        )
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(alike, a, b))
     if isinstance(a, dict) and isinstance(b, dict):

@@ -17,11 +17,11 @@ import sympy
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim
+from airgraph.plan.epilogues import fuse_epilogues, schedule_loops
 from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.table import TYPES, UnsupportedLowering
-from airgraph.plan.nest import schedule
 from airgraph.plan.opaque import (
     Convolution,
     Opaque,
@@ -345,10 +345,11 @@ class Planner:
             self.made_by[step.roots[0].id] = len(self.steps)
             self.steps.append(step)
         self.drop_unread()
+        if self.target.epilogues:
+            self.steps = fuse_epilogues(self.steps, self.allocations, self.made_by, self.target)
         self.drop_known()
         self.drop_places()
-        for loop in [s for s in self.steps if isinstance(s, LoopStep)]:
-            loop.nests = [schedule(p, self.target) for p in loop.kernel.parts]
+        schedule_loops(self.steps, self.target)
         return Plan(
             self.graph,
             self.boundary,

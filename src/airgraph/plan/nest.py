@@ -101,8 +101,9 @@ class Nest:
         return found + [(len(self.stages), s) for s in self.single]
 
 
-def schedule(part: Part, target: Target) -> Nest:
-    part = collapsed(part)
+def schedule(part: Part, target: Target, merge: bool = True) -> Nest:
+    """`merge`: neighbouring loops that run through memory as one become one."""
+    part = collapsed(part) if merge else part
     exprs = tuple(part.exprs())
     vector = vector_loop(part, exprs, target)
     full, single = rows_and_singles(part)

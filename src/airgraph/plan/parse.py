@@ -16,10 +16,10 @@ from airgraph.errors import VerifyError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim, dim
+from airgraph.plan.epilogues import schedule_loops
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS
 from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
-from airgraph.plan.nest import schedule
 from airgraph.plan.steps import (
     Allocation,
     AttentionSizes,
@@ -88,9 +88,7 @@ class PlanReader:
             plan.allocations[id_].alias = plan.allocations[self.tensor(name).id]
         if len(plan.outputs) != len(plan.output_values):
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
-        for step in plan.steps:
-            if isinstance(step, LoopStep):
-                step.nests = [schedule(p, plan.target) for p in step.kernel.parts]
+        schedule_loops(plan.steps, plan.target)
         return plan
 
     def line(self, number: int, line: Line) -> None:
@@ -205,6 +203,9 @@ class PlanReader:
         if kind == "loop" and number == len(steps) - 1 and isinstance(steps[-1], LoopStep):
             self.loop(line, steps[-1])
             return
+        if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep):
+            product.epilogue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
+            return
         if number != len(steps):
             raise VerifyError(f"step {len(steps)} expected")
         steps.append(self.new_step(kind, line))
@@ -317,7 +318,9 @@ class PlanReader:
         return step
 
     def body(self, line: Line) -> None:
-        if self.kernel is None or not isinstance(self.found.steps[-1], LoopStep):
+        last = self.found.steps[-1] if self.found.steps else None
+        in_a_loop = isinstance(last, LoopStep) or (isinstance(last, GemmStep) and last.epilogue is not None)
+        if self.kernel is None or not in_a_loop:
             raise VerifyError("this belongs to no loop")
         self.kernel.line(line)
 

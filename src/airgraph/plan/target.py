@@ -29,6 +29,8 @@ class Target:
     unsplit: int = 0  # elements of a contiguous row that one kernel reduces and goes on with
     channels_last: bool = False  # convolutions make their results with channels last
     weights_last: bool = False  # and want their weights so
+    epilogues: int = 0  # additions per element up to which a loop becomes the epilogue of a product; 0: none does
+    epilogue_columns: int = 1024  # and the columns that the product must have
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     widens: bool = False  # matrix products in half precision are done in float32
 

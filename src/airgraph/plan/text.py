@@ -187,7 +187,11 @@ class PlanText:
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
                 rows = f" rows {self.matrix(step.ends)}" if step.ends else ""
                 product = f"{self.matrix(step.a)} @ {self.matrix(step.b)}{bias}{rows}"
-                return [f"{number} gemm {self.name(step.out)} = {product} {self.sizes(step.sizes)}"]
+                line = f"{number} gemm {self.name(step.out)} = {product} {self.sizes(step.sizes)}"
+                if step.epilogue is None:
+                    return [line]
+                (part,) = step.epilogue.kernel.parts
+                return [line, *self.part(number, step.epilogue, part, "then")]
             case AttentionStep():
                 out = ", ".join(map(self.name, (step.out, *([step.lse] if step.lse is not None else []))))
                 operands = ", ".join(self.matrix(m) for m in (step.q, step.k, step.v))
@@ -219,12 +223,12 @@ class PlanText:
         return f"{value_name(value)} = {self.matrix(matrix)}{view}"
 
     # -- loops --------------------------------------------------------------------------------------------------------
-    def part(self, number: int, step: LoopStep, part: Part) -> list[str]:
+    def part(self, number: int, step: LoopStep, part: Part, kind: str = "loop") -> list[str]:
         """Loops are listed in the order they were made: sums over them are written in that order."""
         loops = {v: f"o{i}" for i, v in enumerate(part.outer)} | {v: f"i{i}" for i, v in enumerate(part.inner)}
         over = ", ".join(f"{loops[v]}<{self.size(v.size)}" for v in sorted(loops, key=lambda v: v.id))
         sequential = " sequential" if step.sequential else ""
-        lines = [f"{number} loop{sequential} {over}".rstrip()]
+        lines = [f"{number} {kind}{sequential} {over}".rstrip()]
         exprs = part.exprs()
         uses: dict[int, int] = {}
         for e in exprs:

@@ -303,7 +303,8 @@ def summary(value: Any) -> str:
 
 def quiet(journal: Journal) -> bool:
     """Nobody wants to be told about this call: no log line, no profile."""
-    return not journal.log.shows_events() and not torch.autograd.profiler._is_profiler_enabled
+    log = journal.log
+    return not log.isEnabledFor(log.event_level) and not torch.autograd.profiler._is_profiler_enabled
 
 
 def strided(x: torch.Tensor) -> bool:

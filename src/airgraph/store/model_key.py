@@ -105,7 +105,7 @@ class ModelText:
         self.inside: list[int] = []  # values that are being described
 
     def module(self, name: str, module: torch.nn.Module) -> str:
-        attributes = {key: value for key, value in vars(module).items() if key not in OWN}
+        attributes = {key: value for key, value in vars(module).items() if key not in OWN and not is_usual(key, value)}
         return f"{name}: {self.type(type(module))} {self.value(attributes)}"
 
     def type(self, cls: type) -> str:
@@ -165,6 +165,14 @@ class ModelText:
         flat = tensor.detach().cpu().contiguous().flatten()
         content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
         return f"{tensor.dtype}{list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+USUAL = vars(torch.nn.Module())
+
+
+def is_usual(name: str, value: Any) -> bool:
+    """What every module has, without hooks for the most part; described one by one it would be most of the text."""
+    return name in USUAL and type(value) is type(USUAL[name]) and bool(value == USUAL[name])
 
 
 def is_hash(name: Any) -> bool:

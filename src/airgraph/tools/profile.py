@@ -214,7 +214,8 @@ def described(plan: Plan, step: Step) -> KernelTime:
     notes = notes_of(plan, step)
     source = next((short(note.file) for note in reversed(notes) if note.file), "")
     module = next((note.module for note in reversed(notes) if note.module), "")
-    moved = {t.id: t for t in (*step_reads(step), *step_writes(step))}.values()
+    places = [plan.allocation(t) for t in (*step_reads(step), *step_writes(step))]
+    moved = {t.id: t for t in ((place.alias or place).tensor for place in places)}.values()
     sizes = [size_of(t) for t in moved]
     total = None if None in sizes else sum(s for s in sizes if s is not None)
     return KernelTime(title(plan, step), "cpu", source=source, module=module, bytes=total, flops=flops(step))

@@ -1,4 +1,4 @@
-"""Triton kernels: compiled in several threads, equal ones once, launched through the driver.
+"""Triton kernels: compiled in several threads, equal ones once (cubins.py), launched through the driver.
 
 Triton's own launcher is C code that it builds with the system's compiler for every signature, and its dispatch takes some
 30 µs of Python per launch. Here a launch is one call of `cuLaunchKernelEx` with arguments that were laid out before.
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from airgraph.engine.cuda.cubins import Binary, kept
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.errors import EngineError
 
@@ -43,15 +44,6 @@ class KernelVariant:
     checks: bool = False
 
 
-@dataclass(frozen=True)
-class Binary:
-    code: bytes
-    name: str
-    shared: int
-    warps: int
-    early: bool  # it waits for the kernel before it by itself
-
-
 @cache
 def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="airgraph-triton")
@@ -60,10 +52,16 @@ def pool() -> ThreadPoolExecutor:
 def request(variant: KernelVariant, capability: int) -> Future[Binary]:
     """The compiled kernel, now or later; equal kernels are compiled once."""
     with _lock:
-        found = _futures.get(variant)
-        if found is None:
-            found = _futures[variant] = pool().submit(compiled, variant, capability)
-        return found
+        future = _futures.get(variant)
+        if future is None:
+            future = _futures[variant] = pool().submit(kept_or_compiled, variant, capability)
+        return future
+
+
+def kept_or_compiled(variant: KernelVariant, capability: int) -> Binary:
+    """From the compilation cache, or compiled and kept there."""
+    fields = {name: str(value) for name, value in vars(variant).items()}
+    return kept({**fields, "capability": str(capability)}, lambda: compiled(variant, capability))
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
-from airgraph.engine.native.kernels.loops import Compiled, module_text, render
+from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_epilogue
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
@@ -37,7 +37,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | gemm | grouped | attention | conv | call
+    kind: str  # loop | gemm | epilogue | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -54,6 +54,8 @@ class NativeStep:
 def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
     """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
+    ends = [s.epilogue for s in plan.steps if isinstance(s, GemmStep) and s.epilogue is not None]
+    loops |= {step: [render_epilogue(nest) for nest in step.nests] for step in ends}
     found = (compile or compile_kernels)(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
@@ -62,6 +64,9 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                 steps += [loop_step(step, c, found[c.body]) for c in loops[step]]
             case GemmStep():
                 steps.append(gemm_step(step))
+                if step.epilogue is not None:
+                    (c,) = loops[step.epilogue]
+                    steps.append(epilogue_step(step, c, found[c.body]))
             case AttentionStep():
                 steps.append(attention_step(step))
             case ConvStep():
@@ -72,7 +77,7 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
+def loop_step(step: LoopStep | GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     return NativeStep(
         "loop",
         kernel.address,
@@ -87,6 +92,13 @@ def loop_step(step: LoopStep, c: Compiled, kernel: CompiledKernel) -> NativeStep
         c.scratch,
         kernel,
     )
+
+
+def epilogue_step(product: GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
+    """It belongs to the product: threads have the same shares of both, and do not wait in between."""
+    found = loop_step(product, c, kernel)
+    found.kind = "epilogue"
+    return found
 
 
 def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:

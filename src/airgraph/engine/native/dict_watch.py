@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, make_builtin
+from airgraph.engine.native.libtorch import symbol
 from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class DictWatch:
             tags = [word for owner in self.owners for word in (id(owner), tag(owner))]
             self.table = (ctypes.c_uint64 * (1 + len(tags)))(len(self.owners), *tags)
             same = holds(rows)  # no: another thread changed one after it was read and before its tag was
-            self.unchanged = partial(compare, ctypes.addressof(self.table)) if same else bool
+            self.unchanged = make_builtin(compare, ctypes.addressof(self.table)) if same else bool
 
 
 def holds(rows: Sequence[Row]) -> bool:
@@ -46,16 +48,19 @@ def tag(owner: Mapping[str, Any]) -> int:
 
 
 def source() -> str:
-    """unchanged(table) → 1 if every dictionary has its tag. The table: their number, then an address and a tag for each."""
-    f = Function("unchanged", "ptr %table", "i64", exported=True)
-    rows = f.at("%table", 1, "i64")
+    """A builtin whose `self` is the address of a table: 1 if every dictionary has its tag. The table: their number, then an
+    address and a tag for each."""
+    f = Function("unchanged", "ptr %self, ptr %none", "ptr", exported=True)
+    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
+    rows = f.at(table, 1, "i64")
 
-    def one(i: str) -> None:
+    def one(i: str, same: str) -> list[str]:
         row = f.row(rows, i, 2)
-        f.give(f.test("ne", f.word(f.word(row, 0, "ptr"), TAG), f.word(row, 1)), "i64 0")
+        return [f.op(f"and i1 {same}, {f.test('eq', f.word(f.word(row, 0, 'ptr'), TAG), f.word(row, 1))}")]
 
-    f.loop("0", f.word("%table", 0), 1, one)
-    return f.text("i64 1")
+    (same,) = f.loop("0", f.word(table, 0), 1, one, ("i1", "true"))
+    answer = f.op(f"call ptr @PyLong_FromLong(i64 {f.choose(same, 'i64', '1', '0')})")
+    return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
 
 
 @cache
@@ -66,15 +71,16 @@ def native_code() -> Code | None:
     try:
         from airgraph.engine.native.llvm.jit import Unit, build
 
-        return build([Unit(source(), ("unchanged",))])
+        imports = {name: symbol(ctypes.pythonapi, name) for name in ("PyLong_AsVoidPtr", "PyLong_FromLong")}
+        return build([Unit(source(), ("unchanged",), imports)]) if all(imports.values()) else None
     except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
         return None
 
 
 @cache
-def native_comparison() -> Callable[[int], int] | None:
-    code = native_code()  # (kept by its cache; Python's lock is held during the call)
-    return ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_size_t)(code["unchanged"]) if code else None
+def native_comparison() -> MethodDef | None:
+    code = native_code()  # (kept by its cache)
+    return MethodDef(b"unchanged", code["unchanged"], METH_NOARGS, None) if code else None
 
 
 CHANGES: tuple[Callable[[dict[str, Any]], Any], ...] = (

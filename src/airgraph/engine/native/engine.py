@@ -20,7 +20,7 @@ from airgraph.config import KNOBS
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
-from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized
+from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
@@ -106,7 +106,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
         tuned |= self.packed_products(symbols)
-        steps = [sized(step, self.sizes, tuned.get(step)) for step in self.kernels]
+        steps = sized_steps(self.kernels, self.sizes, tuned)
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
             plan=self.plan,

@@ -87,6 +87,22 @@ class Tuned(NamedTuple):
     strategy: ProductStrategy
 
 
+def sized_steps(steps: Sequence[NativeStep], sizes: Sizes, tuned: Mapping[NativeStep, Tuned]) -> list[SizedStep]:
+    found: list[SizedStep] = []
+    for step in steps:
+        if step.kind == "epilogue":
+            found.append(sized_epilogue(step, found[-1], sizes))
+        else:
+            found.append(sized(step, sizes, tuned.get(step)))
+    return found
+
+
+def sized_epilogue(step: NativeStep, product: SizedStep, sizes: Sizes) -> SizedStep:
+    """Each thread goes on with its share of the product."""
+    words = [0, *(number_word(s, sizes) for s in step.sizes), product.sizes[Gemm.SPLIT]]
+    return product._replace(sizes=words, scratch=0)
+
+
 def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     """`tuned`: for a matrix product, if it was timed."""
     term, threads = sizes.term, sizes.term(THREADS)

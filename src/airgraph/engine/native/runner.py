@@ -23,6 +23,7 @@ import torch
 from airgraph.engine.arguments import TakesArguments
 from airgraph.engine.native import runtime, tables
 from airgraph.engine.native.bound import BindingTable, BoundFrame
+from airgraph.engine.native.builtin import METH_O, MethodDef, make_builtin
 from airgraph.engine.native.image import FrameImage
 from airgraph.engine.native.libtorch import last_error
 from airgraph.engine.native.packing import can_be_tagged
@@ -139,7 +140,7 @@ class FrameRunner(TakesArguments):
         self.callback = id(library_step)
         self.program = (ctypes.c_int64 * tables.ProgramWords.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)
-        self.native = make_function(self.method, ctypes.addressof(self.program))
+        self.native = make_builtin(self.method, ctypes.addressof(self.program))
         self.frames: list[BoundFrame] = []
         self.numbers = []
         self.writes: list[tuple[str, int]] = []  # for capture: the one step has done them
@@ -307,24 +308,3 @@ def library_step(number: int, step: int) -> None:
     """Called by native code for a step that PyTorch does; what it raises, the native call raises."""
     frame = _frames[number]
     frame.owner().library_step(frame, step)
-
-
-# -- a function of Python's ------------------------------------------------------------------------------------------
-class MethodDef(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
-METH_O = 8
-
-
-def make_function(method: MethodDef, program: int) -> Callable[[list[Any]], Any]:
-    """A builtin function of one argument: calling it costs 50 ns, where ctypes takes a microsecond."""
-    new = ctypes.pythonapi.PyCFunction_NewEx
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return new(ctypes.addressof(method), program, None)

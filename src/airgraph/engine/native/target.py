@@ -10,6 +10,7 @@ from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import type_name
 
+EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
@@ -47,4 +48,6 @@ def this_cpu() -> CpuTarget:
     from airgraph.engine.native.llvm.cpu import vector_lanes  # needs LLVM
 
     lanes = vector_lanes()
-    return CpuTarget("cpu", lanes=max(8, lanes), channels_last=lanes >= 8, widens=True)
+    return CpuTarget(
+        "cpu", lanes=max(8, lanes), channels_last=lanes >= 8, epilogues=EPILOGUES if lanes == 16 else 0, widens=True
+    )

@@ -172,9 +172,10 @@ def kernel_lines(plan: Plan) -> list[Line]:
         linked = notes(plan, number)
         called = "" if isinstance(step, LoopStep) else f": {CALLED[type(step)]}"
         lines.append((f"{number} {title(plan, step)}{called}", linked))
-        if isinstance(step, LoopStep):
+        loop = step.epilogue if isinstance(step, GemmStep) else step
+        if isinstance(loop, LoopStep):
             lines += [
-                (f"    {line}", linked) for nest in step.nests for line in nest_text(nest, names.name).splitlines()
+                (f"    {line}", linked) for nest in loop.nests for line in nest_text(nest, names.name).splitlines()
             ]
     return lines
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airgraph.engine.native.kernels.products import COLUMNS, ROWS
 from airgraph.engine.native.llvm import mathlib
 from airgraph.engine.native.llvm.builder import Builder
 from airgraph.engine.native.llvm.numbers import (
@@ -60,6 +61,12 @@ def render(nest: Nest) -> Compiled:
     return LoopWriter(nest).write()
 
 
+def render_epilogue(nest: Nest) -> Compiled:
+    """Of a product: [begin, end) is the thread's share of its columns or rows. Which of them the threads divide is the last
+    of the sizes (products.SPLITS)."""
+    return LoopWriter(nest, epilogue=True).write()
+
+
 def module_text(kernels: Mapping[str, Compiled]) -> str:
     """Several kernels, by the names they get, with the functions and declarations they need, each once."""
     functions, declares = mathlib.module_text({use for c in kernels.values() for use in c.math})
@@ -72,10 +79,11 @@ class LoopWriter(Builder, KernelOperands):
     """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one: `levels` are the bodies of
     the open loops, each up to where the next loop begins."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, epilogue: bool = False) -> None:
         Builder.__init__(self)
         KernelOperands.__init__(self, "%")
         self.nest = nest
+        self.epilogue = epilogue
         self.vector = nest.vector
         self.wide = nest.target.lanes
         self.allocas: list[str] = []
@@ -100,7 +108,9 @@ class LoopWriter(Builder, KernelOperands):
     def write(self) -> Compiled:
         nest = self.nest
         outer = [v for v in nest.outer if v is not self.vector]
-        if outer:
+        if self.epilogue:
+            self.share_of_product()
+        elif outer:
             self.loops(outer, self.rows, parallel=True)
         else:
             self.rows(parallel=True)
@@ -116,6 +126,11 @@ class LoopWriter(Builder, KernelOperands):
             ]
         for i in range(len(self.sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
+        if self.epilogue:
+            head += [
+                f"  %zs = getelementptr i64, ptr %sizes, i64 {len(self.sizes) + 1}",
+                "  %split = load i64, ptr %zs",
+            ]
         start = [f"  store i64 0, ptr {self.errors}"] if self.errors else []
         end = self.reports() if self.errors else []
         body = "\n".join([*head, *self.allocas, *start, *self.levels[0].lines, *end, "  ret void", "}"])
@@ -205,6 +220,18 @@ class LoopWriter(Builder, KernelOperands):
         else:
             self.lanes = 1
             self.stages()
+
+    def share_of_product(self) -> None:
+        """The rows and columns of the result that this thread has computed."""
+        row, column = self.nest.outer
+
+        def share(loop: Var, split: int) -> tuple[str, str]:
+            mine = self.emit(f"icmp eq i64 %split, {split}")
+            ends = (("%begin", "0"), ("%end", self.size(loop.size)))
+            return tuple(self.emit(f"select i1 {mine}, i64 {a}, i64 {b}") for a, b in ends)  # type: ignore[return-value]
+
+        columns = share(column, COLUMNS)
+        self.loop(row, *share(row, ROWS), 1, lambda: self.vectorised(*columns, self.stages))
 
     def stages(self) -> None:
         lanes = self.lanes

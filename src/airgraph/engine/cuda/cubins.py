@@ -1,0 +1,56 @@
+"""Compiled Triton kernels in the compilation cache, so that another process compiles none and need not import Triton.
+
+binary = kept({"text": …, "capability": "90"}, lambda: compiled(variant, 90))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from airgraph.disk_cache import Key, open_cache
+from airgraph.source_hash import source_hash
+
+KIND = "cubin"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A kernel for one kind of GPU. `early`: it waits for the kernel before it by itself."""
+
+    code: bytes
+    name: str
+    shared: int
+    warps: int
+    early: bool
+
+    def to_bytes(self) -> bytes:
+        facts = {key: value for key, value in dataclasses.asdict(self).items() if key != "code"}
+        head = json.dumps(facts).encode()
+        return len(head).to_bytes(8, "little") + head + self.code
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Binary:
+        end = 8 + int.from_bytes(data[:8], "little")
+        return cls(code=data[end:], **json.loads(data[8:end]))
+
+
+def kept(fields: Mapping[str, str], make: Callable[[], Binary]) -> Binary:
+    """From the cache, or what `make` gives. `fields`: what the kernel depends on besides our sources and Triton."""
+    key = Key(sources=source_hash(), triton=triton_version(), **fields)
+    return Binary.from_bytes(open_cache().made(KIND, key, lambda: make().to_bytes()))
+
+
+@cache
+def triton_version() -> str:
+    """Of the package that is installed, without importing it."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
