@@ -176,8 +176,30 @@ def test_batch_norm_of_inference_hands_on_its_statistics(dtype: torch.dtype) -> 
     assert [f for j in JOURNALS for f in j.fallbacks] == []
 
 
-def test_group_norm_takes_statistics_of_its_own_type():
-    def function(x):
-        return F.group_norm(x, 2)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("weights", ["none", "same", "float32"])
+def test_group_norm_takes_statistics_of_its_own_type(dtype: torch.dtype, weights: str) -> None:
+    """Ours adds up in another order, so that both are compared with float64."""
+    given = {"none": None, "same": dtype, "float32": torch.float32}[weights]
+    x = randn(3, 6, 4, dtype=dtype)
+    more = () if given is None else tuple(randn(6, dtype=given) for _ in range(2))
 
-    check(function, compiled(function), randn(3, 6, 4, dtype=torch.bfloat16, grad=True))
+    def function(x, *parameters):
+        return F.group_norm(x, 2, *parameters)
+
+    def run(function, dtype):
+        args = [a.detach().to(dtype or a.dtype).requires_grad_() for a in (x, *more)]
+        out = function(*args)
+        torch.manual_seed(1)
+        out.backward(torch.randn_like(x).to(out.dtype))
+        return [out, *(a.grad for a in args)]
+
+    try:
+        eager = run(function, None)
+    except RuntimeError:
+        pytest.skip("PyTorch has no such kernel")
+    exact, ours = run(function, torch.float64), run(compiled(function), None)
+    assert [t.dtype for t in ours] == [t.dtype for t in eager]
+    for mine, theirs, right in zip(ours, eager, exact):
+        allowed = 3 * (theirs - right).abs().max() + torch.finfo(theirs.dtype).eps * right.abs().max()
+        assert (mine - right).abs().max() <= allowed
