@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import airgraph.engine.native
+from airgraph.plan import groups
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.text import plan_text
 from airgraph.store.convention import FUNCTIONS
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def plans_as_text(monkeypatch):
-    make = airgraph.engine.native.make_plan
+    make = groups.make_plan
 
     def checked(graph, boundary, target):
         plan = make(graph, boundary, target)
@@ -23,4 +23,4 @@ def plans_as_text(monkeypatch):
         assert plan_text(parse_plan(text, graph, boundary, target, FUNCTIONS), FUNCTIONS) == text
         return plan
 
-    monkeypatch.setattr(airgraph.engine.native, "make_plan", checked)
+    monkeypatch.setattr(groups, "make_plan", checked)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import airgraph.engine.native
 from airgraph.engine.native.kernels.loops import render
+from airgraph.plan import groups
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import LoopStep
 from airgraph.plan.text import plan_text
@@ -18,7 +18,7 @@ from airgraph.store.convention import FUNCTIONS
 def texts(monkeypatch):
     """Every plan that is made is written down and read back, and the program runs what was read."""
     found: list[str] = []
-    make = airgraph.engine.native.make_plan
+    make = groups.make_plan
 
     def made_and_read(graph, boundary, target):
         plan = make(graph, boundary, target)
@@ -31,7 +31,7 @@ def texts(monkeypatch):
         found.append(text)
         return parsed
 
-    monkeypatch.setattr(airgraph.engine.native, "make_plan", made_and_read)
+    monkeypatch.setattr(groups, "make_plan", made_and_read)
     torch._dynamo.reset()
     return found
 

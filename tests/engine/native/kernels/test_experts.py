@@ -7,6 +7,7 @@ import transformers.integrations.moe  # noqa: F401  (it defines the op)
 import airgraph
 import airgraph.engine.native
 from airgraph.engine.meanings.matrices import grouped_matmul
+from airgraph.plan import groups
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import CallStep
 
@@ -93,7 +94,7 @@ def test_experts_are_steps_of_our_own(monkeypatch):
             return torch.ops.transformers.grouped_mm_fallback(torch.relu(y), second, ends)
 
     args = (torch.randn(7, 8), torch.randint(0, 3, (7,)), torch.randn(3, 8, 20), torch.randn(3, 20, 8))
-    plans, make = [], airgraph.engine.native.make_plan
+    plans, make = [], groups.make_plan
 
     def made_and_read(graph, boundary, target):
         text = make(graph, boundary, target).text()
@@ -101,7 +102,7 @@ def test_experts_are_steps_of_our_own(monkeypatch):
         assert plans[-1].text() == text
         return plans[-1]
 
-    monkeypatch.setattr(airgraph.engine.native, "make_plan", made_and_read)
+    monkeypatch.setattr(groups, "make_plan", made_and_read)
     fast = compiled(Experts(), args)
     torch.testing.assert_close(fast(*args), Experts()(*args), rtol=1e-5, atol=1e-5)
     (plan,) = plans

@@ -5,6 +5,7 @@ import torch
 
 import airgraph
 import airgraph.engine.native
+from airgraph.plan import groups
 from airgraph.plan.steps import CallStep, GemmStep, LoopStep
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -18,13 +19,13 @@ class Function(torch.nn.Module):
 
 @pytest.fixture
 def plans(monkeypatch):
-    found, make = [], airgraph.engine.native.make_plan
+    found, make = [], groups.make_plan
 
     def made(*args):
         found.append(make(*args))
         return found[-1]
 
-    monkeypatch.setattr(airgraph.engine.native, "make_plan", made)
+    monkeypatch.setattr(groups, "make_plan", made)
     torch._dynamo.reset()
     return found
 
