@@ -7,7 +7,7 @@ Three tables of PyTorch 2.13 grow with every compilation, and `torch._dynamo.res
 - The source of every `GraphModule` ever recompiled, and its entry in `linecache` (fx/graph_module.py, `_loader`).
 - A traceback for every metric that was set (metrics_context.py, `_edits`), for an error about the same compilation.
 
-Without this a reset costs 84 KB for a Linear layer with GELU; with it under 1 KB (two `ContextVar`s that Dynamo's
+Without this a reset costs 84 KB for a Linear layer with GELU; with it about 1 KB (two `ContextVar`s that Dynamo's
 `config.patch` leaves in the context, which nobody can remove). tests/faults/test_long_runs.py counts.
 """
 
