@@ -254,10 +254,7 @@ class NamedModel:
         self.explain(key)
         try:
             stored, sizes, about = self.captured()
-        except (
-            AirgraphError,
-            NotImplementedError,
-        ) as error:  # the latter of a structure that PyTorch cannot write down
+        except (AirgraphError, NotImplementedError) as error:  # the latter: PyTorch cannot write a structure down
             return self.uncached(str(error).splitlines()[0])
         held = state_of(self.owner)
         constants = {name: t for name, t in stored.weights.items() if name not in held}
