@@ -143,25 +143,28 @@ def entry_of(model: CompiledModel) -> EntryPoint:
 
 
 def entry_point(exported: Exported, config: Config) -> EntryPoint:
-    from airgraph.api import refuse_modes
     from airgraph.capture.export import example_sizes
-    from airgraph.store.air_file import air_bytes
-    from airgraph.store.method_file import method_message
 
-    refuse_modes(config)
     stored = captured_graph(exported, config)
-    graph = air_bytes(method_message(stored, stored.weights, Path(), {}))
-    entry = EntryPoint(graph, dict(stored.weights))
-    sizes = example_sizes(exported.inputs)
+    entry, sizes = graph_entry(stored), example_sizes(exported.inputs)
     entry.sizes = {str(symbol): size for symbol, size in sizes.items()}
     add_program(entry, stored, sizes, config)
     return entry
 
 
+def graph_entry(stored: StoredModel) -> EntryPoint:
+    """Without a program."""
+    from airgraph.store.air_file import air_bytes
+    from airgraph.store.method_file import method_message
+
+    return EntryPoint(air_bytes(method_message(stored, stored.weights, Path(), {})), dict(stored.weights))
+
+
 def captured_graph(exported: Exported, config: Config) -> StoredModel:
-    from airgraph.api import exported_graph
+    from airgraph.api import exported_graph, refuse_modes
     from airgraph.store.export import refuse_weights
 
+    refuse_modes(config)
     stored = exported_graph(exported, config)
     stored.contract.ranges = as_compiled(stored.contract.ranges)
     refuse_weights(stored.weights)
