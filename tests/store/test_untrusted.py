@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils._sympy.functions import FloorDiv
 
 import airgraph
 from airgraph.errors import AirgraphError, BindError, ExportError, VerifyError
 from airgraph.ir.stored import EXTRA
+from airgraph.ir.symbols import evaluate
 from airgraph.ir.text import from_py
 from airgraph.store.air_file import read_air, write_air
 from airgraph.tools.show import show
@@ -131,6 +134,12 @@ def test_statistics_are_floating_point(tmp_path):
     air = airgraph.export(model, (torch.randn(2, 3, 4, 4),), path=str(tmp_path))
     with pytest.raises(ExportError, match=r"mean of BNInfer is torch.int32, not floating-point"):
         airgraph.load_export(rewritten(air, change), engine="native")
+
+
+def test_an_expression_that_divides_by_zero():
+    s0 = sympy.Symbol("s0", integer=True)
+    with pytest.raises(VerifyError, match=r"has no value with s0 = 0"):
+        evaluate(sympy.Eq(FloorDiv(8, s0), 2), {s0: 0})
 
 
 def test_a_write_has_no_value(tmp_path):
