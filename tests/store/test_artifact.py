@@ -202,7 +202,7 @@ def test_every_broken_file_is_said_to_be_one(cached_file, tmp_path):
                 refused += 1
                 continue
             torch.testing.assert_close(dict(loaded(x)), expected, rtol=1e-5, atol=1e-5)
-    assert refused > 50
+    assert refused > 40
 
 
 @pytest.mark.parametrize(
