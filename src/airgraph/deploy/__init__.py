@@ -23,8 +23,10 @@ from airgraph.deploy.program import BuildExecutable, ProgramWriter
 from airgraph.deploy.weights import WeightsFile
 from airgraph.engine.native import NativeEngine
 from airgraph.engine.native.llvm.cpu import build_target
+from airgraph.engine.native.target import this_cpu
 from airgraph.errors import BuildError
 from airgraph.pipeline import Compilation, optimised
+from airgraph.plan.widening import HALVES
 from airgraph.store.convention import StoredModel
 from airgraph.torch_types import TORCH_TYPES
 
@@ -67,7 +69,9 @@ def build_stored(entries: Mapping[str, Begun], folder: Path, name: str, target: 
 
 def program_writer(c: Compilation, stored: StoredModel, prefix: str) -> ProgramWriter:
     request = optimised(c, stored.graph, stored.boundary, torch.device("cpu"))
-    plan = NativeEngine().plan(request)
+    plan = NativeEngine().plan(
+        request, replace(this_cpu(), widens=HALVES)
+    )  # a C program has no PyTorch to leave any to
     executable = BuildExecutable(replace(request, plan=plan), stored.contract)
     dtypes = [TORCH_TYPES[value.dtype] for value in plan.output_values]
     written = [i for i, a in enumerate(stored.boundary.arguments) if a.name in executable.written]
