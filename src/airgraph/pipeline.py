@@ -134,7 +134,7 @@ def from_cache(
         found = entry.find()
     if found is not None:
         return found
-    with entry.alone() as found:  # whoever waited for another process finds what it kept
+    with entry.exclusive() as found:  # whoever waited for another process finds what it kept
         if found is not None:
             return found
         before = Remembered.of(journal)

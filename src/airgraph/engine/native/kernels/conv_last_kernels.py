@@ -112,8 +112,10 @@ def micro(host: ConvTile, rows: int, vectors: int) -> str:
     def tap(t: str, panel: str, *acc: str) -> list[str]:
         line = f.at("%table", f.mul(t, SLOTS), "i64")
         places = [f.at(f.op(f"load ptr, ptr {f.at(line, r, 'i64')}"), "%shift", "i8") for r in range(rows)]
-        whole = f.down("%deep", 4)
-        found = values(places, panel, whole, "%deep", 1, values(places, panel, "0", whole, 4, acc))
+        whole = f.down("%deep", host.deep)
+        found = values(places, panel, "0", whole, host.deep, acc)
+        if host.deep > 1:
+            found = values(places, panel, whole, "%deep", 1, found)
         return [f.at(panel, f.mul("%deep", host.panel)), *found]
 
     start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
