@@ -2,6 +2,7 @@
 
     python benchmarks/start.py                 prints a table, writes benchmarks/start.json
     python benchmarks/start.py --rounds 1
+    python benchmarks/start.py --device cuda
 
 Each figure is of a process of its own. Cold and warm alternate, and the best of the rounds counts, since other work on
 the machine only ever adds. "Ours" is the sum of the stages in airgraph's journals: everything after AOTAutograd. Of the
@@ -44,17 +45,21 @@ def mlp():
     layers = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.LayerNorm(256), torch.nn.Linear(256, 10)]
     return torch.nn.Sequential(*layers), dict(input=torch.randn(8, 64))
 
-case = sys.argv[1]
+case, device = sys.argv[1:]
 torch.manual_seed(0)
 model, args = {"mlp": mlp, "bert": bert, "llama": llama}[case.split()[0]]()
+model, args = model.to(device), {name: arg.to(device) if hasattr(arg, "to") else arg for name, arg in args.items()}
+engine = {"cpu": "native"}.get(device, device)
 training = case.endswith("training")
 model.train(training)
-compiled = torch.compile(model, backend=airgraph.backend(engine="native"), dynamic=case.endswith("dynamic"))
+compiled = torch.compile(model, backend=airgraph.backend(engine=engine), dynamic=case.endswith("dynamic"))
 start = time.perf_counter()
 with torch.set_grad_enabled(training):
     result = compiled(**args)
     if training:
         getattr(result, "last_hidden_state", result).sum().backward()
+if device == "cuda":
+    torch.cuda.synchronize()
 total = time.perf_counter() - start
 ours = sum(stage.seconds for journal in JOURNALS for stage in journal.stages)
 stages = {}
@@ -111,36 +116,37 @@ class Llama(nn.Module):
         return self.norm(x) @ self.embed.weight.t()
 
 torch.manual_seed(0)
-model, ids = Llama().eval(), torch.randint(0, 1000, (1, LENGTH))
+device = sys.argv[2]
+model, ids = Llama().eval().to(device), torch.randint(0, 1000, (1, LENGTH)).to(device)
 start, cpu = time.perf_counter(), time.process_time()
 import airgraph
 compiled = airgraph.compile(model, ids, cache="llama")
 with torch.no_grad():
-    result = compiled(ids)
+    result = compiled(ids).cpu()
 ours, cpu = time.perf_counter() - start, time.process_time() - cpu
 heavy = [name for name in ("torch._dynamo", "sympy", "llvmlite", "triton") if name in sys.modules]
 with torch.no_grad():
-    torch.testing.assert_close(result, model(ids), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(result, model(ids).cpu(), rtol=1e-3, atol=1e-3)
 print(json.dumps({"ours": ours, "cpu": cpu, "heavy": heavy, "kind": type(compiled).__name__}))
 """
 NAMED_CASE = "llama, 16 layers, by name"
 BYTECODE = tempfile.mkdtemp(prefix="airgraph-bytecode-")  # as an installed package has it
 
 
-def measure(case: str, folder: str) -> dict[str, Any]:
+def measure(case: str, device: str, folder: str) -> dict[str, Any]:
     environment = {**os.environ, "AIRGRAPH_CACHE_DIR": folder, "AIRGRAPH_ENGINE": "", "PYTHONPYCACHEPREFIX": BYTECODE}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", NAMED if case == NAMED_CASE else CHILD, case]
+    command = [sys.executable, "-c", NAMED if case == NAMED_CASE else CHILD, case, device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def rounds_of(case: str, rounds: int) -> dict[str, Any]:
+def rounds_of(case: str, device: str, rounds: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             for kind in found:
-                found[kind].append(measure(case, folder))
+                found[kind].append(measure(case, device, folder))
     best = {kind: min(figures, key=lambda f: f["ours"]) for kind, figures in found.items()}
     return {**best, "ratio": best["warm"]["ours"] / best["cold"]["ours"]}
 
@@ -149,6 +155,14 @@ def cpu_name() -> str:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     named = [line.split(":")[1].strip() for line in info.splitlines() if line.startswith(("model name", "CPU part"))]
     return f"{platform.machine()} {named[0] if named else platform.processor()}, {os.cpu_count()} cores"
+
+
+def machine_name(device: str) -> str:
+    if device == "cpu":
+        return cpu_name()
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, {cpu_name()}"
 
 
 def torch_version() -> str:
@@ -160,14 +174,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     cases = ";".join([*CASES, NAMED_CASE])
     parser.add_argument("--cases", default=cases, help="some of them, separated by semicolons")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", default=str(Path(__file__).with_name("start.json")))
     args = parser.parse_args()
     path = Path(args.out)
     known = json.loads(path.read_text()) if path.exists() else {}
-    cases = known.setdefault(cpu_name(), {})  # figures of other CPUs and other cases stay
+    cases = known.setdefault(machine_name(args.device), {})  # figures of other machines and other cases stay
     print(f"{'':26} {'cold':>8} {'warm':>8} {'ratio':>6}   seconds of ours")
     for case in args.cases.split(";"):
-        figures = cases[case] = {"torch": torch_version(), "rounds": args.rounds, **rounds_of(case, args.rounds)}
+        figures = cases[case] = {
+            "torch": torch_version(),
+            "rounds": args.rounds,
+            **rounds_of(case, args.device, args.rounds),
+        }
         cold, warm = figures["cold"]["ours"], figures["warm"]["ours"]
         print(f"{case:26} {cold:8.2f} {warm:8.2f} {figures['ratio']:6.2f}", flush=True)
         path.write_text(json.dumps(known, indent=1) + "\n")

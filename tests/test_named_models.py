@@ -165,6 +165,43 @@ def test_what_changes_is_compiled_again(compiled, caplog):
     assert hits() == 1
 
 
+SCALE, TABLE = 2.0, {"shift": [1.0, 0.0]}
+
+
+def shifted(x):
+    return x + TABLE["shift"][0]
+
+
+def test_global_variables_are_part_of_the_key(compiled, caplog, monkeypatch):
+    """Those that a method names, and those that the functions it calls name."""
+
+    class Global(nn.Module):
+        def forward(self, x):
+            return shifted(x * SCALE)
+
+    model, x = Global().eval(), torch.ones(2, 4)
+    for expected in (0, 1):
+        torch.testing.assert_close(compiled(model)(x), model(x))
+        assert hits() == expected
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    monkeypatch.setitem(TABLE, "shift", [5.0])
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert hits() == 1 and "it differs in: globals" in caplog.text
+
+
+def test_what_every_module_has_counts_where_it_is_not_usual(compiled):
+    """Dropout that is left on, and a hook: both change what is computed."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0)).eval(), torch.ones(2, 4)
+    before = compiled(model)(x)
+    model[0].register_forward_hook(lambda module, args, result: result * 2)
+    torch.testing.assert_close(compiled(model)(x), before * 2)
+    compiled(model.train())
+    assert hits() == 0
+    compiled(model.eval())
+    assert hits() == 1
+
+
 def test_weights_are_the_models_own(compiled):
     model, x = Scaled().eval(), torch.randn(2, 4)
     compiled(model)

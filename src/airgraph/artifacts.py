@@ -24,6 +24,7 @@ from airgraph.engine.strides import with_strides
 from airgraph.errors import ConfigError, ExportError
 from airgraph.ir.boundary import symbol_sources
 from airgraph.journal import get_logger
+from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.store.artifact import Artifact, EntryPoint, ProgramRecord, object_member, share_back, write_artifact
 
@@ -209,17 +210,18 @@ def add_program(entry: EntryPoint, stored: StoredModel, sizes: Mapping[Any, int]
     from airgraph.store.program_entry import not_stored
 
     laid = sorted(by_memory(stored))
-    reason: Any = not_stored(config, torch.device(stored.device))
+    device = computing_device(torch.device(stored.device))
+    reason: Any = not_stored(config, device)
     if reason is None:
         program, static = compiled_stored(stored, config)
         if isinstance(program, BucketedProgram):
             entry.prepared = [named_sizes(found) for found in program.all_sizes(sizes)]
-        reason = callable_program(stored, program, static, sizes, laid)
+        reason = callable_program(stored, program, static, sizes, laid, config)
         if not isinstance(reason, str):
             objects = reason.objects()
             if objects is not None:
                 entry.plan = reason.image.plan
-                entry.programs.append((made_for(config), reason.to_bytes(), objects))
+                entry.programs.append((made_for(config, device), reason.to_bytes(), objects))
                 return
             reason = "its object code is gone"
     get_logger(config.log).warning("save: no object code in the file, its graph is compiled when loaded: %s", reason)
@@ -272,7 +274,7 @@ def load(
     entries = {}
     for name, entry in artifact.entries.items():
         chosen = given if given.buckets is not None else replace(given, buckets=entry.buckets or None)
-        record = program_for(artifact, name, chosen) if trusted and device in (None, "cpu") else UNTRUSTED
+        record = program_for(artifact, name, chosen, device) if trusted else UNTRUSTED
         if isinstance(record, str):
             entries[name] = compiled_again(artifact, name, tensors, record, trust, device, chosen)
         else:
@@ -283,14 +285,20 @@ def load(
 UNTRUSTED = "its object code is only run with trust=True, or if this user saved it"
 
 
-def program_for(artifact: Artifact, name: str, config: Config) -> ProgramRecord | str:
+def program_for(artifact: Artifact, name: str, config: Config, wanted: str | None) -> ProgramRecord | str:
+    """The program of an entry point for this machine, or why there is none. `wanted`: the device, if it matters."""
     from airgraph.engine.native import problem
     from airgraph.store.callable_program import made_for
     from airgraph.store.program_entry import not_stored
 
+    made = {program.made.get("device", "cpu") for program in artifact.entry(name).programs}
+    device = torch.device(wanted or ("cuda" if "cuda" in made and torch.cuda.is_available() else "cpu"))
+    if device.type not in made or device.index:
+        return f"it has no object code for {device}"
     if bucket_option(config) != artifact.entry(name).buckets:
         return "its object code is for other buckets"
-    return not_stored(config, torch.device("cpu")) or problem() or artifact.program(name, made_for(config))
+    reason = not_stored(config, device) or (problem() if device.type == "cpu" else None)
+    return reason or artifact.program(name, made_for(config, device))
 
 
 def compiled_again(
@@ -324,7 +332,7 @@ def started(
     with journal.stage("read"):
         kept, _ = CallableProgram.from_bytes(artifact.member(record.member))
         find = object_finder(artifact)
-        offer_objects(record.objects, find)
+        offer_objects(kept, record.objects, find)
         again = recompiler(artifact, name, tensors, config)
         program = kept.program(journal.graph, journal, config, again, find)
         state = artifact.state(artifact.entry(name), tensors)
@@ -344,7 +352,8 @@ def object_finder(artifact: Artifact) -> Callable[[str], bytes | None]:
 
 
 def laid_weights(kept: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: with_strides(state[name], spec.strides) for name, spec in zip(kept.weights, kept.boundary.arguments)}
+    specs = zip(kept.weights, kept.boundary.arguments)
+    return {name: with_strides(state[name].to(spec.device), spec.strides) for name, spec in specs}
 
 
 def recompiler(artifact: Artifact, name: str, tensors: Mapping[str, torch.Tensor], config: Config) -> Callable[[], Any]:

@@ -26,6 +26,7 @@ from airgraph.config import Config
 from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.errors import AirgraphError, BindError, ConfigError
 from airgraph.journal import get_logger, open_journal
+from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.store.callable_program import CallableProgram, callable_program, made_for
 from airgraph.store.model_key import NotNamed, model_fields
@@ -203,7 +204,8 @@ class NamedModel:
         """Where it is kept, or why it cannot be."""
         from airgraph.engine.native import problem
 
-        reason = not_stored(self.config, torch.device("cpu")) or problem()
+        device = self.device
+        reason = not_stored(self.config, device) or (problem() if device.type == "cpu" else None)
         if reason is None and self.cache.secret is None:
             reason = "the cache folder cannot be used"
         if reason is not None:
@@ -212,7 +214,14 @@ class NamedModel:
             fields = model_fields(self.owner, self.args, self.kwargs, self.dynamic_shapes, self.config)
         except NotNamed as error:
             return error.reason
-        return Key(name=self.name, **fields, **made_for(self.config))
+        return Key(name=self.name, **fields, **made_for(self.config, device))
+
+    @property
+    def device(self) -> torch.device:
+        """The first accelerator among its weights and arguments, else the CPU."""
+        given = [*state_of(self.owner).values(), *pytree.tree_leaves((self.args, dict(self.kwargs)))]
+        devices = [t.device for t in given if isinstance(t, torch.Tensor)]
+        return next((computing_device(d) for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     def find(self, key: Key) -> CachedModel | None:
         data = self.cache.get(KIND, key)
@@ -262,7 +271,7 @@ class NamedModel:
             return self.uncached("its constants are too large")
         laid = sorted(by_memory(stored))
         program, static = compiled_stored(stored, self.config)
-        kept: Any = callable_program(stored, program, static, sizes, laid)
+        kept: Any = callable_program(stored, program, static, sizes, laid, self.config)
         if isinstance(kept, str):
             return self.uncached(kept)
         model = KeptModel(kept, {**about, "tied": stored.tied}, constants)

@@ -47,7 +47,7 @@ from airgraph.store.data_dump import DataDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
 from airgraph.store.node_dump import DumpingExecutable, NodeDump
-from airgraph.store.program_entry import ProgramEntry, facts_of, not_kept
+from airgraph.store.program_entry import ProgramEntry, device_facts, facts_of, not_kept
 from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import Remembered
 from airgraph.store.summary import write_summary
@@ -154,9 +154,10 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
         text = graph_text(gm, registry_of(c.config))
     except NotKept as reason:
         return str(reason)
-    key = program_key(text, {**facts_of(c.config), "phase": c.journal.phase, "device": str(computing_device(device))})
-    maker = ProgramMaker(c.name, Boundary(), c.journal, c.config)
-    return ProgramEntry(cache, key, text, maker, lambda: recompiled(c, gm, device))
+    place = computing_device(device)
+    facts = {**facts_of(c.config), "phase": c.journal.phase, "device": str(place), **device_facts(place)}
+    maker = program_maker(c, Boundary(), fixed_of(c))
+    return ProgramEntry(cache, program_key(text, facts), text, maker, lambda: recompiled(c, gm, device), place)
 
 
 def recompiled(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) -> Any:
@@ -287,9 +288,12 @@ def made_ready(
     engine, executable = planned_and_loaded(request, config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
+    return engine.program(executable, program_maker(c, boundary, fixed)), request.graph
+
+
+def program_maker(c: Compilation, boundary: Boundary, fixed: frozenset[int]) -> ProgramMaker:
     saved = first_saved() if c.journal.phase == "forward" else None
-    maker = ProgramMaker(c.name, boundary, c.journal, config, fixed, saved)
-    return engine.program(executable, maker), request.graph
+    return ProgramMaker(c.name, boundary, c.journal, c.config, fixed, saved)
 
 
 def dumping(c: Compilation, request: Request) -> Program:

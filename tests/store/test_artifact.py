@@ -303,7 +303,7 @@ def test_sizes_are_prepared(tmp_path, capsys):
     record = loaded.artifact.entries["forward"]
     assert record.buckets == {"batch": [2, 8, 16]} and [[*s.values()] for s in record.prepared] == [[2], [8], [16]]
     assert loaded.prepare() == 3 and float(loaded.weights["calls"]) == 0
-    assert loaded["forward"].run.counts.buckets == {(2,): 1, (8,): 1, (16,): 1}
+    assert loaded["forward"].run.counts.buckets == {(2,): 2, (8,): 2, (16,): 2}
     cli.main(["show", str(tmp_path / "m.airp")])
     text = capsys.readouterr().out
     assert "# batch is padded to 2, 8, 16" in text and "# prepared for 3 sets of sizes: 2, 8, 16" in text

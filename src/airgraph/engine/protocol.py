@@ -24,6 +24,7 @@ from airgraph.journal import Journal
 
 if TYPE_CHECKING:
     from airgraph.plan.steps import Plan
+    from airgraph.plan.target import Target
 
 Symbols = dict[Any, Any]  # sympy symbol → its value in this call
 Env = dict[int, Any]  # key of a value → the tensor (or number) that holds it in this call
@@ -164,6 +165,13 @@ class Programs(Protocol):
 
     def replayed(self, executable: Steps) -> Any:
         """Captured at the second call of its sizes and replayed from then on."""
+
+
+@runtime_checkable
+class StoredPlans(Protocol):
+    """An engine whose plans are kept as text and read again: `targets` are those it plans for."""
+
+    targets: Sequence[Target]
 
 
 class Engine(Protocol):

@@ -188,7 +188,8 @@ class LoadedModel:
         return results
 
     def prepare(self, sizes: Mapping[str, int]) -> None:
-        """Runs it once at these sizes, by the names of their symbols, with zeros as arguments. Buffers are as before."""
+        """Runs it at these sizes, by the names of their symbols, with zeros as arguments. Twice, since a program of a GPU
+        is captured at its second call. Buffers are as before."""
         spoken = {s for a in self.arguments for s in free_symbols(a)}
         symbols = {symbol: sizes[str(symbol)] for symbol in spoken if str(symbol) in sizes}
         self.check_symbols(symbols)
@@ -198,7 +199,8 @@ class LoadedModel:
         held = self.live() if self.live else self.first
         kept = [(held[i], held[i].clone()) for i in self.written if i < len(held)]
         try:
-            self.results(leaves)
+            for _ in range(2):
+                self.results(leaves)
         finally:
             for tensor, before in kept:
                 tensor.copy_(before)

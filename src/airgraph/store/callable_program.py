@@ -12,18 +12,22 @@ from airgraph.config import Config
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.native.llvm.jit import OBJECTS, known_object, named_objects
 from airgraph.engine.native.llvm.machine import machine
-from airgraph.ir.boundary import Boundary
+from airgraph.ir.boundary import Boundary, TensorIn
 from airgraph.ir.exact import DataReader, DataWriter
 from airgraph.journal import Journal
+from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import Contract
 from airgraph.runtime.programs import ProgramMaker
 from airgraph.source_hash import source_hash
 from airgraph.store.convention import FUNCTIONS, Description, StoredModel, contract_data
-from airgraph.store.program_entry import facts_of
-from airgraph.store.programs import boundary_data, read_boundary
+from airgraph.store.program_entry import device_facts, facts_of, planned_by
+from airgraph.store.programs import PLANNED, boundary_data, read_boundary
 
 if TYPE_CHECKING:
     from airgraph.runtime.buckets import Buckets, Dimension
+    from airgraph.store.planned_program import PlannedProgram
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class CallableProgram:
     """`weights`: the names of the first arguments; `laid`: arguments that must lie in memory as the example's did;
     `padding`: which sizes are padded to which buckets."""
 
-    image: ProgramImage
+    image: ProgramImage | PlannedProgram
     boundary: Boundary
     contract: Contract
     weights: list[str]
@@ -54,10 +58,10 @@ class CallableProgram:
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[CallableProgram, dict[str, Any]]:
         """The program, and what was kept beside it."""
-        image, more = ProgramImage.from_bytes(data)
+        image, more = image_of(data)
         call = more["call"]
         reader = DataReader(call["symbols"], FUNCTIONS)
-        boundary = read_boundary(call, reader, len(image.made))
+        boundary = read_boundary(call, reader, image.outputs)
         leaves = len(boundary.arguments) - len(more["weights"])
         contract = Description(call, reader).contract(leaves, len(boundary.results))
         weights, written, laid, static = (more[key] for key in ("weights", "written", "laid", "static"))
@@ -66,6 +70,8 @@ class CallableProgram:
 
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
+        if not isinstance(self.image, ProgramImage):
+            return self.image.kernels()
         found = {digest: known_object(digest) for digest in self.image.digests()}
         return None if None in found.values() else {**named_objects(), **found}  # type: ignore[dict-item]
 
@@ -78,15 +84,36 @@ class CallableProgram:
         find: Callable[[str], bytes | None] = known_object,
     ) -> Any:
         """Ready to run, with object code that `find` gives by its digest. `again` compiles it."""
-        from airgraph.engine.native.stored import StoredExecutable
+        maker = ProgramMaker(name, self.boundary, journal, config, frozenset(range(len(self.weights))))
+        if not isinstance(self.image, ProgramImage):
+            program = self.image.program(self.device, maker)
+        else:
+            from airgraph.engine.native.stored import StoredExecutable
 
-        executable = StoredExecutable(name, self.image, self.boundary, again, find)
-        program = ProgramMaker(name, self.boundary, journal, config).direct(executable)
+            program = maker.direct(StoredExecutable(name, self.image, self.boundary, again, find))
         if self.padding is None:
             return program
         from airgraph.runtime.buckets import Limits, Padded
 
         return Padded(self.boundary, *self.padding, Limits.of_contract(self.contract), journal).around(program)
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.boundary)
+
+
+def device_of(boundary: Boundary) -> torch.device:
+    """The first accelerator among the arguments, else the CPU."""
+    devices = [a.device for a in boundary.arguments if isinstance(a, TensorIn)]
+    return torch.device(next((d for d in devices if d != "cpu"), "cpu"))
+
+
+def image_of(data: bytes) -> tuple[ProgramImage | PlannedProgram, dict[str, Any]]:
+    if not data.startswith(PLANNED):
+        return ProgramImage.from_bytes(data)
+    from airgraph.store.planned_program import PlannedProgram
+
+    return PlannedProgram.from_bytes(data)
 
 
 def read_padding(call: Mapping[str, Any], reader: DataReader) -> tuple[Sequence[Dimension], Buckets] | None:
@@ -98,15 +125,18 @@ def read_padding(call: Mapping[str, Any], reader: DataReader) -> tuple[Sequence[
 
 
 def callable_program(
-    stored: StoredModel, program: Any, static: bool, sizes: Mapping[Any, int], laid: Sequence[int]
+    stored: StoredModel, program: Any, static: bool, sizes: Mapping[Any, int], laid: Sequence[int], config: Config
 ) -> CallableProgram | str:
     """What was compiled from a stored model, or why it cannot be written down; `sizes`: of the example, by symbol."""
     from airgraph.engine.native.engine import NativeExecutable
     from airgraph.runtime.buckets import BucketedProgram
 
-    if not isinstance(program.executable, NativeExecutable):
-        return "another engine runs it"
-    image = program.executable.as_image(dict(sizes))
+    image: Any
+    if isinstance(program.executable, NativeExecutable):
+        image = program.executable.as_image(dict(sizes))
+    else:
+        device = computing_device(torch.device(stored.device))
+        image = planned_by(config, device, program.executable, program.boundary)
     if isinstance(image, str):
         return image
     weights = [*stored.weights]
@@ -114,13 +144,20 @@ def callable_program(
     return CallableProgram(image, program.boundary, stored.contract, weights, stored.written, [*laid], static, padding)
 
 
-def made_for(config: Config) -> dict[str, str]:
+def made_for(config: Config, device: torch.device = CPU) -> dict[str, str]:
     """What a program depends on besides its graph: where one of these differs, it is compiled again."""
-    return {**machine(), "sources": source_hash(), "torch": torch.__version__, **facts_of(config)}
+    facts = {**facts_of(config), **device_facts(device)}
+    return {**machine(), "sources": source_hash(), "torch": torch.__version__, "device": device.type, **facts}
 
 
-def offer_objects(digests: Sequence[str], find: Callable[[str], bytes | None]) -> None:
-    """Object code of kernels that serve every graph, so that LLVM need not compile it."""
+def offer_objects(program: CallableProgram, digests: Sequence[str], find: Callable[[str], bytes | None]) -> None:
+    """Object code of kernels that serve every graph, or kernels of a GPU, so that they need not be compiled."""
+    if not isinstance(program.image, ProgramImage):
+        from airgraph.engine.cuda.cubins import offer
+
+        for digest in digests:
+            offer(digest, find(digest) or b"")
+        return
     for digest in digests:
         code = None if OBJECTS.get(bytes.fromhex(digest)) else find(digest)
         if code is not None:

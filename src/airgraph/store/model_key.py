@@ -4,8 +4,10 @@
 
 A model is described by its modules and their attributes, the files its classes and functions come from, the names, types
 and sizes of its weights (not their values), and the arguments of the example. Values that tracing makes part of the graph
-are attributes of modules, configurations, closures and defaults of functions; all of them are in the description. What a
-function reads from global variables or from the world outside is not.
+are attributes of modules, configurations, closures and defaults of functions, and global variables; they are in the
+description. Of global variables those count that functions of the user's own files name, if they are numbers, texts,
+tensors or collections of them. Installed packages count by their files and versions. What a function reads from other
+objects or from the world outside does not count.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ PLAIN = (
     torch.memory_format,
 )
 OWN = ("_parameters", "_buffers", "_modules")  # of a module: described in another way
+WRAPPERS = (FunctionType, MethodType, staticmethod, classmethod, property)
 DEEPEST = 12
 LARGEST = 16 << 20  # bytes of a tensor that is no parameter or buffer
 
@@ -65,6 +68,7 @@ def model_fields(
         "dynamic_shapes": dynamic,
         "options": options,
         "weights": "\n".join(weights_text(model)),
+        "globals": "\n".join(f"{name} = {value}" for name, value in sorted(text.globals.items())),
         "files": files,
         "modules": modules,
     }
@@ -98,10 +102,13 @@ def weights_text(model: torch.nn.Module) -> Iterator[str]:
 
 
 class ModelText:
-    """Describes values; `files` are those that its classes and functions come from, with their digests."""
+    """Describes values; `files` are those that its classes and functions come from, with their digests, `globals` the
+    global variables that they read."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
+        self.globals: dict[str, str] = {}
+        self.read: set[Any] = set()  # classes and code whose global variables are known
         self.inside: list[int] = []  # values that are being described
 
     def module(self, name: str, module: torch.nn.Module) -> str:
@@ -111,6 +118,11 @@ class ModelText:
     def type(self, cls: type) -> str:
         for base in cls.__mro__[:-1]:
             self.file(base.__module__)
+            if base not in self.read and is_own(base.__module__):
+                self.read.add(base)
+                for held in vars(base).values():
+                    for function in functions_in(held):
+                        self.reads(function)
         return f"{cls.__module__}.{cls.__qualname__}"
 
     def file(self, module: str) -> None:
@@ -150,8 +162,35 @@ class ModelText:
         attributes = {key: held for key, held in getattr(value, "__dict__", {}).items() if not is_hash(key)}
         return f"{self.type(type(value))} {self.value(attributes)}"
 
+    # -- global variables -----------------------------------------------------------------------------------------------
+    def reads(self, function: FunctionType) -> None:
+        """The global variables that a function names, and those of the functions that it names."""
+        code = function.__code__
+        if code in self.read or not is_own(function.__module__):
+            return
+        self.read.add(code)
+        self.file(function.__module__)
+        names = names_in(code)
+        for name in names & function.__globals__.keys():
+            self.variable(f"{function.__module__}.{name}", function.__globals__[name], names)
+
+    def variable(self, place: str, value: Any, names: set[str]) -> None:
+        if isinstance(value, ModuleType):
+            held = vars(value) if is_own(value.__name__) and value.__name__ not in place else {}
+            for name in names & held.keys():
+                self.variable(f"{value.__name__}.{name}", held[name], names)
+        elif isinstance(value, type):
+            self.type(value)
+        elif functions := list(functions_in(value)):
+            for function in functions:
+                self.reads(function)
+        elif is_plain(value):
+            self.globals[place] = self.value(value)
+
     def function(self, function: Any) -> str:
         self.file(getattr(function, "__module__", None) or "builtins")
+        for plain in functions_in(function):
+            self.reads(plain)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if filled(cell)]
         owner = getattr(function, "__self__", None)
         parts = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None), cells, owner]
@@ -165,6 +204,39 @@ class ModelText:
         flat = tensor.detach().cpu().contiguous().flatten()
         content = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
         return f"{tensor.dtype}{list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """The functions behind a method, a property or a decorated function."""
+    if isinstance(value, FunctionType):
+        yield value
+    inner = [getattr(value, name, None) for name in ("__func__", "__wrapped__", "fget")]
+    for part in inner if isinstance(value, WRAPPERS) else ():
+        yield from functions_in(part)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Of global variables and attributes, in functions inside as well."""
+    inside = [names_in(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*inside)
+
+
+def is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(is_plain(k) and is_plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_plain, value))
+    return isinstance(value, (*PLAIN, torch.Tensor))
+
+
+@cache
+def is_own(module: str) -> bool:
+    """Whether it is the user's, not Python's or an installed package's."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("torch", "airgraph"):
+        return False
+    parts = Path(getattr(sys.modules.get(module), "__file__", None) or "").parts
+    return "site-packages" not in parts and "dist-packages" not in parts
 
 
 USUAL = vars(torch.nn.Module())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,10 +14,14 @@ from airgraph.config import KNOBS, Config
 from airgraph.disk_cache import Cache, Key
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
+from airgraph.engine.protocol import StoredPlans
 from airgraph.errors import AirgraphError
-from airgraph.ir.boundary import SymbolSource
+from airgraph.ir.boundary import Boundary, SymbolSource
 from airgraph.runtime.programs import ProgramMaker
-from airgraph.store.programs import KIND, KeptPrograms, Remembered
+from airgraph.store.programs import KIND, KeptProgram, KeptPrograms, Remembered
+
+if TYPE_CHECKING:
+    from airgraph.store.planned_program import PlannedProgram
 
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
 REASONS: Mapping[str, str] = {
@@ -60,7 +64,19 @@ def not_stored(config: Config, device: torch.device) -> str | None:
         if KNOBS[knob].on():
             return f"{knob} is on"
     engine = next(candidates(config.engine, device, config.mode))
-    return None if engine.name == "native" else f"the {engine.name} engine runs it, and only native programs are kept"
+    if engine.name == "native" or isinstance(engine, StoredPlans):
+        return None
+    return f"the {engine.name} engine runs it, whose programs are not kept"
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """What a program for a GPU depends on; nothing for the CPU, which is in every key."""
+    if device.type != "cuda":
+        return {}
+    from airgraph.engine.cuda.cubins import triton_version
+
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return {"gpu": torch.cuda.get_device_name(device), "capability": capability, "triton": triton_version()}
 
 
 def facts_of(config: Config) -> dict[str, str]:
@@ -81,26 +97,32 @@ class ProgramEntry:
     text: str
     maker: ProgramMaker
     again: Callable[[], Any]
+    device: torch.device = torch.device("cpu")
 
     def find(self) -> tuple[Any, bool] | None:
         """The program, and whether its graph is static; None if it is not there."""
+        kept = KeptPrograms(self.cache).find(self.key)
+        program = None if kept is None else self.program(kept)
+        if kept is None or program is None:
+            return None
+        kept.tell(self.maker.journal)
+        self.maker.journal.counters["program hits"] += 1
+        return program, kept.static
+
+    def program(self, kept: KeptProgram) -> Any:
+        maker = dataclasses.replace(self.maker, boundary=kept.boundary)
+        if not isinstance(kept.image, ProgramImage):
+            return kept.image.program(self.device, maker)
         from airgraph.engine.native import problem
         from airgraph.engine.native.stored import MissingCode, StoredExecutable
 
         if problem() is not None:
             return None
-        kept = KeptPrograms(self.cache).find(self.key)
-        if kept is None:
-            return None
-        name, journal = self.maker.name, self.maker.journal
         try:
-            executable = StoredExecutable(name, kept.image, kept.boundary, self.again)
+            return maker.direct(StoredExecutable(maker.name, kept.image, kept.boundary, self.again))
         except MissingCode:
             self.cache.note(f"the object code of the program {self.key.digest[:12]} is gone: it is compiled again")
             return None
-        kept.tell(journal)
-        journal.counters["program hits"] += 1
-        return dataclasses.replace(self.maker, boundary=kept.boundary).direct(executable), kept.static
 
     @contextmanager
     def exclusive(self) -> Iterator[tuple[Any, bool] | None]:
@@ -131,10 +153,10 @@ class ProgramEntry:
         executable, journal = program.executable, program.journal
         if self.cache.mode != "on":
             return ["program not kept: AIRGRAPH_CACHE=read adds nothing"]
-        if not isinstance(executable, NativeExecutable):
-            reason: Any = "another engine runs it"
+        if isinstance(executable, NativeExecutable):
+            reason: Any = executable.as_image(hints(executable.sources, inputs))
         else:
-            reason = executable.as_image(hints(executable.sources, inputs))
+            reason = planned_by(self.maker.config, self.device, executable, program.boundary)
         if not isinstance(reason, str) and not keep_objects(self.cache, reason):
             reason = "its object code is not in the cache"
         if not isinstance(reason, str):
@@ -149,10 +171,20 @@ class ProgramEntry:
         return [f"program not kept: {reason}"]
 
 
-def keep_objects(cache: Cache, image: ProgramImage) -> bool:
-    """Whether the object code is there; what this process had compiled for another folder is added."""
+def planned_by(config: Config, device: torch.device, executable: Any, boundary: Boundary) -> Any:
+    """The program of an engine other than the native one, or why it is not kept."""
+    from airgraph.store.planned_program import planned_program
+
+    return planned_program(executable, next(candidates(config.engine, device, config.mode)).name, boundary)
+
+
+def keep_objects(cache: Cache, image: ProgramImage | PlannedProgram) -> bool:
+    """Whether the object code is there; what this process had compiled for another folder is added. Kernels of other
+    engines are not needed: where one is gone, it is compiled again."""
     from airgraph.engine.native.llvm.jit import OBJECTS
 
+    if not isinstance(image, ProgramImage):
+        return True
     for digest in image.digests():
         key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
         stored = cache.path("object", key).exists()

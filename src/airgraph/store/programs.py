@@ -11,10 +11,11 @@ said when it was compiled, and the text of its graph, by which `airgraph cache w
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airgraph.disk_cache import Cache, Key
 from airgraph.engine.native.image import ProgramImage, opened
@@ -25,12 +26,16 @@ from airgraph.ir.types import DataType, TensorType
 from airgraph.journal import Journal, OpUse
 from airgraph.store.convention import FUNCTIONS, Description, argument_data, result_data
 
+if TYPE_CHECKING:
+    from airgraph.store.planned_program import PlannedProgram
+
 KIND = "program"
+PLANNED = b"airgraph plan 1\n"  # begins the bytes of a program that is kept as its plan (planned_program.py)
 
 
 @dataclass(frozen=True)
 class KeptProgram:
-    image: ProgramImage
+    image: ProgramImage | PlannedProgram
     boundary: Boundary
     static: bool  # its graph is
     said: Mapping[str, Any]  # what the journal said
@@ -92,7 +97,7 @@ class KeptPrograms:
             self.cache.discard(KIND, self.cache.path(KIND, key))
             return None
 
-    def keep(self, key: Key, image: ProgramImage, boundary: Boundary, more: Mapping[str, Any]) -> bool:
+    def keep(self, key: Key, image: ProgramImage | PlannedProgram, boundary: Boundary, more: Mapping[str, Any]) -> bool:
         """`more`: {"static": …, "said": …, "text": the graph}. False if it cannot be written."""
         writer = DataWriter(FUNCTIONS)
         text = base64.b64encode(zlib.compress(more["text"].encode())).decode()
@@ -101,6 +106,11 @@ class KeptPrograms:
 
 
 def read(data: bytes) -> KeptProgram:
+    if data.startswith(PLANNED):
+        from airgraph.store.planned_program import PlannedProgram
+
+        planned, more = PlannedProgram.from_bytes(data)
+        return KeptProgram(planned, planned.boundary, more["static"], more["said"])
     image, more = ProgramImage.from_bytes(data)
     described = more["boundary"]
     boundary = read_boundary(described, DataReader(described["symbols"], FUNCTIONS), len(image.made))
@@ -109,7 +119,11 @@ def read(data: bytes) -> KeptProgram:
 
 def text_of(data: bytes) -> str:
     """The graph of an entry, as its key has it."""
-    head, _ = opened(data)
+    if data.startswith(PLANNED):
+        at = len(PLANNED) + 8
+        head = json.loads(data[at : at + int.from_bytes(data[at - 8 : at], "little")])
+    else:
+        head, _ = opened(data)
     return zlib.decompress(base64.b64decode(head["more"]["text"])).decode()
 
 

@@ -28,6 +28,7 @@ class CudaEngine:
     """Plans rendered as Triton kernels, for NVIDIA GPUs."""
 
     name = "cuda"
+    targets = (GPU, CHANNELS_FIRST)
 
     def serves(self, device: torch.device, mode: str) -> str | None:
         if device.type != "cuda":

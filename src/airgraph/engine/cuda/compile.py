@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.cuda.cubins import Binary, kept
+from airgraph.disk_cache import Key
+from airgraph.engine.cuda.cubins import Binary, kept, key_of
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.errors import EngineError
 
@@ -60,8 +61,12 @@ def request(variant: KernelVariant, capability: int) -> Future[Binary]:
 
 def kept_or_compiled(variant: KernelVariant, capability: int) -> Binary:
     """From the compilation cache, or compiled and kept there."""
+    return kept(variant_key(variant, capability), lambda: compiled(variant, capability))
+
+
+def variant_key(variant: KernelVariant, capability: int) -> Key:
     fields = {name: str(value) for name, value in vars(variant).items()}
-    return kept({**fields, "capability": str(capability)}, lambda: compiled(variant, capability))
+    return key_of({**fields, "capability": str(capability)})
 
 
 @cache
@@ -216,12 +221,25 @@ class DriverKernels:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self.variants: list[KernelVariant] = []
+
+    @property
+    def capability(self) -> int:
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return 10 * major + minor
 
     def prepare(self, sources: Sequence[KernelSource]) -> None:
         """Compiling begins; launches wait for it."""
-        major, minor = torch.cuda.get_device_capability(self.device)
-        for source in sources:
-            request(variant(source, (True,) * pointers(source), wide=False), 10 * major + minor)
+        self.variants = [variant(source, (True,) * pointers(source), wide=False) for source in sources]
+        for one in self.variants:
+            request(one, self.capability)
+
+    def binaries(self) -> dict[str, bytes]:
+        """The kernels that were prepared, by the digests of their keys in the compilation cache."""
+        return {
+            variant_key(one, self.capability).digest: request(one, self.capability).result().to_bytes()
+            for one in dict.fromkeys(self.variants)
+        }
 
     def bind(
         self, source: KernelSource, sizes: Sequence[int], grid: int, wide: bool

@@ -1,6 +1,6 @@
 """Compiled Triton kernels in the compilation cache, so that another process compiles none and need not import Triton.
 
-binary = kept({"text": …, "capability": "90"}, lambda: compiled(variant, 90))
+binary = kept(key_of({"text": …, "capability": "90"}), lambda: compiled(variant, 90))
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from airgraph.disk_cache import Key, open_cache
 from airgraph.source_hash import source_hash
 
 KIND = "cubin"
+_offered: dict[str, bytes] = {}  # by the digest of their keys, from files that are trusted
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,20 @@ class Binary:
         return cls(code=data[end:], **json.loads(data[8:end]))
 
 
-def kept(fields: Mapping[str, str], make: Callable[[], Binary]) -> Binary:
-    """From the cache, or what `make` gives. `fields`: what the kernel depends on besides our sources and Triton."""
-    key = Key(sources=source_hash(), triton=triton_version(), **fields)
-    return Binary.from_bytes(open_cache().made(KIND, key, lambda: make().to_bytes()))
+def kept(key: Key, make: Callable[[], Binary]) -> Binary:
+    """What was offered, from the cache, or what `make` gives."""
+    found = _offered.get(key.digest)
+    return Binary.from_bytes(found or open_cache().made(KIND, key, lambda: make().to_bytes()))
+
+
+def key_of(fields: Mapping[str, str]) -> Key:
+    """`fields`: what a kernel depends on besides our sources and Triton."""
+    return Key(sources=source_hash(), triton=triton_version(), **fields)
+
+
+def offer(digest: str, code: bytes) -> None:
+    """A kernel that need not be compiled, by the digest of its key."""
+    _offered[digest] = code
 
 
 @cache

@@ -141,6 +141,10 @@ class ProgramImage:
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
     plan: str = ""  # its text, for people
 
+    @property
+    def outputs(self) -> int:
+        return len(self.made)
+
     def digests(self) -> list[str]:
         return list(dict.fromkeys(f.code for f in self.functions if f is not None and f.code))
 

@@ -1,0 +1,106 @@
+"""A program of an engine whose plans can be read back: its graph after all passes, its boundary and the text of its plan.
+
+    planned = planned_program(executable, "cuda", boundary)  or why it cannot be written down
+    PlannedProgram.from_bytes(planned.to_bytes({...}))
+    planned.program(device, maker)                           nothing is converted, rewritten or planned
+
+Where the native engine keeps a frame (engine/native/image.py), other engines are given their plan again. Their kernels are
+kept by themselves (engine/cuda/cubins.py).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from airgraph.engine import find_engine
+from airgraph.engine.protocol import Planned, Request, StoredPlans
+from airgraph.errors import AirgraphError, VerifyError
+from airgraph.ir.boundary import Boundary
+from airgraph.ir.exact import DataReader, DataWriter
+from airgraph.ir.graph import Graph
+from airgraph.ir.proto import GraphDef
+from airgraph.ir.stored import read_graph, write_graph
+from airgraph.plan.parse import parse_plan
+from airgraph.plan.text import plan_text
+from airgraph.runtime.device import computing_device
+from airgraph.runtime.programs import ProgramMaker
+from airgraph.store.convention import FUNCTIONS
+from airgraph.store.export import refuse_calls
+from airgraph.store.programs import PLANNED as MAGIC
+from airgraph.store.programs import boundary_data, read_boundary
+
+LARGEST = 64 << 20  # bytes of a graph with its constants
+
+
+@dataclass(frozen=True)
+class PlannedProgram:
+    """`target`: the number of the target among those of its engine. `kernels` gives what its engine compiled, by digest;
+    they are not part of its bytes."""
+
+    engine: str
+    graph: Graph
+    boundary: Boundary
+    plan: str  # its text
+    target: int
+    kernels: Callable[[], dict[str, bytes]] = field(default=dict, compare=False)
+
+    @property
+    def outputs(self) -> int:
+        return len(list(self.graph.net_output.values()))
+
+    def to_bytes(self, more: Mapping[str, Any] | None = None) -> bytes:
+        """`more` is kept beside it: whatever JSON holds."""
+        writer = DataWriter(FUNCTIONS)
+        graph = zlib.compress(write_graph(self.graph, writer).SerializeToString(deterministic=True), 1)
+        described = boundary_data(self.boundary, writer)
+        head = {"engine": self.engine, "target": self.target, "boundary": described, "graph": len(graph)}
+        start = json.dumps({**head, "symbols": writer.symbol_table(), "more": more or {}}).encode()
+        return MAGIC + len(start).to_bytes(8, "little") + start + graph + zlib.compress(self.plan.encode(), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> tuple[PlannedProgram, dict[str, Any]]:
+        """The program, and what was kept beside it."""
+        if not data.startswith(MAGIC):
+            raise VerifyError("it is not a program of this version")
+        at = len(MAGIC) + 8
+        end = at + int.from_bytes(data[at - 8 : at], "little")
+        head = json.loads(data[at:end])
+        reader = DataReader(head["symbols"], FUNCTIONS)
+        message = GraphDef.FromString(zlib.decompress(data[end : end + head["graph"]]))
+        graph = read_graph(message, reader)
+        boundary = read_boundary(head["boundary"], reader, len(list(graph.net_output.values())))
+        plan = zlib.decompress(data[end + head["graph"] :]).decode()
+        return cls(head["engine"], graph, boundary, plan, head["target"]), head["more"]
+
+    def program(self, device: torch.device, maker: ProgramMaker) -> Any:
+        """Ready to run."""
+        engine: Any = find_engine(self.engine)
+        plan = parse_plan(self.plan, self.graph, self.boundary, engine.targets[self.target], FUNCTIONS)
+        place, mode = computing_device(device), maker.config.mode
+        request = Request(self.graph, self.boundary, place, mode, plan, computing_device, journal=maker.journal)
+        return engine.program(engine.load(request), maker)
+
+
+def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedProgram | str:
+    """What the engine of that name made ready, or why it cannot be written down."""
+    engine = find_engine(name)
+    if not isinstance(executable, Planned) or not isinstance(engine, StoredPlans):
+        return "another engine runs it"
+    plan = executable.plan
+    if plan.target not in engine.targets:
+        return "its engine does not read plans for this target"
+    try:
+        refuse_calls(plan.graph)
+        text, target = plan_text(plan, FUNCTIONS), engine.targets.index(plan.target)
+        kernels = getattr(getattr(executable, "kernels", None), "binaries", dict)
+        program = PlannedProgram(name, plan.graph, boundary, text, target, kernels)
+        size = len(program.to_bytes())
+    except AirgraphError as error:
+        return error.what
+    return program if size <= LARGEST else f"its graph has {size} bytes"

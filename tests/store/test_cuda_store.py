@@ -1,0 +1,93 @@
+"""What a second process finds on disk for a GPU: no tracing, no plan, and no kernel is compiled. Needs an NVIDIA GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+SCRIPT = """
+import json, sys, time
+import torch, airgraph
+from airgraph.disk_cache import open_cache
+from airgraph.journal import JOURNALS
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.gate, self.down = nn.LayerNorm(64), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.register_buffer("seen", torch.zeros(64))
+
+    def forward(self, x):
+        y = x + self.down(nn.functional.silu(self.gate(self.norm(x))))
+        self.seen.add_(y.sum(0))
+        return y.softmax(-1)
+
+kind, path = sys.argv[1:]
+model, eager, x = Block().cuda(), Block().cuda(), torch.randn(3, 64, device="cuda")
+training = kind == "training"
+model.train(training), eager.train(training)
+start = time.perf_counter()
+if kind == "named":
+    call = airgraph.compile(model, x, cache="block")
+elif kind == "artifact":
+    import os
+    if not os.path.exists(path):
+        airgraph.save(airgraph.compile(model, x), path)
+    call = airgraph.load(path, trust=True)
+else:
+    call = torch.compile(model, backend="airgraph", dynamic=kind == "dynamic")
+with torch.set_grad_enabled(training):
+    for _ in range(4):
+        ours, theirs = call(x), eager(x)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        if training:
+            ours.square().sum().backward(), theirs.square().sum().backward()
+            for a, b in zip(model.parameters(), eager.parameters()):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+state = call.weights["seen"] if kind == "artifact" else model.seen
+torch.testing.assert_close(state, eager.seen, rtol=1e-4, atol=1e-4)
+torch.cuda.synchronize()
+print(json.dumps({
+    "seconds": time.perf_counter() - start,
+    "hits": sum(journal.counters["program hits"] for journal in JOURNALS),
+    "stages": sorted({stage.name for journal in JOURNALS for stage in journal.stages}),
+    "counts": dict(open_cache().counts),
+    "modules": [name for name in ("torch._dynamo", "triton", "llvmlite") if name in sys.modules],
+    "remarks": [remark for journal in JOURNALS for remark in journal.remarks],
+}))
+"""
+
+
+def started(folder, kind, cache, path):
+    environment = {**os.environ, "AIRGRAPH_CACHE_DIR": str(cache), "AIRGRAPH_VERIFY": "0"}
+    command = [sys.executable, "-c", SCRIPT, kind, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "training", "named"])
+def test_the_second_process_compiles_nothing(tmp_path, kind):
+    first = started(tmp_path, kind, tmp_path / "cache", "")
+    assert first["counts"].get("cubin misses", 0) > 0
+    second = started(tmp_path, kind, tmp_path / "cache", "")
+    assert second["hits"] == (2 if kind == "training" else 1), second
+    assert second["counts"].get("cubin misses", 0) == 0, second
+    assert not {"convert", "plan"} & {*second["stages"]}
+    if kind == "named":
+        assert second["modules"] == []
+
+
+def test_an_artifact_needs_no_cache(tmp_path):
+    """It carries its kernels: with an empty cache nothing is planned and nothing compiled."""
+    path = tmp_path / "m.airp"
+    started(tmp_path, "artifact", tmp_path / "first", path)
+    second = started(tmp_path, "artifact", tmp_path / "second", path)
+    assert second["hits"] == 1 and second["counts"].get("cubin misses", 0) == 0, second
+    assert second["modules"] == [] and "plan" not in second["stages"]

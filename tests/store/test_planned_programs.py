@@ -1,0 +1,177 @@
+"""Programs of the CUDA engine on disk: a second process is given the same plan and launches the same kernels.
+
+No GPU and no Triton are needed: what stands in for them writes down what would be launched, with which numbers.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.disk_cache import open_cache
+from airgraph.engine import ENGINES, register_engine
+from airgraph.engine.cuda import CHANNELS_FIRST, GPU, cubins
+from airgraph.engine.cuda import compile as cuda_compile
+from airgraph.engine.cuda.cubins import Binary, offer
+from airgraph.engine.cuda.executable import CudaExecutable
+from airgraph.engine.fold import fold
+from airgraph.errors import VerifyError
+from airgraph.journal import JOURNALS
+from airgraph.named_models import CachedModel
+from airgraph.plan.groups import make_plan
+from airgraph.store.planned_program import PlannedProgram
+from airgraph.tools import cli
+
+
+class Recorder:
+    """Stands in for compile.DriverKernels: launches are written down, and nothing is computed."""
+
+    def __init__(self, launched):
+        self.launched = launched
+
+    def prepare(self, sources):
+        self.texts = [source.text for source in sources]
+
+    def bind(self, source, sizes, grid, wide):
+        def launch(tensors):
+            self.launched.append(
+                (source.text, list(sizes), grid, wide, [(t.shape, t.stride(), t.dtype) for t in tensors])
+            )
+
+        return launch
+
+    def binaries(self):
+        return {f"{i:064x}": text.encode() for i, text in enumerate(self.texts)}
+
+
+class Recorded:
+    """The CUDA engine, for tensors of the CPU and without kernels."""
+
+    name = "recorded"
+    targets = (CHANNELS_FIRST, GPU)
+
+    def __init__(self):
+        self.launched, self.planned = [], 0
+
+    def serves(self, device, mode):
+        return "it is for tests"
+
+    def warm_up(self):
+        pass
+
+    def plan(self, request):
+        self.planned += 1
+        fold(request)
+        return make_plan(request.graph, request.boundary, GPU)
+
+    def load(self, request):
+        return CudaExecutable(request, Recorder(self.launched))
+
+    def program(self, executable, programs):
+        return programs.replayed(executable)
+
+    def taken(self):
+        """What was launched since the last look, and how many plans were made."""
+        found = (self.launched[:], self.planned)
+        self.launched.clear()
+        self.planned = 0
+        return found
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    JOURNALS.clear()
+    made = Recorded()
+    register_engine(made)
+    yield made
+    del ENGINES["recorded"]
+
+
+class Block(nn.Module):
+    """Loops, products of one row, a norm, a call of PyTorch, a buffer that is written to, a constant."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.gate, self.down = nn.LayerNorm(64), nn.Linear(64, 96), nn.Linear(96, 64)
+        self.register_buffer("seen", torch.zeros(64))
+
+    def forward(self, x):
+        h = nn.functional.silu(self.gate(self.norm(x)))
+        y = x + self.down(h)
+        self.seen.add_(y.sum(0))
+        return y.sort(-1)[0], (y * torch.arange(64.0)).softmax(-1)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "training"])
+def test_a_second_compilation_plans_nothing(engine, kind):
+    def run():
+        torch._dynamo.reset()
+        model, training = Block(), kind == "training"
+        compiled = torch.compile(model, backend=airgraph.backend(engine="recorded"), dynamic=kind == "dynamic")
+        with torch.set_grad_enabled(training):
+            for rows in (1, 3) if kind == "dynamic" else (3,):
+                result, _ = compiled(torch.randn(rows, 64))
+                if training:
+                    result.sum().backward()
+        return engine.taken()
+
+    first, planned = run()
+    assert planned and first and all(e.kind == "program" for e in open_cache().entries() if e.kind != "object")
+    again, none = run()
+    assert again == first and none == 0
+    assert sum(journal.counters["program hits"] for journal in JOURNALS) == planned
+    assert "program" in {entry.kind for entry in open_cache().entries()} and open_cache().verify()[1] == []
+
+
+def test_a_model_under_a_name(engine):
+    x = torch.randn(3, 64)
+
+    def run():
+        model = Block().eval()
+        fast = airgraph.compile(model, x, cache="block", engine="recorded")
+        assert isinstance(fast, CachedModel)
+        fast(x)
+        return engine.taken()
+
+    first, planned = run()
+    assert planned == 1 and first
+    assert run() == (first, 0)
+
+
+def test_an_artifact_has_the_plan_and_the_kernels(engine, tmp_path, monkeypatch, capsys):
+    model, x = Block().eval(), torch.randn(3, 64)
+    fast = airgraph.compile(model, x, engine="recorded")
+    fast(x)
+    first, _ = engine.taken()
+    path = airgraph.save(fast, tmp_path / "m.airp")
+    engine.taken()
+    offered = {}
+    monkeypatch.setattr(cubins, "offer", offered.__setitem__)
+    loaded = airgraph.load(path, engine="recorded")
+    loaded(x)
+    again, planned = engine.taken()
+    assert planned == 0 and [launch[:4] for launch in again] == [launch[:4] for launch in first]
+    texts = {launch[0].encode() for launch in first}
+    assert texts <= set(offered.values())
+    assert cli.main(["show", str(path)]) == 0 and "bytes of object code" in capsys.readouterr().out
+    untrusted = airgraph.load(path, engine="reference")
+    torch.testing.assert_close(untrusted(x), model(x))
+
+
+def test_a_plan_of_another_version(engine):
+    with pytest.raises(VerifyError, match="not a program of this version"):
+        PlannedProgram.from_bytes(b"airgraph plan 0\n" + bytes(64))
+
+
+def test_offered_kernels_are_not_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cubins, "_offered", {})
+    variant = cuda_compile.KernelVariant("def kernel(): ...", (), (), warps=4, aligned=())
+    binary = Binary(b"code", "kernel", 0, 4, True)
+    offer(cuda_compile.variant_key(variant, 90).digest, binary.to_bytes())
+    monkeypatch.setattr(cuda_compile, "compiled", lambda *args: pytest.fail("compiled"))
+    assert cuda_compile.kept_or_compiled(variant, 90) == binary
