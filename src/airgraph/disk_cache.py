@@ -151,6 +151,7 @@ class Cache:
     limit: int = 2**30
     counts: Counter[str] = field(default_factory=Counter)  # "object hits", "object misses", "object discarded"
     notes: list[str] = field(default_factory=list)  # what was wrong with the disk
+    refused: str = ""  # why the folder is not used
     _put: int = 0
 
     # -- using it ---------------------------------------------------------------------------------------------------
@@ -295,20 +296,23 @@ class Cache:
     # -- the folder -------------------------------------------------------------------------------------------------
     @cached_property
     def secret(self) -> bytes | None:
-        """The key of this folder; None if the folder cannot be used, which `notes` explains."""
+        """The key of this folder; None if the folder cannot be used, which `refused` and `notes` explain."""
         if self.mode == "off":
             return None
         try:
             if self.mode == "on":
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             refusal = self.refusal()
-            if refusal:
-                self.note(f"the cache folder {self.folder} is not used: {refusal}")
-                return None
-            return self.read_secret()
+            if refusal is None:
+                return self.read_secret()
         except OSError as error:
-            self.note(f"the cache folder {self.folder} is not used: {error}")
-            return None
+            refusal = str(error)
+        self.refuse(refusal)
+        return None
+
+    def refuse(self, reason: str) -> None:
+        self.refused = f"the cache folder {self.folder} is not used: {reason}"
+        self.note(self.refused)
 
     def refusal(self) -> str | None:
         """Why what lies in the folder cannot be ours alone."""
@@ -327,11 +331,11 @@ class Cache:
             self.new_secret(path)
         status = path.lstat()
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
-            self.note(f"the cache folder {self.folder} is not used: others can read its key (chmod 600 {path})")
+            self.refuse(f"others can read its key (chmod 600 {path})")
             return None
         secret = path.read_bytes()
         if len(secret) != 32:
-            self.note(f"the cache folder {self.folder} is not used: its key is truncated (remove {path})")
+            self.refuse(f"its key is truncated (remove {path})")
             return None
         return secret
 

@@ -207,7 +207,7 @@ class NamedModel:
         device = self.device
         reason = not_stored(self.config, device) or (problem() if device.type == "cpu" else None)
         if reason is None and self.cache.secret is None:
-            reason = "the cache folder cannot be used"
+            reason = self.cache.refused or "the cache folder has no key"
         if reason is not None:
             return reason
         try:

@@ -149,7 +149,7 @@ def cache_entry(c: Compilation, gm: torch.fx.GraphModule, device: torch.device) 
     """Where the program of this graph is in the cache, or why it cannot be there."""
     cache = open_cache()
     if cache.secret is None:
-        return "the cache folder cannot be used"
+        return cache.refused or "the cache folder has no key"
     try:
         text = graph_text(gm, registry_of(c.config))
     except NotKept as reason:

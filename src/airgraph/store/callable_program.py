@@ -19,9 +19,16 @@ from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import Contract
 from airgraph.runtime.programs import ProgramMaker
 from airgraph.source_hash import source_hash
-from airgraph.store.convention import FUNCTIONS, Description, StoredModel, contract_data
+from airgraph.store.convention import (
+    FUNCTIONS,
+    PLANNED,
+    Description,
+    StoredModel,
+    boundary_data,
+    contract_data,
+    read_boundary,
+)
 from airgraph.store.program_entry import device_facts, facts_of, planned_by
-from airgraph.store.programs import PLANNED, boundary_data, read_boundary
 
 if TYPE_CHECKING:
     from airgraph.runtime.buckets import Buckets, Dimension

@@ -30,10 +30,11 @@ from airgraph.ir.boundary import (
 )
 from airgraph.ir.exact import DataReader, DataWriter, LazyTable, shown
 from airgraph.ir.graph import Graph
-from airgraph.ir.types import DataType
+from airgraph.ir.types import DataType, TensorType
 from airgraph.runtime.loaded import Contract, is_structure, leaf_count
 
 VERSION = 1
+PLANNED = b"airgraph plan 1\n"  # begins the bytes of a program that is kept as its plan (planned_program.py)
 SPREAD = 64  # places in memory for each element of a weight
 NUMBERS = {"int": int, "float": float, "bool": bool}
 
@@ -257,3 +258,33 @@ def pairs(data: list[Any], length: int) -> list[Any]:
     if not all(isinstance(entry, list) and len(entry) == length for entry in data):
         raise VerifyError(f"{shown(data)} is no list of lists of {length}")
     return data
+
+
+# -- boundaries -----------------------------------------------------------------------------------------------------
+def boundary_data(boundary: Boundary, writer: DataWriter) -> dict[str, Any]:
+    return {
+        "arguments": [{**argument_data(a, writer), **type_data(a, writer)} for a in boundary.arguments],
+        "results": [result_data(r, writer) for r in boundary.results],
+        "names": boundary.names,
+    }
+
+
+def type_data(argument: Argument, writer: DataWriter) -> dict[str, Any]:
+    if not isinstance(argument, TensorIn):
+        return {}
+    t = argument.type
+    return {"type": [int(t.dtype), None if t.shape is None else writer.data(list(t.shape)), t.place]}
+
+
+def read_boundary(data: Mapping[str, Any], reader: DataReader, outputs: int) -> Boundary:
+    described = Description(data, reader)
+    arguments: list[Argument] = []
+    for row in data["arguments"]:
+        if "tensor" in row:
+            dtype, shape, place = row["type"]
+            type_ = TensorType(DataType(dtype), None if shape is None else described.sizes(shape), place)
+            arguments.append(TensorIn(row["tensor"], type_, described.sizes(row["strides"]), row["device"]))
+        else:
+            arguments.append(described.argument(row, None))  # type: ignore[arg-type]
+    results = [described.result(row, arguments, outputs) for row in data["results"]]
+    return Boundary(arguments, results, dict(data["names"]))

@@ -30,10 +30,8 @@ from airgraph.plan.parse import parse_plan
 from airgraph.plan.text import plan_text
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.programs import ProgramMaker
-from airgraph.store.convention import FUNCTIONS
+from airgraph.store.convention import FUNCTIONS, PLANNED, boundary_data, read_boundary
 from airgraph.store.export import refuse_calls
-from airgraph.store.programs import PLANNED as MAGIC
-from airgraph.store.programs import boundary_data, read_boundary
 
 LARGEST = 64 << 20  # bytes of a graph with its constants
 
@@ -61,14 +59,14 @@ class PlannedProgram:
         described = boundary_data(self.boundary, writer)
         head = {"engine": self.engine, "target": self.target, "boundary": described, "graph": len(graph)}
         start = json.dumps({**head, "symbols": writer.symbol_table(), "more": more or {}}).encode()
-        return MAGIC + len(start).to_bytes(8, "little") + start + graph + zlib.compress(self.plan.encode(), 1)
+        return PLANNED + len(start).to_bytes(8, "little") + start + graph + zlib.compress(self.plan.encode(), 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[PlannedProgram, dict[str, Any]]:
         """The program, and what was kept beside it."""
-        if not data.startswith(MAGIC):
+        if not data.startswith(PLANNED):
             raise VerifyError("it is not a program of this version")
-        at = len(MAGIC) + 8
+        at = len(PLANNED) + 8
         end = at + int.from_bytes(data[at - 8 : at], "little")
         head = json.loads(data[at:end])
         reader = DataReader(head["symbols"], FUNCTIONS)

@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING, Any
 from airgraph.disk_cache import Cache, Key
 from airgraph.engine.native.image import ProgramImage, opened
 from airgraph.errors import AirgraphError
-from airgraph.ir.boundary import Argument, Boundary, TensorIn
+from airgraph.ir.boundary import Boundary
 from airgraph.ir.exact import DataReader, DataWriter
-from airgraph.ir.types import DataType, TensorType
 from airgraph.journal import Journal, OpUse
-from airgraph.store.convention import FUNCTIONS, Description, argument_data, result_data
+from airgraph.store.convention import FUNCTIONS, PLANNED, boundary_data, read_boundary
 
 if TYPE_CHECKING:
     from airgraph.store.planned_program import PlannedProgram
 
 KIND = "program"
-PLANNED = b"airgraph plan 1\n"  # begins the bytes of a program that is kept as its plan (planned_program.py)
 
 
 @dataclass(frozen=True)
@@ -125,33 +123,3 @@ def text_of(data: bytes) -> str:
     else:
         head, _ = opened(data)
     return zlib.decompress(base64.b64decode(head["more"]["text"])).decode()
-
-
-# -- boundaries -----------------------------------------------------------------------------------------------------
-def boundary_data(boundary: Boundary, writer: DataWriter) -> dict[str, Any]:
-    return {
-        "arguments": [{**argument_data(a, writer), **type_data(a, writer)} for a in boundary.arguments],
-        "results": [result_data(r, writer) for r in boundary.results],
-        "names": boundary.names,
-    }
-
-
-def type_data(argument: Argument, writer: DataWriter) -> dict[str, Any]:
-    if not isinstance(argument, TensorIn):
-        return {}
-    t = argument.type
-    return {"type": [int(t.dtype), None if t.shape is None else writer.data(list(t.shape)), t.place]}
-
-
-def read_boundary(data: Mapping[str, Any], reader: DataReader, outputs: int) -> Boundary:
-    described = Description(data, reader)
-    arguments: list[Argument] = []
-    for row in data["arguments"]:
-        if "tensor" in row:
-            dtype, shape, place = row["type"]
-            type_ = TensorType(DataType(dtype), None if shape is None else described.sizes(shape), place)
-            arguments.append(TensorIn(row["tensor"], type_, described.sizes(row["strides"]), row["device"]))
-        else:
-            arguments.append(described.argument(row, None))  # type: ignore[arg-type]
-    results = [described.result(row, arguments, outputs) for row in data["results"]]
-    return Boundary(arguments, results, dict(data["names"]))
