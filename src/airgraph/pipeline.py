@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
-from airgraph.capture.aot import first_saved, fixed_inputs
+from airgraph.capture.aot import first_saved, fixed_inputs, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -134,7 +134,7 @@ def from_cache(
         found = entry.find()
     if found is not None:
         return found
-    with entry.alone() as found:  # whoever waited for another process finds what it kept
+    with entry.exclusive() as found:  # whoever waited for another process finds what it kept
         if found is not None:
             return found
         before = Remembered.of(journal)
@@ -251,6 +251,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         mode=config.mode,
         map_device=computing_device,
         frozen=config.frozen_parameter,
+        state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,

@@ -136,8 +136,8 @@ class RuntimeWriter:
         several = f.test("sgt", threads, 1)
         made = f.either(several, "ptr", lambda: f.op(f"call ptr @pool_new(i64 {threads})"), "null")
         f.set(instance, InstanceWords.POOL, made, "ptr")
-        there = f.test("ne", made, "null", "ptr")
-        return f.either(there, "i64", lambda: f.add(f.word(made, pool.Words.COUNT), 1), "1")
+        present = f.test("ne", made, "null", "ptr")
+        return f.either(present, "i64", lambda: f.add(f.word(made, pool.Words.COUNT), 1), "1")
 
     def create_from_memory(self) -> str:
         f = Function(f"{self.name}_create_from_memory", "ptr %weights, i64 %bytes, i32 %threads, ptr %out", "ptr", True)
@@ -227,9 +227,9 @@ class RuntimeWriter:
         tensor = f.row("%inputs", f.word(row, DefinitionWords.ARGUMENT), TensorWords.WORDS)
         is_number = f.test("eq", f.word(row, DefinitionWords.KIND), DefinitionWords.NUMBER)
         data = f.word(tensor, TensorWords.DATA, "ptr")
-        there = f.op(f"and i1 {is_number}, {f.test('ne', data, 'null', 'ptr')}")
+        present = f.op(f"and i1 {is_number}, {f.test('ne', data, 'null', 'ptr')}")
         size = f.word(f.at(tensor, TensorWords.SIZES, "i64"), f.word(row, DefinitionWords.AXIS))
-        found = f.either(there, "i64", lambda: f.word(data, 0), size)
+        found = f.either(present, "i64", lambda: f.word(data, 0), size)
         value = f.op(f"sdiv i64 {found}, {f.word(row, DefinitionWords.FACTOR)}")
         symbol = f.word(row, DefinitionWords.SYMBOL)
         changed = f.test("ne", value, f.word(values, symbol))
@@ -315,8 +315,8 @@ class RuntimeWriter:
         f.give(f.test("ne", error, "null", "ptr"), f"ptr {error}")
         f.invoke("@describe", ("ptr", "%instance"), ("ptr", "%outputs"), ("i1", "true"))
         need = f.word(f.word("%instance", InstanceWords.FRAME, "ptr"), FrameWords.NEED)
-        there = f.test("ne", "%arena", "null", "ptr")
-        f.when(there, lambda: f.set("%arena", 0, f.add(need, ALIGNED)))
+        present = f.test("ne", "%arena", "null", "ptr")
+        f.when(present, lambda: f.set("%arena", 0, f.add(need, ALIGNED)))
         return f.text("ptr null")
 
     def memory(self) -> str:

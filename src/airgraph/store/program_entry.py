@@ -102,7 +102,7 @@ class ProgramEntry:
         return dataclasses.replace(self.maker, boundary=kept.boundary).direct(executable), kept.static
 
     @contextmanager
-    def alone(self) -> Iterator[tuple[Any, bool] | None]:
+    def exclusive(self) -> Iterator[tuple[Any, bool] | None]:
         """While the program is compiled here, other processes that want it wait; gives what another one kept meanwhile."""
         if self.cache.mode != "on":
             self.missed()
@@ -154,8 +154,8 @@ def keep_objects(cache: Cache, image: ProgramImage) -> bool:
 
     for digest in image.digests():
         key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
-        there = cache.path("object", key).exists()
-        if not there and (code is None or not cache.put("object", key, code)):
+        stored = cache.path("object", key).exists()
+        if not stored and (code is None or not cache.put("object", key, code)):
             return False
     return True
 

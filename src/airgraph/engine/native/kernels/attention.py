@@ -496,8 +496,8 @@ def groups_of_job(
         packed = f.at("%scratch", f.add(f.mul(index, get["D"]), PACKED_AT // 4))
         left = f.min(f.sub(row1, slot.i), ROWS)
         few = f.both(f.test("sge", left, 2), f.test("sle", left, 5))
-        alone = f(f"or i1 {f.test('eq', left, 1)}, {f.test('eq', left, 5)}")
-        for rows, condition, done in ((8, f.test("sge", left, 6), 0), (4, few, 0), (1, alone, 4)):
+        one_more = f(f"or i1 {f.test('eq', left, 1)}, {f.test('eq', left, 5)}")
+        for rows, condition, done in ((8, f.test("sge", left, 6), 0), (4, few, 0), (1, one_more, 4)):
             with f.given(condition):
                 skip = f.min(f.sub(left, 1), done)
                 row, last = f.add(slot.i, skip), f.min(f.sub(f.sub(left, skip), 1), rows - 1)
