@@ -225,9 +225,16 @@ def padded(
     with c.journal.stage("buckets"):
         if registry_of(c.config) is not REGISTRY:
             graph, boundary = convert(gm, c.name, REGISTRY, Journal(), has_kernel=anything)
-        buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears}})
-        dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
-        return Padded(boundary, dimensions, buckets, Limits.of(inputs), c.journal) if dimensions else None
+        return analysed(c, graph, boundary, Limits.of(inputs), marks)
+
+
+def analysed(
+    c: Compilation, graph: Graph, boundary: Boundary, limits: Limits, marks: Mapping[Any, str]
+) -> Padded | None:
+    """The sizes of a graph of GE ops, before its passes, that may be padded to the buckets that are set."""
+    buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears_of(c.config)}})
+    dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
+    return Padded(boundary, dimensions, buckets, limits, c.journal) if dimensions else None
 
 
 def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:
