@@ -30,7 +30,7 @@ from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.store.callable_program import CallableProgram, callable_program, made_for
 from airgraph.store.model_key import NotNamed, model_fields
-from airgraph.store.program_entry import not_stored
+from airgraph.store.program_entry import BROKEN, not_stored
 from airgraph.store.safetensors import mapped_tensors, safetensors_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 KIND = "model"
 LARGEST = 64 << 20  # bytes of constants
-BROKEN = (ValueError, KeyError, TypeError, AttributeError, LookupError, RuntimeError, AirgraphError)
 
 
 def compile(

@@ -19,6 +19,7 @@ from airgraph.errors import VerifyError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
 from airgraph.plan.groups import make_plan
+from airgraph.store import planned_program
 from airgraph.store.planned_program import PlannedProgram
 from airgraph.tools import cli
 
@@ -160,6 +161,29 @@ def test_an_artifact_has_the_plan_and_the_kernels(engine, tmp_path, monkeypatch,
     assert cli.main(["show", str(path)]) == 0 and "bytes of object code" in capsys.readouterr().out
     untrusted = airgraph.load(path, engine="reference")
     torch.testing.assert_close(untrusted(x), model(x))
+
+
+def test_a_plan_that_cannot_be_used_is_made_again(engine, monkeypatch):
+    def run():
+        torch._dynamo.reset()
+        torch.compile(Block().eval(), backend=airgraph.backend(engine="recorded"))(torch.randn(3, 64))
+        return engine.taken()
+
+    with torch.no_grad():
+        first, _ = run()
+        monkeypatch.setattr(planned_program, "parse_plan", lambda *args: {}["missing"])
+        again, planned = run()
+    assert planned == 1 and again == first
+    assert any("is compiled again: KeyError" in note for stage in JOURNALS[-1].stages for note in stage.notes)
+
+
+def test_a_plan_that_does_not_read_back_is_not_kept(engine, monkeypatch):
+    monkeypatch.setattr(planned_program, "reads_back", lambda data: False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Block().eval(), backend=airgraph.backend(engine="recorded"))(torch.randn(3, 64))
+    notes = [note for stage in JOURNALS[-1].stages for note in stage.notes]
+    assert "program not kept: its plan does not read back as it was written" in notes
 
 
 def test_a_plan_of_another_version(engine):

@@ -27,6 +27,7 @@ from airgraph.ir.graph import Graph
 from airgraph.ir.proto import GraphDef
 from airgraph.ir.stored import read_graph, write_graph
 from airgraph.plan.parse import parse_plan
+from airgraph.plan.steps import Plan
 from airgraph.plan.text import plan_text
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.programs import ProgramMaker
@@ -76,10 +77,14 @@ class PlannedProgram:
         plan = zlib.decompress(data[end + head["graph"] :]).decode()
         return cls(head["engine"], graph, boundary, plan, head["target"]), head["more"]
 
+    def parsed(self) -> Plan:
+        engine: Any = find_engine(self.engine)
+        return parse_plan(self.plan, self.graph, self.boundary, engine.targets[self.target], FUNCTIONS)
+
     def program(self, device: torch.device, maker: ProgramMaker) -> Any:
         """Ready to run."""
         engine: Any = find_engine(self.engine)
-        plan = parse_plan(self.plan, self.graph, self.boundary, engine.targets[self.target], FUNCTIONS)
+        plan = self.parsed()
         place, mode = computing_device(device), maker.config.mode
         request = Request(self.graph, self.boundary, place, mode, plan, computing_device, journal=maker.journal)
         return engine.program(engine.load(request), maker)
@@ -98,7 +103,18 @@ def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedPr
         text, target = plan_text(plan, FUNCTIONS), engine.targets.index(plan.target)
         kernels = getattr(getattr(executable, "kernels", None), "binaries", dict)
         program = PlannedProgram(name, plan.graph, boundary, text, target, kernels)
-        size = len(program.to_bytes())
+        data = program.to_bytes()
     except AirgraphError as error:
         return error.what
-    return program if size <= LARGEST else f"its graph has {size} bytes"
+    if len(data) > LARGEST:
+        return f"its graph has {len(data)} bytes"
+    return program if reads_back(data) else "its plan does not read back as it was written"
+
+
+def reads_back(data: bytes) -> bool:
+    """Whether the text of the plan that is read is the text that was written: then it is the same plan."""
+    try:
+        program, _ = PlannedProgram.from_bytes(data)
+        return plan_text(program.parsed(), FUNCTIONS) == program.plan
+    except (AirgraphError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return False

@@ -35,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "autotune": "autotune times its products",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
 }
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, LookupError, RuntimeError, AirgraphError)
 MATTER = (
     "mode",
     "engine",
@@ -112,7 +113,11 @@ class ProgramEntry:
     def program(self, kept: KeptProgram) -> Any:
         maker = dataclasses.replace(self.maker, boundary=kept.boundary)
         if not isinstance(kept.image, ProgramImage):
-            return kept.image.program(self.device, maker)
+            try:
+                return kept.image.program(self.device, maker)
+            except BROKEN as error:
+                self.cache.note(f"the program {self.key.digest[:12]} cannot be used, and is compiled again: {error!r}")
+                return None
         from airgraph.engine.native import problem
         from airgraph.engine.native.stored import MissingCode, StoredExecutable
 
