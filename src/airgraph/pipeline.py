@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
-from airgraph.capture.aot import first_saved, fixed_inputs
+from airgraph.capture.aot import first_saved, fixed_inputs, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -225,9 +225,16 @@ def padded(
     with c.journal.stage("buckets"):
         if registry_of(c.config) is not REGISTRY:
             graph, boundary = convert(gm, c.name, REGISTRY, Journal(), has_kernel=anything)
-        buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears}})
-        dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
-        return Padded(boundary, dimensions, buckets, Limits.of(inputs), c.journal) if dimensions else None
+        return analysed(c, graph, boundary, Limits.of(inputs), marks)
+
+
+def analysed(
+    c: Compilation, graph: Graph, boundary: Boundary, limits: Limits, marks: Mapping[Any, str]
+) -> Padded | None:
+    """The sizes of a graph of GE ops, before its passes, that may be padded to the buckets that are set."""
+    buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears_of(c.config)}})
+    dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
+    return Padded(boundary, dimensions, buckets, limits, c.journal) if dimensions else None
 
 
 def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:
@@ -251,6 +258,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         mode=config.mode,
         map_device=computing_device,
         frozen=config.frozen_parameter,
+        state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
