@@ -87,7 +87,8 @@ def by_strides(shape: Sequence[Any], steps: Sequence[Step]) -> list[Step] | None
             view = view.permute(step.perm) if isinstance(step, Permute) else view.view(step.shape)
     except RuntimeError:  # a reshape that is no view
         return None
-    order = sorted(range(view.ndim), key=lambda axis: (-view.stride(axis), view.shape[axis] != 1))
+    strides = view.stride()
+    order = sorted(range(view.ndim), key=lambda axis: (-strides[axis], view.shape[axis] != 1))
     through = tuple(view.shape[axis] for axis in order)
     found: list[Step] = [
         Reshape(through, is_identity=through == tuple(shape)),
