@@ -43,7 +43,7 @@ from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
 from airgraph.runtime.programs import ProgramMaker
-from airgraph.store.data_dump import DataDump
+from airgraph.store.data_dump import DataDump, TensorDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
 from airgraph.store.node_dump import DumpingExecutable, NodeDump
@@ -336,7 +336,8 @@ def interpreted(c: Compilation, gm: torch.fx.GraphModule) -> InterpretedProgram:
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
     wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
-    dump = DataDump(config.data_dump_path, c.name, wanted) if config.data_dump else None
+    kind = TensorDump if config.data_dump == "pt" and not config.force_eager else DataDump
+    dump = kind(config.data_dump_path, c.name, wanted) if config.data_dump else None
     if dump:
         journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
     return InterpretedProgram(c.name, gm, journal, dump)
