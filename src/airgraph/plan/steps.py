@@ -87,6 +87,7 @@ class GemmStep:
     sizes: GemmSizes
     ends: Matrix | None = None
     epilogue: LoopStep | None = None
+    prologue: LoopStep | None = None
 
 
 class MaskKind(IntEnum):
@@ -190,7 +191,11 @@ def step_reads(step: Step) -> Iterator[Tensor]:
                     if e.op == "load" and e.source.id not in own:
                         yield e.source
         case GemmStep():
-            yield from (m.tensor for m in (step.a, step.b, step.bias, step.ends) if m is not None)
+            if step.prologue is not None:
+                yield from step_reads(step.prologue)
+            else:
+                yield step.a.tensor
+            yield from (m.tensor for m in (step.b, step.bias, step.ends) if m is not None)
             if step.epilogue is not None:
                 yield from (t for t in step_reads(step.epilogue) if t is not step.out)
         case AttentionStep():
@@ -209,6 +214,10 @@ def step_writes(step: Step) -> list[Tensor]:
             return [t for _, t in step.writes]
         case AttentionStep():
             return [step.out, *([step.lse] if step.lse else [])]
-        case GemmStep(epilogue=LoopStep() as epilogue):
-            return [step.out, *epilogue.roots]
+        case GemmStep():
+            return [*roots_of(step.prologue), step.out, *roots_of(step.epilogue)]
     return [step.out]
+
+
+def roots_of(loop: LoopStep | None) -> list[Tensor]:
+    return loop.roots if loop is not None else []

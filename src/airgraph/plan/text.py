@@ -188,10 +188,7 @@ class PlanText:
                 rows = f" rows {self.matrix(step.ends)}" if step.ends else ""
                 product = f"{self.matrix(step.a)} @ {self.matrix(step.b)}{bias}{rows}"
                 line = f"{number} gemm {self.name(step.out)} = {product} {self.sizes(step.sizes)}"
-                if step.epilogue is None:
-                    return [line]
-                (part,) = step.epilogue.kernel.parts
-                return [line, *self.part(number, step.epilogue, part, "then")]
+                return [*self.fused(number, step.prologue, "first"), line, *self.fused(number, step.epilogue, "then")]
             case AttentionStep():
                 out = ", ".join(map(self.name, (step.out, *([step.lse] if step.lse is not None else []))))
                 operands = ", ".join(self.matrix(m) for m in (step.q, step.k, step.v))
@@ -207,6 +204,10 @@ class PlanText:
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)
+
+    def fused(self, number: int, loop: LoopStep | None, kind: str) -> list[str]:
+        """A loop that is part of a product."""
+        return [line for part in loop.kernel.parts for line in self.part(number, loop, part, kind)] if loop else []
 
     def sizes(self, sizes: Any) -> str:
         return "for " + ", ".join(f"{name} {self.size(d)}" for name, d in zip(sizes._fields, sizes))

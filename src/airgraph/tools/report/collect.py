@@ -172,11 +172,9 @@ def kernel_lines(plan: Plan) -> list[Line]:
         linked = notes(plan, number)
         called = "" if isinstance(step, LoopStep) else f": {CALLED[type(step)]}"
         lines.append((f"{number} {title(plan, step)}{called}", linked))
-        loop = step.epilogue if isinstance(step, GemmStep) else step
-        if isinstance(loop, LoopStep):
-            lines += [
-                (f"    {line}", linked) for nest in loop.nests for line in nest_text(nest, names.name).splitlines()
-            ]
+        loops = [step.prologue, step.epilogue] if isinstance(step, GemmStep) else [step]
+        nests = [nest for loop in loops if isinstance(loop, LoopStep) for nest in loop.nests]
+        lines += [(f"    {line}", linked) for nest in nests for line in nest_text(nest, names.name).splitlines()]
     return lines
 
 
