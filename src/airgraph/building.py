@@ -19,11 +19,11 @@ from typing import Any
 from airgraph.api import exported_graph, make_config, refuse_modes
 from airgraph.artifacts import as_compiled
 from airgraph.capture.compiled import CompiledModel
+from airgraph.compilation import Compilation
 from airgraph.config import KNOBS, Config
 from airgraph.deploy import build_stored
 from airgraph.engine.native.llvm.cpu import TARGETS
 from airgraph.errors import BuildError, ConfigError, did_you_mean
-from airgraph.pipeline import Compilation
 from airgraph.store.artifact import Artifact
 from airgraph.store.convention import StoredModel
 from airgraph.store.export import ExportTarget, write_export

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 
+from airgraph.compilation import Compilation
 from airgraph.deploy.interface import header, interface_of
 from airgraph.deploy.objects import object_file, shared_library
 from airgraph.deploy.program import BuildExecutable, ProgramWriter
 from airgraph.engine.native import NativeEngine
 from airgraph.engine.native.llvm.cpu import build_target
 from airgraph.errors import BuildError
-from airgraph.pipeline import Compilation, optimised
+from airgraph.pipeline import optimised
 from airgraph.store.convention import StoredModel
 from airgraph.torch_types import TORCH_TYPES
 

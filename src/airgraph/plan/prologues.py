@@ -27,6 +27,9 @@ from airgraph.plan.steps import Allocation, GemmStep, LoopStep, Step, step_reads
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor
 
+TALL = 2  # times as many rows as columns
+SHORT = 4  # vectors: a loop over elements runs faster over all of them than over rows that are no longer
+
 
 def fuse_prologues(steps: Sequence[Step], allocations: Mapping[int, Allocation], target: Target) -> list[Step]:
     """The steps with loops made prologues of the products behind them."""
@@ -57,7 +60,7 @@ def fuse_prologues(steps: Sequence[Step], allocations: Mapping[int, Allocation],
 def takes_prologue(product: GemmStep, target: Target) -> bool:
     """One whose rows threads will probably divide, and whose first operand lies row by row from its beginning on."""
     batch, m, n, k = product.sizes
-    narrow = isinstance(n, int) and n <= target.prologue_columns and (not isinstance(m, int) or m > n)
+    narrow = isinstance(n, int) and n <= target.prologue_columns and (not isinstance(m, int) or m >= TALL * n)
     rows = same(product.a.offset, 0) and same(product.a.strides[1], k) and same(product.a.strides[2], 1)
     return narrow and rows and same(batch, 1) and product.ends is None and product.prologue is None
 
@@ -80,6 +83,8 @@ def overwritten(loop: LoopStep, between: Sequence[Step], allocations: Mapping[in
 
 def as_prologue(loop: LoopStep, product: GemmStep, target: Target) -> LoopStep | None:
     _, m, _, k = product.sizes
+    if not loop.domain.axes and (not isinstance(k, int) or k < SHORT * target.lanes):
+        return None
     part = by_rows(loop.kernel.parts[0], m, k)
     if part is None or len(part.stores) != 1 or part.stores[0].picks:
         return None

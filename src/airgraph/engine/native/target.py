@@ -11,6 +11,7 @@ from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import type_name
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
+PROLOGUE_COLUMNS = 512  # with AVX-512
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
@@ -49,5 +50,10 @@ def this_cpu() -> CpuTarget:
 
     lanes = vector_lanes()
     return CpuTarget(
-        "cpu", lanes=max(8, lanes), channels_last=lanes >= 8, epilogues=EPILOGUES if lanes == 16 else 0, widens=True
+        "cpu",
+        lanes=max(8, lanes),
+        channels_last=lanes >= 8,
+        epilogues=EPILOGUES if lanes == 16 else 0,
+        prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
+        widens=True,
     )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from airgraph.compilation import registry_of, wrapping
 from airgraph.config import Config
 from airgraph.convert import convert
 from airgraph.convert.fx_text import node_code
@@ -27,7 +28,6 @@ from airgraph.engine.protocol import Planned
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.text import call_text, targets
 from airgraph.journal import Journal
-from airgraph.pipeline import registry_of, wrapping
 from airgraph.plan.nest_text import nest_text
 from airgraph.plan.origins import nodes_of, title
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Plan, step_reads, step_writes

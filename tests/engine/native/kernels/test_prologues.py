@@ -44,8 +44,8 @@ class Squared(nn.Module):
 MODELS = {
     "elements": (lambda: nn.Sequential(nn.GELU(), nn.Linear(64, 24)), (1003, 64)),
     "norm": (lambda: nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 9)), (31, 67, 48)),
-    "softmax and product of few sums": (lambda: nn.Sequential(nn.Softmax(-1), nn.Linear(20, 3)), (65, 20)),
-    "residual": (lambda: Squared(40), (517, 40)),
+    "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Linear(20, 3)), (65, 20)),
+    "residual": (lambda: Squared(72), (517, 72)),
 }
 
 
@@ -57,7 +57,7 @@ def both(name, monkeypatch, dynamic=False):
     target, results, made = native.this_cpu(), [], []
     for columns in (0, 1000):
         monkeypatch.setattr(native, "this_cpu", lambda n=columns: replace(target, prologue_columns=n))
-        with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+        with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
             run = airgraph.compile(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},) if dynamic else None)
         with torch.no_grad():
             results += [run(x), run(x)]
