@@ -20,8 +20,10 @@ from airgraph.deploy.objects import object_file, shared_library
 from airgraph.deploy.program import BuildExecutable, ProgramWriter
 from airgraph.engine.native import NativeEngine
 from airgraph.engine.native.llvm.cpu import build_target
+from airgraph.engine.native.target import this_cpu
 from airgraph.errors import BuildError
 from airgraph.pipeline import optimised
+from airgraph.plan.widening import HALVES
 from airgraph.store.convention import StoredModel
 from airgraph.torch_types import TORCH_TYPES
 
@@ -31,7 +33,9 @@ def build_stored(c: Compilation, stored: StoredModel, folder: Path, name: str, t
     if not re.fullmatch(r"[a-z]\w*", name, re.ASCII):
         raise BuildError(f"{name!r} cannot begin the names of C functions", hint="lower-case letters, as in `model`")
     request = optimised(c, stored.graph, stored.boundary, torch.device("cpu"))
-    plan = NativeEngine().plan(request)
+    plan = NativeEngine().plan(
+        request, replace(this_cpu(), widens=HALVES)
+    )  # a C program has no PyTorch to leave any to
     executable = BuildExecutable(replace(request, plan=plan), stored.contract)
     dtypes = [TORCH_TYPES[value.dtype] for value in plan.output_values]
     written = [i for i, a in enumerate(stored.boundary.arguments) if a.name in executable.written]

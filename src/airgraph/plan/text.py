@@ -11,7 +11,8 @@
 
 First the memory: each tensor with its type and what kind of memory it has, then the steps in order, then the outputs and
 the notes. Outer loops are o0, o1, …, inner ones i0, i1, …; `sum_i(…)` reduces over the inner loops. Expressions with
-several uses have names: x0, x1, …. An element type is written behind an expression where it does not follow.
+several uses have names: x0, x1, …. An element type is written behind an expression where it does not follow. A product may
+have a prologue before it and an epilogue behind it, with its number: `3 first …`, `3 gemm …`, `3 then …`.
 """
 
 from __future__ import annotations
