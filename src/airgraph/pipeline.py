@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
-from airgraph.capture.aot import first_saved
+from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.compilation import WRAPS, Compilation, wrapped
@@ -207,6 +207,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         mode=config.mode,
         map_device=computing_device,
         frozen=config.frozen_parameter,
+        state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,

@@ -26,6 +26,7 @@ from airgraph.engine.native.image import (
     ConvPack,
     FrameImage,
     Link,
+    OnceStep,
     Outside,
     Pack,
     Reference,
@@ -232,7 +233,8 @@ class Shared:
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
     packed: frozenset[NativeStep]  # convolutions that read packed weights
-    frozen: frozenset[int]  # slots of the arguments that never change
+    once: Sequence[OnceStep]
+    frozen: frozenset[int]  # slots of the arguments that never change, and of what is computed from these alone
     time: Timeline
     memory: Arrangement
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
@@ -324,6 +326,7 @@ class FrameBuilder:
         image = FrameImage(
             objects=self.objects, transposes=self.transposes, packs=self.packs, conv_packs=self.conv_packs
         )
+        image.once.extend(self.shared.once)
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):
