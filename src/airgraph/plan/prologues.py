@@ -23,7 +23,7 @@ from airgraph.plan.index import same
 from airgraph.plan.kernels import Domain, Kernel, Part
 from airgraph.plan.nest import product as iterations
 from airgraph.plan.nest import schedule
-from airgraph.plan.steps import Allocation, GemmStep, LoopStep, Step, step_reads, step_writes
+from airgraph.plan.steps import Allocation, GemmStep, LoopStep, Step, product_reads, step_reads, step_writes
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor
 
@@ -67,8 +67,7 @@ def takes_prologue(product: GemmStep, target: Target) -> bool:
 
 def reads_again(product: GemmStep, t: Tensor) -> bool:
     """Whether the product reads its first operand in another place as well."""
-    others = [m.tensor for m in (product.b, product.bias) if m is not None]
-    return t in others or (product.epilogue is not None and t in step_reads(product.epilogue))
+    return sum(x is t for x in product_reads(product)) > 1
 
 
 def overwritten(loop: LoopStep, between: Sequence[Step], allocations: Mapping[int, Allocation]) -> bool:

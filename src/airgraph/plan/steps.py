@@ -202,17 +202,20 @@ def step_reads(step: Step) -> Iterator[Tensor]:
         case GemmStep():
             if step.prologue is not None:
                 yield from step_reads(step.prologue)
-            else:
-                yield step.a.tensor
-            yield from (m.tensor for m in (step.b, step.bias, step.ends) if m is not None)
-            if step.epilogue is not None:
-                yield from (t for t in step_reads(step.epilogue) if t is not step.out)
+            yield from (t for t in product_reads(step) if step.prologue is None or t is not step.a.tensor)
         case AttentionStep():
             yield from (m.tensor for m in (step.q, step.k, step.v, step.mask) if m is not None)
         case ConvStep():
             yield from (m.tensor for m in (step.x, step.w, step.bias) if m is not None)
         case CallStep():
             yield from (m.tensor for _, m, _ in step.reads)
+
+
+def product_reads(step: GemmStep) -> Iterator[Tensor]:
+    """What the product and its epilogue read, wherever it comes from."""
+    yield from (m.tensor for m in (step.a, step.b, step.bias, step.ends) if m is not None)
+    if step.epilogue is not None:
+        yield from (t for t in step_reads(step.epilogue) if t is not step.out)
 
 
 def step_writes(step: Step) -> list[Tensor]:

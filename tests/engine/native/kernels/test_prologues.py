@@ -41,12 +41,29 @@ class Squared(nn.Module):
         return x + self.linear(x.square() * self.scale).relu()
 
 
+class Residual(nn.Module):
+    """What the prologue reads is read by the epilogue, too, so the rows cannot be written over it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return y + self.second(y.relu())
+
+
 MODELS = {
     "elements": (lambda: nn.Sequential(nn.GELU(), nn.Linear(64, 24)), (1003, 64)),
     "norm": (lambda: nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 9)), (31, 67, 48)),
     "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Linear(20, 3)), (65, 20)),
+    "read by both": (lambda: Residual(96), (301, 24)),
     "residual": (lambda: Squared(72), (517, 72)),
 }
+
+
+def chosen(target, columns):
+    return replace(target, prologue_columns=columns, epilogues=100 * (columns > 0), epilogue_columns=1)
 
 
 def both(name, monkeypatch, dynamic=False):
@@ -56,7 +73,7 @@ def both(name, monkeypatch, dynamic=False):
     model, x = make().eval(), torch.randn(shape)
     target, results, made = native.this_cpu(), [], []
     for columns in (0, 1000):
-        monkeypatch.setattr(native, "this_cpu", lambda n=columns: replace(target, prologue_columns=n))
+        monkeypatch.setattr(native, "this_cpu", lambda n=columns: chosen(target, n))
         with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
             run = airgraph.compile(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},) if dynamic else None)
         with torch.no_grad():
@@ -98,3 +115,13 @@ def test_however_threads_divide_the_product(name, split, monkeypatch):
     assert waits == (split == products.COLUMNS)
     if split == products.ROWS:
         assert (loop.jobs, loop.unit, loop.single) == (product.jobs, product.unit, product.single)
+
+
+def test_rows_are_written_over_what_they_are_made_of():
+    """As those of a loop: a prologue needs no memory of its own where nothing else reads its operand."""
+    model, made = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval(), []
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
+        run = airgraph.compile(model, (x := torch.randn(400, 64),))
+    run(x)
+    native = made[-1].native
+    assert native.frames[-1].arena == 400 * 128 * 4
