@@ -37,7 +37,7 @@ from airgraph.journal import Journal
 from airgraph.passes import run_passes
 from airgraph.passes.order import reorder
 from airgraph.plan.index import UnsupportedPlan
-from airgraph.runtime.buckets import Padded, wanted_buckets
+from airgraph.runtime.buckets import Limits, Padded, wanted_buckets
 from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.program import Program, Runner
 from airgraph.runtime.programs import ProgramMaker
@@ -183,7 +183,7 @@ def padded(
     with c.journal.stage("buckets"):
         if c.registry is not REGISTRY:
             graph, boundary = convert(gm, c.name, REGISTRY, Journal(), has_kernel=any_op)
-        return Padded.of(graph, boundary, buckets, marks, inputs, c.journal)
+        return Padded.of(graph, boundary, buckets, marks, Limits.of(inputs), c.journal)
 
 
 def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:

@@ -29,7 +29,6 @@ REASONS: Mapping[str, str] = {
     "fusion_result": "fusion_result lists what the passes do",
     "trace": "trace writes every stage",
     "verify": "verify checks the graph after every pass",
-    "buckets": "buckets are chosen by an analysis of the graph",
     "enable_shape_handling": "gears are chosen by an analysis of the graph",
     "autotune": "autotune times its products",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
@@ -49,6 +48,8 @@ def not_kept(config: Config, device: torch.device) -> str | None:
     """Why programs with these options are compiled by every process; None if they are kept."""
     if KNOBS["AIRGRAPH_CACHE"].get() == "off":
         return "AIRGRAPH_CACHE is off"
+    if config.buckets:
+        return "buckets are chosen by an analysis of the graph"
     return not_stored(config, device)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, GATHER, SLOTS, TABLE, TILES, ConvTile, this_tile
+from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, GATHER, SLOTS, TABLE, ConvTile, this_tile
 from airgraph.engine.native.llvm.builder import Function, declarations
 
 EXPORTS = ("ag_conv_last", "ag_conv_pack")
@@ -30,7 +30,9 @@ def source(tile: ConvTile | None = None) -> str:
         f"declare void @llvm.masked.store.v{host.lanes}f32.p0({kind}, ptr, i32, {bits})\n",
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
-    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)]
+    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)] + [
+        micro(host, host.rows[0], host.vectors, far=True)
+    ]
     parts += [
         pack(host),
         pack_panel(host),
@@ -39,6 +41,7 @@ def source(tile: ConvTile | None = None) -> str:
         plain_table(host),
         tables(host),
         patches(host),
+        copied(host),
         block(host),
     ]
     parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
@@ -107,6 +110,14 @@ class LastFunction(Function):
         """Where a panel begins in memory that has them one behind the other."""
         return self.at(packed, self.mul(number, self.mul(p.depth, self.host.panel)))
 
+    def prefetch_far(self, base: str, bytes: str) -> None:
+        """Into level 2, from memory that may end before."""
+        self.do(f"call void @llvm.prefetch.p0(ptr {self.beyond(base, bytes)}, i32 0, i32 2, i32 1)")
+
+    def beyond(self, base: str, bytes: str) -> str:
+        """An address that may lie behind the end of what it belongs to."""
+        return self.op(f"getelementptr i8, ptr {base}, i64 {bytes}")
+
     def pitch(self, d: dict[str, str]) -> str:
         """Floats from one gathered patch to the next: the last vector of a patch may stick out."""
         return self.add(self.mul(d["c"], self.mul(d["kh"], d["kw"])), self.host.lanes)
@@ -114,13 +125,20 @@ class LastFunction(Function):
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
 MICRO = (
-    "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias"
+    "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias, "
+    "ptr %next, i64 %pace, i1 %more"
 )
 
 
-def micro(host: ConvTile, rows: int, vectors: int) -> str:
-    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group."""
-    f = LastFunction(host, f"micro_{rows}x{vectors}", MICRO)
+def micro_name(rows: int, vectors: int, far: bool = False) -> str:
+    return f"micro_{rows}x{vectors}{'_far' if far else ''}"
+
+
+def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
+    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: they
+    are added to what is there. `far`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes with
+    every value."""
+    f = LastFunction(host, micro_name(rows, vectors, far), MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
 
     def biased() -> list[str]:
@@ -128,9 +146,13 @@ def micro(host: ConvTile, rows: int, vectors: int) -> str:
 
     first = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *[(host.kind, "zeroinitializer")] * vectors)
 
-    def values(places: Sequence[str], panel: str, start: str, stop: str, deep: int, acc: Sequence[str]) -> list[str]:
+    def values(
+        places: Sequence[str], panel: str, ahead: str, start: str, stop: str, deep: int, acc: Sequence[str]
+    ) -> list[str]:
         def body(i: str, *tile: str) -> list[str]:
             out = list(tile)
+            if far:
+                f.prefetch_far(ahead, f.mul(i, "%pace"))
             for j in range(deep):
                 k = f.add(i, j)
                 line = f.at(panel, f.mul(k, host.panel))
@@ -143,17 +165,22 @@ def micro(host: ConvTile, rows: int, vectors: int) -> str:
 
         return f.loop(start, stop, deep, body, *[(host.kind, a) for a in acc])
 
-    def tap(t: str, panel: str, *acc: str) -> list[str]:
+    def tap(t: str, panel: str, ahead: str, *acc: str) -> list[str]:
         line = f.at("%table", f.mul(t, SLOTS), "i64")
         places = [f.at(f.op(f"load ptr, ptr {f.at(line, r, 'i64')}"), "%shift", "i8") for r in range(rows)]
         whole = f.down("%deep", host.deep)
-        found = values(places, panel, "0", whole, host.deep, acc)
+        found = values(places, panel, ahead, "0", whole, host.deep, acc)
         if host.deep > 1:
-            found = values(places, panel, whole, "%deep", 1, found)
-        return [f.at(panel, f.mul("%deep", host.panel)), *found]
+            found = values(places, panel, ahead, whole, "%deep", 1, found)
+        return [f.at(panel, f.mul("%deep", host.panel)), f.beyond(ahead, f.mul("%deep", "%pace")), *found]
 
-    start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
-    _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), *start)
+    def sums() -> list[str]:
+        lines = [f.at("%to", f.mul("%apart", f.min(str(r), f.sub("%count", 1)))) for r in range(rows)]
+        return [f.load_part(f.at(line, v * host.lanes), m) for line in lines for v, m in enumerate(masks)]
+
+    begun = f.when("%more", sums, *[(host.kind, first[v]) for _ in range(rows) for v in range(vectors)])
+    start = [(host.kind, value) for value in begun]
+    _, _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), ("ptr", "%next"), *start)
     for r in range(rows):
 
         def store(r: int = r) -> None:
@@ -251,13 +278,13 @@ def positions(host: ConvTile) -> str:
     """
     f = LastFunction(host, "positions", "ptr %dims, i64 %p, i64 %last, ptr %scratch")
     d = f.dims()
-    place = f.part(d, "positions")
+    place, slots = f.part(d, "positions"), f.mul(d["tiles"], SLOTS)
 
     def slot(s: str, q: str, n: str, oh: str, ow: str) -> list[str]:
         row, column = (f.sub(f.mul(a, d[b]), d[c]) for a, b, c in ((oh, "sh", "ph"), (ow, "sw", "pw")))
         at = f.add(f.add(f.mul(n, d["xn"]), f.mul(row, d["xh"])), f.mul(column, d["xw"]))
         for i, value in enumerate((row, column, at)):
-            f.do(f"store i64 {value}, ptr {f.at(place, f.add(s, i * TILES * SLOTS), 'i64')}")
+            f.do(f"store i64 {value}, ptr {f.at(place, f.add(s, f.mul(slots, i)), 'i64')}")
         within = f.op(f"and i64 {s}, {SLOTS - 1}")
         moves = f.op(f"or i1 {f.test('slt', within, host.rows[0] - 1)}, {f.test('eq', within, SLOTS - 1)}")
         moves = f.op(f"and i1 {moves}, {f.test('slt', q, '%last')}")
@@ -271,7 +298,7 @@ def positions(host: ConvTile) -> str:
 
     rows = f.div("%p", d["ow"])
     start = [("i64", v) for v in ("%p", f.div(rows, d["oh"]), f.rem(rows, d["oh"]), f.rem("%p", d["ow"]))]
-    f.loop("0", str(TILES * SLOTS), 1, slot, *start)
+    f.loop("0", slots, 1, slot, *start)
     return f.text()
 
 
@@ -290,7 +317,7 @@ def plain_table(host: ConvTile) -> str:
         place = f.op(f"add {INDEX} {base}, {f.op(f'mul {INDEX} {pixel}, {step}')}")
         f.do(f"store {INDEX} {place}, ptr {f.at(table, f.mul(t, SLOTS), 'i64')}, align 8")
 
-    f.loop("0", str(TILES), 1, tile)
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
@@ -305,7 +332,7 @@ def tables(host: ConvTile) -> str:
 
     def tile(t: str) -> None:
         def held(i: int) -> str:
-            at = f.at(place, f.add(f.mul(t, SLOTS), i * TILES * SLOTS), "i64")
+            at = f.at(place, f.mul(f.add(t, f.mul(d["tiles"], i)), SLOTS), "i64")
             return f.op(f"load {INDEX}, ptr {at}, align 8")
 
         rows, columns, at = held(0), held(1), held(2)
@@ -324,7 +351,7 @@ def tables(host: ConvTile) -> str:
 
         f.loop("0", d["kh"], 1, lambda kh: f.loop("0", d["kw"], 1, lambda kw: tap(kh, kw)))
 
-    f.loop("0", str(TILES), 1, tile)
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
@@ -335,14 +362,15 @@ def patches(host: ConvTile) -> str:
     """
     f = LastFunction(host, "patches", "ptr %x, ptr %dims, ptr %scratch")
     d = f.dims()
-    table, place, memory, pitch = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "patches"), f.pitch(d)
+    table, place, memory, pitch = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "pixels"), f.pitch(d)
+    slots = f.mul(d["tiles"], SLOTS)
     wide = f.spread(d["w"], host.lanes)
     beside = [f.test("eq", d["xw"], 1), f.test("eq", d["dw"], 1), f.test("sle", d["kw"], host.lanes)]
     vectors = f.op(f"and i1 {f.op(f'and i1 {beside[0]}, {beside[1]}')}, {beside[2]}")
     kernel = f.mask(d["kw"])
 
     def slot(s: str) -> None:
-        row, column, at = (f.load("i64", f.at(place, f.add(s, i * TILES * SLOTS), "i64")) for i in range(3))
+        row, column, at = (f.load("i64", f.at(place, f.add(s, f.mul(slots, i)), "i64")) for i in range(3))
         to = f.at(memory, f.mul(s, pitch))
         f.do(f"store ptr {to}, ptr {f.at(table, s, 'i64')}, align 8")
         lane = f.op(f"add <{host.lanes} x i64> {f.lanes()}, {f.spread(column, host.lanes)}")
@@ -373,7 +401,32 @@ def patches(host: ConvTile) -> str:
 
         f.loop("0", d["c"], 1, lambda c: f.loop("0", d["kh"], 1, lambda kh: line(c, kh)))
 
-    f.loop("0", str(TILES * SLOTS), 1, slot)
+    f.loop("0", slots, 1, slot)
+    return f.text()
+
+
+def copied(host: ConvTile) -> str:
+    """The pixels of a 1 × 1 convolution, a line of the cache further apart each, and a table of them."""
+    f = LastFunction(host, "copied", "ptr %x, ptr %dims, ptr %scratch")
+    d = f.dims()
+    table, place, memory, pitch = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "pixels"), f.pitch(d)
+    offsets = f.at(place, f.mul(d["tiles"], 2 * SLOTS), "i64")
+
+    def slot(s: str) -> None:
+        to, source = f.at(memory, f.mul(s, pitch)), f.at("%x", f.load("i64", f.at(offsets, s, "i64")))
+        f.do(f"store ptr {to}, ptr {f.at(table, s, 'i64')}, align 8")
+
+        def part(c: str) -> None:
+            mask = f.mask(f.sub(d["c"], c))
+            f.store_part(f.load_part(f.at(source, c), mask), f.at(to, c), mask)
+
+        f.loop("0", d["c"], host.lanes, part)
+
+    def tile(t: str) -> None:
+        first = f.mul(t, SLOTS)
+        f.loop(first, f.add(first, host.rows[0]), 1, slot)
+
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
@@ -389,6 +442,9 @@ def block(host: ConvTile) -> str:
         f.test("eq", d[n], 0) for n in ("ph", "pw")
     ]
     ones += [f.test("eq", d["mode"], TABLE), f.test("eq", f.mul(d["w"], d["xw"]), d["xh"])]
+    in_turn = f.op(f"or i1 {f.test('eq', d['split'], 0)}, {f.test('ne', d['prepacked'], 0)}")
+    copies = f.op(f"and i1 {f.test('ne', d['copies'], 0)}, {in_turn}")  # else there would be a copy for each panel
+    ones += [f.op(f"xor i1 {copies}, true")]
     ones += [f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
     plain = ones[0]
     for condition in ones[1:]:
@@ -396,34 +452,49 @@ def block(host: ConvTile) -> str:
 
     def any_table() -> None:
         f.call("@positions", f"ptr %dims, i64 %p, i64 {last}, ptr %scratch")
-        f.when(gathers, lambda: f.call("@patches", "ptr %x, ptr %dims, ptr %scratch"))
-        f.when(f.op(f"xor i1 {gathers}, true"), lambda: f.call("@tables", "ptr %x, ptr %dims, ptr %scratch"))
+        how = f.choose(gathers, "ptr", "@patches", f.choose(copies, "ptr", "@copied", "@tables"))
+        f.call(how, "ptr %x, ptr %dims, ptr %scratch")
 
     f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
     f.when(f.op(f"xor i1 {plain}, true"), any_table)
     table = f.part(d, "tables")
     found = f.panels(d)
     taps, deep = found.taps, found.run
+    pace = f.ceil(str(4 * host.panel), f.ceil(count, host.rows[0]))  # all tiles together fetch the next weights
+    many, chunk, far = f.test("sgt", taps, 1), d["chunk"], f.test("ne", d["far"], 0)
 
     def panel(number: str) -> None:
         group, part = f.div(number, found.parts), f.rem(number, found.parts)
         o = f.add(f.mul(group, found.made), f.mul(part, host.panel))
         left = f.sub(found.made, f.mul(part, host.panel))
-        shift = f.mul(f.mul(group, deep), 4)
-        weights = f.panel("%packed", f.sub(number, "%first"), found)
-        bias = f.beside("%bias", o)
+        all_weights = f.panel("%packed", f.sub(number, "%first"), found)
         thin = f.test("sle", left, host.lanes)
+        f.loop("0", found.depth, chunk, lambda k: several(k, f.mul(group, deep), o, left, all_weights, thin))
+
+    def several(k: str, channel: str, o: str, left: str, all_weights: str, thin: str) -> None:
+        """The values from k on, of all tiles: whole taps, or channels of the only one."""
+        first = f.choose(many, "i64", f.div(k, deep), "0")
+        count_taps = f.choose(many, "i64", f.min(f.sub(taps, first), f.div(chunk, deep)), "1")
+        run = f.choose(many, "i64", deep, f.min(f.sub(deep, k), chunk))
+        shift = f.mul(f.add(channel, f.choose(many, "i64", "0", k)), 4)
+        weights = f.at(all_weights, f.mul(k, host.panel))
+        part = f.mul(count_taps, run)
+        after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
+        bias = f.beside("%bias", o)
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)
             low = f.test("sle", here, host.rows[1])
-            names = [[f"@micro_{r}x{v}" for v in (host.vectors, 1)] for r in host.rows]
+            ahead = f.beyond(after, f.mul(f.mul(number, part), pace))
+            names = [["@" + micro_name(r, v) for v in (host.vectors, 1)] for r in host.rows]
+            names[0][0] = f.choose(far, "ptr", "@" + micro_name(host.rows[0], host.vectors, far=True), names[0][0])
             kernels = [f.choose(thin, "ptr", narrow, wide) for wide, narrow in names]
             chosen = f.choose(low, "ptr", kernels[1], kernels[0])
-            rows = f.at(table, f.mul(f.mul(number, taps), SLOTS), "i64")
+            rows = f.at(table, f.mul(f.add(f.mul(number, taps), first), SLOTS), "i64")
             to = f.at(f.at("%out", f.mul(f.add("%p", p), d["o"])), o)
-            where = f"ptr {rows}, i64 {taps}, i64 {shift}, i64 {deep}, ptr {weights}, ptr {to}, i64 {d['o']}"
-            f.call(chosen, f"{where}, i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}")
+            where = f"ptr {rows}, i64 {count_taps}, i64 {shift}, i64 {run}, ptr {weights}, ptr {to}, i64 {d['o']}"
+            rest = f"i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}, ptr {ahead}, i64 {pace}, i1 {more}"
+            f.call(chosen, f"{where}, {rest}")
 
         f.loop("0", count, host.rows[0], tile)
 
@@ -442,25 +513,28 @@ def whole(host: ConvTile) -> str:
     f.loop("0", size, 1, lambda i: f.store("float", "0.0", f.at(zeros, i)))
     f.leave(deep, lambda: f.call("@depthwise", SIGNATURE))
     scratch, found = f.part(d, "packed"), f.panels(d)
-    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+    pixels, block = f.mul(d["n"], f.mul(d["oh"], d["ow"])), f.mul(d["tiles"], host.rows[0])
     packs, ready = f.test("eq", d["prepacked"], 0), f.test("ne", d["prepacked"], 0)
 
     def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
-        until = f.min(f.add(p, host.block), stop)
+        until = f.min(f.add(p, block), stop)
         f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
 
     def by_panels() -> None:
         def panel(j: str) -> None:
-            f.when(packs, lambda: f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {scratch}"))
-            packed = f.choose(ready, "ptr", f.panel("%weight", j, found), scratch)
-            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1), packed))
+            f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {scratch}")
+            f.loop("0", pixels, block, lambda p: one_block(p, pixels, j, f.add(j, 1), scratch))
 
-        f.loop("%job0", "%job1", 1, panel)
+        def every_panel(p: str) -> None:
+            one_block(p, pixels, "%job0", "%job1", f.panel("%weight", "%job0", found))
+
+        f.when(packs, lambda: f.loop("%job0", "%job1", 1, panel) and None)
+        f.when(ready, lambda: f.loop("0", pixels, block, every_panel) and None)
 
     f.leave(f.test("eq", d["split"], 1), by_panels)
     f.when(packs, lambda: f.call("@ag_conv_pack", f"ptr %weight, ptr %dims, ptr {scratch}"))
     packed, every = f.choose(ready, "ptr", "%weight", scratch), f.mul(found.groups, found.parts)
-    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every, packed))
+    f.loop("%job0", "%job1", block, lambda p: one_block(p, "%job1", "0", every, packed))
     return f.text()
 
 
