@@ -4,10 +4,10 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import sympy
 import torch
@@ -29,9 +29,9 @@ import fuzz
 @pytest.mark.slow
 def test_mutants(tmp_path):
     fuzz.export_all(tmp_path)
-    found = fuzz.run(300, 0, tmp_path)
-    assert len(found) == 300 and not fuzz.failures(found)
-    assert list(found.values()).count("as the reference engine") > 20  # they are not all refused
+    found = fuzz.run(100, 0, tmp_path)
+    assert len(found) == 100 and not fuzz.failures(found)
+    assert list(found.values()).count("as the reference engine") > 6  # they are not all refused
 
 
 # -- dumps ----------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_an_export_that_is_killed_leaves_the_former_one(tmp_path):
     model = nn.Linear(4, 3)
     air = airgraph.export(model, (x,), path=str(folder), external_weights=True)
     for left in (1, 3):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(folder), "2", str(left)])
+        done = forked.run("-c", KILLED, str(folder), "2", str(left))
         assert done.returncode == -signal.SIGKILL
         torch.testing.assert_close(airgraph.load_export(air)(x), model(x))
     torch.manual_seed(2)

@@ -1,8 +1,6 @@
 """`airgraph doctor`: the names of a script are found by reading it, and looked up without running it."""
 
-import subprocess
-import sys
-
+import forked
 import pytest
 
 from airgraph.errors import CompatError
@@ -70,8 +68,7 @@ def test_a_script_that_is_not_python():
 
 
 def run(*args, cwd):
-    command = [sys.executable, "-m", "airgraph", "doctor", *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return forked.run("-m", "airgraph", "doctor", *args, cwd=cwd)
 
 
 @pytest.mark.slow
