@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.config import KNOBS, Config
-from airgraph.disk_cache import Cache, Key
+from airgraph.convert import Registry
+from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
 from airgraph.engine.protocol import StoredPlans
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import Boundary, SymbolSource
 from airgraph.runtime.programs import ProgramMaker
+from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import KIND, KeptProgram, KeptPrograms, Remembered
 
 if TYPE_CHECKING:
@@ -87,6 +89,24 @@ def facts_of(config: Config) -> dict[str, str]:
     options = {name: repr(getattr(config, name)) for name in MATTER}
     knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
     return {**options, "engines": " ".join(ENGINES), **knobs}
+
+
+def entry_of(
+    gm: torch.fx.GraphModule, registry: Registry, maker: ProgramMaker, device: torch.device, again: Callable[[], Any]
+) -> ProgramEntry | str:
+    """Where the program of this graph is in the cache, or why it cannot be there."""
+    refusal = not_kept(maker.config, device)
+    if refusal is not None:
+        return refusal
+    cache = open_cache()
+    if cache.secret is None:
+        return cache.refused or "the cache folder has no key"
+    try:
+        text = graph_text(gm, registry)
+    except NotKept as reason:
+        return str(reason)
+    facts = {**facts_of(maker.config), "phase": maker.journal.phase, "device": str(device), **device_facts(device)}
+    return ProgramEntry(cache, program_key(text, facts), text, maker, again, device)
 
 
 @dataclass(frozen=True)
