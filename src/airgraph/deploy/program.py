@@ -16,12 +16,12 @@ from airgraph.deploy.weights import PlacedWeight, WeightsFile
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.code import CompiledKernel, NativeStep
 from airgraph.engine.native.engine import NativeExecutable
-from airgraph.engine.native.frames import DTYPE_NUMBER, Tuned
+from airgraph.engine.native.frames import DTYPE_NUMBER
 from airgraph.engine.native.image import KernelName, Outside
 from airgraph.engine.native.kernels import shared_kernels
 from airgraph.engine.native.kernels.loops import Compiled, module_text
 from airgraph.engine.native.tables import MOST, DefinitionWords
-from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.protocol import Request
 from airgraph.errors import BuildError
 from airgraph.ir.boundary import TensorIn
 from airgraph.plan.sizes import Amount, SizeOp, Sizes, Term, both, either, equal, less
@@ -72,8 +72,8 @@ class BuildExecutable(NativeExecutable):
         self.loops = {names[body]: c for body, c in every.items()}
         return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
 
-    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
-        return {}
+    def may_be_packed(self, step: NativeStep) -> bool:
+        return False
 
     def definitions(self) -> list[list[int]]:
         numbers = self.sized.definitions

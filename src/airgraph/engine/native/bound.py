@@ -12,10 +12,10 @@ import torch
 
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
-from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, TransposedCopy
-from airgraph.engine.native.kernels import blas, gemm
+from airgraph.engine.native.image import ConvPack, FrameImage, Outside, Pack, SizesImage, TransposedCopy
+from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
 from airgraph.engine.native.packing import Tag
 from airgraph.engine.native.tables import (
     BindingWords,
@@ -27,6 +27,7 @@ from airgraph.engine.native.tables import (
     words,
 )
 from airgraph.ir.symbols import evaluate
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Sizes, Term
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ TENSOR = 16  # bytes of a PyObject before what is behind a handle
 def native_answer(name: str) -> Callable[[Sequence[int]], int]:
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
     return lambda dims: int(function((ctypes.c_int64 * len(dims))(*dims)))
+
+
+@cache
+def pack_weights() -> Callable[[int, int, int], None]:
+    """ag_conv_pack."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernels()["ag_conv_pack"])
 
 
 class BindingTable:
@@ -112,6 +119,9 @@ class BoundFrame:
         for pack in image.packs:
             if unchanging is not None and pack.slot in unchanging:
                 self.pack(pack, unchanging[pack.slot], pack.slot in outer.constants)
+        for conv in image.conv_packs:
+            if unchanging is not None and conv.slot in unchanging:
+                self.pack_convolution(conv, unchanging[conv.slot], conv.slot in outer.constants)
         for i, slot in self.weights():
             self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
             if slot in self.tags:
@@ -170,9 +180,7 @@ class BoundFrame:
         rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
-        if pack.tagged and pack.slot not in self.tags:
-            self.tags[pack.slot] = Tag(weight)
-        key = (weight.data_ptr(), *sizes, pack, self.tags[pack.slot].key if pack.tagged else None)
+        key = (weight.data_ptr(), *sizes, pack, self.tag_key(pack, weight))
         copy = self.copies.get(key)
         if copy is None:
             copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
@@ -184,6 +192,36 @@ class BoundFrame:
             self.only[pack.slot] = weight.data_ptr()
         sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
         args[1] = ctypes.addressof(place)
+
+    def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
+        """The convolution reads packed weights; equal copies are one."""
+        sizes, args = self.part(pack.sizes, ConvLast.DIMS + len(conv_last.DIMS)), self.part(pack.args, 2)
+        dims, tile = ConvSizes(*sizes[ConvLast.DIMS : ConvLast.DIMS + len(conv_last.SIZES)]), conv_last.this_tile()
+        assert tile is not None
+        if sizes[ConvLast.W_AT] // 4 + dims.o * dims.depth > weight.numel():  # not the tensor it was compiled for
+            return
+        shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
+        key = (weight.data_ptr(), sizes[ConvLast.W_AT], shape, self.tag_key(pack, weight))
+        copy = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(conv_last.packed_numbers(dims, tile))
+            start = weight.data_ptr() + sizes[ConvLast.W_AT]
+            pack_weights()(start, ctypes.addressof(sizes) + 8 * ConvLast.DIMS, copy.data_ptr())
+        place = words([copy.data_ptr()])
+        self.kept += [copy, weight, place]
+        self.packed += copy.nbytes
+        if not constant:
+            self.only[pack.slot] = weight.data_ptr()
+        sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
+        args[1] = ctypes.addressof(place)
+
+    def tag_key(self, pack: Pack | ConvPack, weight: torch.Tensor) -> Any:
+        """What a packed copy of a weight is kept under, besides its address: its content, where that may change."""
+        if not pack.tagged:
+            return None
+        if pack.slot not in self.tags:
+            self.tags[pack.slot] = Tag(weight)
+        return self.tags[pack.slot].key
 
     def tag_row(self, tag: Tag) -> int:
         row = words([0] * TagWords.WORDS)

@@ -22,6 +22,7 @@ from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
 from airgraph.engine.native.image import ProgramImage
+from airgraph.engine.native.kernels import conv_last
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.packing import PackingBudget
@@ -32,7 +33,7 @@ from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
-from airgraph.plan.steps import CallStep
+from airgraph.plan.steps import CallStep, ConvStep
 from airgraph.torch_types import TORCH_TYPES
 
 
@@ -105,7 +106,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
-        tuned |= self.packed_products(symbols)
+        budget = PackingBudget()
+        tuned |= self.packed_products(symbols, budget)
         steps = sized_steps(self.kernels, self.sizes, tuned)
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
@@ -121,22 +123,36 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             released=self.releases(self.kernels),
             sized=steps,
             tuned=tuned,
+            packed=self.packed_convolutions(budget),
             frozen=self.frozen,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
 
-    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+    def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
         """Those whose weight may be packed and whose sizes are known when compiling."""
-        budget, found = PackingBudget(), dict[NativeStep, Tuned]()
+        found = dict[NativeStep, Tuned]()
         for step, product in self.products(symbols, symbolic=False).items():
-            assert step.args[1] is not None
-            slot = self.table.slot(step.args[1])
-            if slot in self.constants or slot in self.frozen or slot in self.tagged:
-                strategy = budget.strategy(product)
-                if strategy is not None:
-                    found[step] = Tuned(product, strategy)
+            strategy = budget.strategy(product) if self.may_be_packed(step) else None
+            if strategy is not None:
+                found[step] = Tuned(product, strategy)
         return found
+
+    def packed_convolutions(self, budget: PackingBudget) -> frozenset[NativeStep]:
+        """Those with channels last whose weights may be packed."""
+        tile, found = conv_last.this_tile(), list[NativeStep]()
+        for step in self.kernels:
+            if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
+                assert tile is not None
+                if budget.takes(4 * conv_last.packed_numbers(step.origin.sizes, tile)):
+                    found.append(step)
+        return frozenset(found)
+
+    def may_be_packed(self, step: NativeStep) -> bool:
+        """Its weight, the second operand: it keeps its content, or can be tagged."""
+        assert step.args[1] is not None
+        slot = self.table.slot(step.args[1])
+        return slot in self.constants or slot in self.frozen or slot in self.tagged
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
         """The program as plain data, or why it cannot be; `symbols`: for which its memory shall be laid out well."""
@@ -183,7 +199,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         frame.shared = self.shared
         if frame.packed not in (0, self.packed_bytes):
             self.packed_bytes = frame.packed
-            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
+            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters")
         return frame
 
     def unchanging(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:

@@ -22,7 +22,16 @@ from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.image import FrameImage, Link, Outside, Pack, Reference, SizesImage, TransposedCopy
+from airgraph.engine.native.image import (
+    ConvPack,
+    FrameImage,
+    Link,
+    Outside,
+    Pack,
+    Reference,
+    SizesImage,
+    TransposedCopy,
+)
 from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
@@ -208,6 +217,7 @@ class Shared:
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
+    packed: frozenset[NativeStep]  # convolutions that read packed weights
     frozen: frozenset[int]  # slots of the arguments that never change
     time: Timeline
     memory: Arrangement
@@ -245,6 +255,7 @@ class FrameBuilder:
         self.fixed: list[torch.Tensor] = shared.fixed
         self.transposes: list[TransposedCopy] = []
         self.packs: list[Pack] = []
+        self.conv_packs: list[ConvPack] = []
 
     def image(self) -> FrameImage:
         shared = self.shared
@@ -296,7 +307,9 @@ class FrameBuilder:
         sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
         self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
         self.words[FrameWords.VALUES] = values
-        image = FrameImage(objects=self.objects, transposes=self.transposes, packs=self.packs)
+        image = FrameImage(
+            objects=self.objects, transposes=self.transposes, packs=self.packs, conv_packs=self.conv_packs
+        )
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):
@@ -416,13 +429,19 @@ class FrameBuilder:
         return [self.slots.behind(slot) for slot in slots]
 
     def note_pack(self, step: NativeStep, sizes: Link, args: Link) -> None:
-        """A product for MKL; a frame has a packed copy if the weight keeps its content, or can be tagged."""
+        """A product for MKL, or a convolution; a frame has a packed copy if the weight keeps its content, or can be
+        tagged."""
         tuned = self.shared.tuned.get(step)
-        if tuned is not None and tuned.strategy.packed:
-            assert step.args[1] is not None
-            slot = self.table.slot(step.args[1])
-            tagged = slot not in self.shared.constants and slot not in self.shared.frozen
+        multiplies = tuned is not None and tuned.strategy.packed
+        if not multiplies and step not in self.shared.packed:
+            return
+        assert step.args[1] is not None
+        slot = self.table.slot(step.args[1])
+        tagged = slot not in self.shared.constants and slot not in self.shared.frozen
+        if tuned is not None:
             self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))
+        else:
+            self.conv_packs.append(ConvPack(slot, sizes.at, args.at, tagged))
 
     def note_transpose(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""

@@ -45,6 +45,7 @@ def kernel(request):
     i, p = ctypes.c_int64, ctypes.c_void_p
     run = ctypes.CFUNCTYPE(None, p, p, p, p, p, i, i, p)(code["ag_conv_last"])
     run.code, run.tile = code, request.param
+    run.pack = ctypes.CFUNCTYPE(None, p, p, p)(code["ag_conv_pack"])
     return run
 
 
@@ -55,9 +56,14 @@ def sizes(case):
     return ConvSizes(n, c, h, w, o, *kernel, *stride, *padding, *dilation, groups, *out.shape[2:])
 
 
-def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage):
+def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage, prepacked=False):
     """The last jobs first, as another thread might."""
     dims = torch.tensor(conv_last.words(s, by_panels, x.stride(), kernel.tile))
+    if prepacked:
+        packed = torch.full((conv_last.packed_numbers(s, kernel.tile) + 64,), garbage)
+        kernel.pack(weight.data_ptr(), dims.data_ptr(), packed.data_ptr())
+        assert torch.equal(packed[-64:].nan_to_num(), torch.full((64,), garbage).nan_to_num())
+        dims[conv_last.PREPACKED], weight = 1, packed
     need = as_int(conv_last.scratch_bytes(s, by_panels, kernel.tile)) // 4
     scratch = torch.full((need + 64,), garbage)
     out = torch.full((s.n, s.oh, s.ow, s.o), float("nan"))
@@ -83,6 +89,8 @@ def test_like_float64(kernel, case, garbage):
         for by_panels in (0, 1):
             found = run_by_jobs(kernel, s, image, weight, bias, by_panels, GARBAGE[garbage])
             assert (found - wanted).abs().max() <= limit
+            again = run_by_jobs(kernel, s, image, weight, bias, by_panels, GARBAGE[garbage], prepacked=True)
+            assert torch.equal(again, found)
 
 
 def test_threads_divide_panels_where_pixels_are_few():

@@ -12,9 +12,9 @@ Where a patch is read from is a *table*: for each of its taps (kh, kw) the addre
 those in the padding. So stride, padding, dilation and groups are nothing to the kernel. With few channels (the first layer)
 there are no runs of channels to read: patches are gathered, from any layout, and the table has one row.
 
-Weights stay as they are stored, and are packed in every call, by the thread that uses them: transposing 16 × 16 costs a
-quarter of a cycle a value, which is used for pixels / 32 cycles. Threads divide the pixels, and each packs all weights;
-or, where there are few pixels, the panels.
+Weights that keep their content, and those that can be tagged (packing.py), are packed once, for a frame. Others are packed
+in every call, by the thread that uses them: transposing 16 × 16 costs a quarter of a cycle a value, which is used for
+pixels / 32 cycles. Threads divide the pixels, and each packs all weights; or, where there are few pixels, the panels.
 
 A depthwise convolution multiplies 8 pixels of a row, a vector of channels each, with the taps of those channels; with 3, 5
 or 7 taps in a row and a step of 1 or 2, what neighbouring pixels share is loaded once.
@@ -32,8 +32,10 @@ from airgraph.plan.sizes import Amount, ceil, choose, less
 
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "patches", "packed")  # of a thread's scratch memory
-# mode: TABLE, GATHER, DEPTHWISE; split: threads divide pixels (0) or panels (1); x's strides (floats); where PARTS begin
-DIMS = [*SIZES, "mode", "split", "xn", "xc", "xh", "xw", *PARTS]
+# mode: TABLE, GATHER, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
+# already; x's strides (floats); where PARTS begin
+DIMS = [*SIZES, "mode", "split", "prepacked", "xn", "xc", "xh", "xw", *PARTS]
+PREPACKED = DIMS.index("prepacked")
 TABLE, GATHER, DEPTHWISE = range(3)
 DEEPEST = 1 << 16  # values of a patch
 TILES = 4  # in a block
@@ -93,10 +95,15 @@ def panels(s: ConvSizes, tile: ConvTile) -> int:
     return s.groups * -(-s.o // s.groups // tile.panel)
 
 
+def packed_numbers(s: ConvSizes, tile: ConvTile) -> int:
+    """In a packed copy of all weights, zeros included."""
+    return panels(s, tile) * s.depth * tile.panel
+
+
 def split(s: ConvSizes, threads: Amount, tile: ConvTile) -> Amount:
     """What the threads divide, by the time that the slowest of them takes."""
     count, pixels = panels(s, tile), s.n * s.oh * s.ow
-    if count * s.depth * tile.panel * 4 > PACKED:
+    if 4 * packed_numbers(s, tile) > PACKED:
         return 1
     by_pixels, by_panels = count * (PACKING + ceil(pixels, threads)), ceil(count, threads) * (PACKING + pixels)
     return choose(less(by_panels * round(100 * WHOLE_IMAGE), by_pixels * 100), 1, 0)
@@ -123,7 +130,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    return [*s, mode_of(s), by_panels, n, c, h, w, *offsets(s, tile).values()]
+    return [*s, mode_of(s), by_panels, 0, n, c, h, w, *offsets(s, tile).values()]
 
 
 def offsets(s: ConvSizes, tile: ConvTile) -> dict[str, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, GATHER, SLOTS, TABLE, TILES, ConvTile, this_tile
 from airgraph.engine.native.llvm.builder import Function, declarations
 
-EXPORTS = ("ag_conv_last",)
+EXPORTS = ("ag_conv_last", "ag_conv_pack")
 OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
 ACROSS = 8  # pixels in a tile of a depthwise convolution
@@ -30,9 +31,30 @@ def source(tile: ConvTile | None = None) -> str:
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
     parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)]
-    parts += [pack(host), positions(host), plain_table(host), tables(host), patches(host), block(host)]
+    parts += [
+        pack(host),
+        pack_panel(host),
+        pack_all(host),
+        positions(host),
+        plain_table(host),
+        tables(host),
+        patches(host),
+        block(host),
+    ]
     parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
     return "".join([*parts, segment(host), depthwise(host), whole(host)])
+
+
+class Panels(NamedTuple):
+    """How the weights are divided: `parts` panels for each of `groups`, which have `made` output channels each; `depth`
+    values for each of them, in `taps` runs of `run`."""
+
+    groups: str
+    made: str
+    parts: str
+    depth: str
+    taps: str
+    run: str
 
 
 class LastFunction(Function):
@@ -72,6 +94,18 @@ class LastFunction(Function):
     def part(self, d: dict[str, str], name: str) -> str:
         """Where a part of the scratch memory begins; see `offsets`."""
         return self.at("%scratch", d[name], "i8")
+
+    def panels(self, d: dict[str, str]) -> Panels:
+        """(All channels of a depthwise convolution are one group here.)"""
+        kernel, depthwise = self.mul(d["kh"], d["kw"]), self.test("eq", d["mode"], DEPTHWISE)
+        groups = self.choose(depthwise, "i64", "1", d["groups"])
+        made, depth = self.div(d["o"], groups), self.mul(self.div(d["c"], d["groups"]), kernel)
+        taps = self.choose(self.test("eq", d["mode"], TABLE), "i64", kernel, "1")
+        return Panels(groups, made, self.ceil(made, self.host.panel), depth, taps, self.div(depth, taps))
+
+    def panel(self, packed: str, number: str, p: Panels) -> str:
+        """Where a panel begins in memory that has them one behind the other."""
+        return self.at(packed, self.mul(number, self.mul(p.depth, self.host.panel)))
 
     def pitch(self, d: dict[str, str]) -> str:
         """Floats from one gathered patch to the next: the last vector of a patch may stick out."""
@@ -164,6 +198,28 @@ def pack(host: ConvTile) -> str:
             f.store(host.kind, column, f.at(place, v * host.lanes))
 
     f.loop("0", "%depth", host.lanes, square, ("i64", "0"), ("i64", "0"))
+    return f.text()
+
+
+def pack_panel(host: ConvTile) -> str:
+    f = LastFunction(host, "pack_panel", "ptr %weight, ptr %dims, i64 %number, ptr %to")
+    p = f.panels(f.dims())
+    group, first = f.div("%number", p.parts), f.mul(f.rem("%number", p.parts), host.panel)
+    weights = f.at("%weight", f.mul(f.add(f.mul(group, p.made), first), p.depth))
+    rows = f.sub(p.made, first)
+    f.call("@pack", f"ptr {weights}, i64 {p.depth}, i64 {rows}, i64 {p.taps}, i64 {p.run}, ptr %to")
+    return f.text()
+
+
+def pack_all(host: ConvTile) -> str:
+    """For a frame that keeps packed weights."""
+    f = LastFunction(host, "ag_conv_pack", "ptr %weight, ptr %dims, ptr %to", exported=True)
+    p = f.panels(f.dims())
+
+    def one(j: str) -> None:
+        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {f.panel('%to', j, p)}")
+
+    f.loop("0", f.mul(p.groups, p.parts), 1, one)
     return f.text()
 
 
@@ -345,18 +401,16 @@ def block(host: ConvTile) -> str:
 
     f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
     f.when(f.op(f"xor i1 {plain}, true"), any_table)
-    table, kernel = f.part(d, "tables"), f.mul(d["kh"], d["kw"])
-    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
-    parts, whole_depth = f.ceil(made, host.panel), f.mul(mine, kernel)
-    taps = f.choose(gathers, "i64", "1", kernel)
-    deep = f.choose(gathers, "i64", whole_depth, mine)
+    table = f.part(d, "tables")
+    found = f.panels(d)
+    taps, deep = found.taps, found.run
 
     def panel(number: str) -> None:
-        group, part = f.div(number, parts), f.rem(number, parts)
-        o = f.add(f.mul(group, made), f.mul(part, host.panel))
-        left = f.sub(made, f.mul(part, host.panel))
+        group, part = f.div(number, found.parts), f.rem(number, found.parts)
+        o = f.add(f.mul(group, found.made), f.mul(part, host.panel))
+        left = f.sub(found.made, f.mul(part, host.panel))
         shift = f.mul(f.mul(group, deep), 4)
-        weights = f.at("%packed", f.mul(f.sub(number, "%first"), f.mul(whole_depth, host.panel)))
+        weights = f.panel("%packed", f.sub(number, "%first"), found)
         bias = f.beside("%bias", o)
         thin = f.test("sle", left, host.lanes)
 
@@ -387,36 +441,26 @@ def whole(host: ConvTile) -> str:
     size = f.choose(deep, "i64", str(host.lanes), d["c"])
     f.loop("0", size, 1, lambda i: f.store("float", "0.0", f.at(zeros, i)))
     f.leave(deep, lambda: f.call("@depthwise", SIGNATURE))
-    packed, kernel = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
-    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
-    parts, depth_of = f.ceil(made, host.panel), f.mul(mine, kernel)
-    gathers = f.test("eq", d["mode"], GATHER)
-    taps = f.choose(gathers, "i64", "1", kernel)
-    channels = f.choose(gathers, "i64", depth_of, mine)
+    scratch, found = f.part(d, "packed"), f.panels(d)
     pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+    packs, ready = f.test("eq", d["prepacked"], 0), f.test("ne", d["prepacked"], 0)
 
-    def packs(number: str, to: str) -> None:
-        group, part = f.div(number, parts), f.rem(number, parts)
-        o = f.add(f.mul(group, made), f.mul(part, host.panel))
-        rows = f.sub(made, f.mul(part, host.panel))
-        weights = f.at("%weight", f.mul(o, depth_of))
-        f.call("@pack", f"ptr {weights}, i64 {depth_of}, i64 {rows}, i64 {taps}, i64 {channels}, ptr {to}")
-
-    def one_block(p: str, stop: str, first: str, end: str) -> None:
+    def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
         until = f.min(f.add(p, host.block), stop)
         f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
 
     def by_panels() -> None:
         def panel(j: str) -> None:
-            packs(j, packed)
-            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1)))
+            f.when(packs, lambda: f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {scratch}"))
+            packed = f.choose(ready, "ptr", f.panel("%weight", j, found), scratch)
+            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1), packed))
 
         f.loop("%job0", "%job1", 1, panel)
 
     f.leave(f.test("eq", d["split"], 1), by_panels)
-    every = f.mul(d["groups"], parts)
-    f.loop("0", every, 1, lambda j: packs(j, f.at(packed, f.mul(j, f.mul(depth_of, host.panel)))))
-    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every))
+    f.when(packs, lambda: f.call("@ag_conv_pack", f"ptr %weight, ptr %dims, ptr {scratch}"))
+    packed, every = f.choose(ready, "ptr", "%weight", scratch), f.mul(found.groups, found.parts)
+    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every, packed))
     return f.text()
 
 
@@ -516,24 +560,24 @@ def depthwise(host: ConvTile) -> str:
     """As ag_conv_last, row by row."""
     f = LastFunction(host, "depthwise", SIGNATURE)
     d = f.dims()
-    packed, deep = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
+    scratch, found = f.part(d, "packed"), f.panels(d)
     pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
     by_panels = f.test("eq", d["split"], 1)
     c0 = f.choose(by_panels, "i64", f.mul("%job0", host.panel), "0")
     c1 = f.choose(by_panels, "i64", f.min(f.mul("%job1", host.panel), d["c"]), d["c"])
     p0, p1 = f.choose(by_panels, "i64", "0", "%job0"), f.choose(by_panels, "i64", pixels, "%job1")
 
+    first, packs = f.div(c0, host.panel), f.test("eq", d["prepacked"], 0)
+    packed = f.choose(packs, "ptr", scratch, f.panel("%weight", first, found))
+
     def one(j: str) -> None:
-        c, to = f.mul(j, host.panel), f.at(packed, f.mul(f.mul(j, host.panel), deep))
-        rows = f.sub(c1, f.add(c0, c))
-        weights = f.at("%weight", f.mul(f.add(c0, c), deep))
-        f.call("@pack", f"ptr {weights}, i64 {deep}, i64 {rows}, i64 1, i64 {deep}, ptr {to}")
+        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {f.add(first, j)}, ptr {f.panel(scratch, j, found)}")
 
     def row(r: str) -> None:
         p = f.max(f.mul(r, d["ow"]), p0)
         stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
         f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
 
-    f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one)
+    f.when(packs, lambda: f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one) and None)
     f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)
     return f.text()
