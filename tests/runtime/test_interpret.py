@@ -1,9 +1,8 @@
 """The FX graph op by op by PyTorch: `run_eagerly`, and `data_dump` with its files."""
 
 import re
-import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -204,7 +203,7 @@ def test_types(tensor, dtype):
 def test_what_can_go_wrong(tmp_path):
     with pytest.raises(ConfigError, match=r"data_dump_path '.*none' is not a folder\n  try: mkdir -p"):
         airgraph.backend(data_dump="npy", data_dump_path=str(tmp_path / "no" / "none"))
-    with pytest.raises(ConfigError, match="data_dump cannot be 'txt'\n  allowed: 'npy', None"):
+    with pytest.raises(ConfigError, match="data_dump cannot be 'txt'\n  allowed: 'npy', 'pt', None"):
         airgraph.backend(data_dump="txt")
     dump = DataDump(str(tmp_path), "graph_1")
     (tmp_path / "worldsize1_global_rank0").write_text("in the way")
@@ -236,8 +235,7 @@ print(airgraph.compare(model, x).text())
 def test_on_an_emulated_device(tmp_path):
     """In a process of its own, as the emulation stays."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "airgraph", "run", "script.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = forked.run("-m", "airgraph", "run", "script.py", str(tmp_path), cwd=tmp_path)
     first, second = done.stdout.splitlines()
     assert first == "npu:0 [1.0, 2.0, 3.0]"
     assert re.fullmatch(r"2 graphs, 2 calls, \d+ values: all as PyTorch's, up to rounding", second)

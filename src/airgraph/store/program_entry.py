@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from airgraph.config import KNOBS, Config
-from airgraph.disk_cache import Cache, Key
+from airgraph.convert import Registry
+from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import SymbolSource
 from airgraph.runtime.programs import ProgramMaker
+from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import KIND, KeptPrograms, Remembered
 
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
@@ -27,7 +29,6 @@ REASONS: Mapping[str, str] = {
     "fusion_result": "fusion_result lists what the passes do",
     "trace": "trace writes every stage",
     "verify": "verify checks the graph after every pass",
-    "buckets": "buckets are chosen by an analysis of the graph",
     "enable_shape_handling": "gears are chosen by an analysis of the graph",
     "autotune": "autotune times its products",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
@@ -47,6 +48,8 @@ def not_kept(config: Config, device: torch.device) -> str | None:
     """Why programs with these options are compiled by every process; None if they are kept."""
     if KNOBS["AIRGRAPH_CACHE"].get() == "off":
         return "AIRGRAPH_CACHE is off"
+    if config.buckets:
+        return "buckets are chosen by an analysis of the graph"
     return not_stored(config, device)
 
 
@@ -69,6 +72,24 @@ def facts_of(config: Config) -> dict[str, str]:
     options = {name: repr(getattr(config, name)) for name in MATTER}
     knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
     return {**options, "engines": " ".join(ENGINES), **knobs}
+
+
+def entry_of(
+    gm: torch.fx.GraphModule, registry: Registry, maker: ProgramMaker, device: torch.device, again: Callable[[], Any]
+) -> ProgramEntry | str:
+    """Where the program of this graph is in the cache, or why it cannot be there."""
+    refusal = not_kept(maker.config, device)
+    if refusal is not None:
+        return refusal
+    cache = open_cache()
+    if cache.secret is None:
+        return "the cache folder cannot be used"
+    try:
+        text = graph_text(gm, registry)
+    except NotKept as reason:
+        return str(reason)
+    key = program_key(text, {**facts_of(maker.config), "phase": maker.journal.phase, "device": str(device)})
+    return ProgramEntry(cache, key, text, maker, again)
 
 
 @dataclass(frozen=True)

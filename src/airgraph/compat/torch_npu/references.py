@@ -30,6 +30,7 @@ from airgraph.errors import CompatError
 
 NAMESPACE = "npu"
 REFERENCES: dict[str, Any] = {}
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # their meanings, for those who read them
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -56,6 +57,7 @@ def reference(
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops, NAMESPACE), packet)
         REFERENCES[name] = getattr(op, overload) if overload else op
+        FUNCTIONS[name] = meaning
         target = getattr(op, overload or "default")
         given = in_two_steps(target, schema, meaning, ge) if writes else meaning
         key = "CompositeImplicitAutograd" if opened or writes else "CompositeExplicitAutograd"

@@ -80,6 +80,16 @@ class ConvPack(NamedTuple):
     tagged: bool
 
 
+class OnceStep(NamedTuple):
+    """A step that a frame runs when it is made (once.py): its number, the slots it reads, and those it writes, with their
+    bytes and whether they are needed when all convolutions that read them have packed copies."""
+
+    step: int
+    scratch: int  # bytes
+    reads: tuple[int, ...]
+    writes: tuple[tuple[int, int, bool], ...]
+
+
 @dataclass
 class FrameImage:
     """`tables`: where the parts that Python looks at begin, and how many words they have."""
@@ -92,6 +102,7 @@ class FrameImage:
     transposes: list[TransposedCopy] = field(default_factory=list)
     packs: list[Pack] = field(default_factory=list)
     conv_packs: list[ConvPack] = field(default_factory=list)
+    once: list[OnceStep] = field(default_factory=list)
 
     def tagged(self) -> set[int]:
         """Slots of the parameters that may change and have packed copies."""
