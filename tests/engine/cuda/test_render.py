@@ -116,7 +116,7 @@ def test_softmax_reads_its_row_once():
 
 def test_a_long_row_is_read_once_per_stage():
     (source,) = sources("""
-        x_0 = ge.Data(index=0, dtype=0, shape=[4, 40000], placement="NPU", node_name="x")
+        x_0 = ge.Data(index=0, dtype=0, shape=[300, 40000], placement="NPU", node_name="x")
         SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
         _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
     """)
