@@ -229,5 +229,6 @@ def test_batch_norm_of_halves_in_training(dtype: torch.dtype, parameters: str, s
     assert [f for j in JOURNALS for f in j.fallbacks] == []
     assert [(t.dtype, t.stride()) for t in ours] == [(t.dtype, t.stride()) for t in eager]
     for mine, theirs, right in zip(ours, eager, exact):
-        allowed = 3 * (theirs - right).abs().max() + torch.finfo(theirs.dtype).eps * right.abs().max()
+        units = 64 if theirs.dtype == torch.float32 else 1  # sums of hundreds of numbers that nearly cancel out
+        allowed = 3 * (theirs - right).abs().max() + units * torch.finfo(theirs.dtype).eps * right.abs().max()
         assert (mine - right).abs().max() <= allowed

@@ -333,8 +333,9 @@ class Planner:
                     if len(uses[whole.id]) > 3 and whole.op in JOINED:
                         self.need(whole)
         for t in shared.values():
-            if self.ends_product(t) or cost_beyond(t, partial) > CHEAP:
-                self.need(narrow(t))
+            dear = self.ends_product(t) or cost_beyond(t, partial) > CHEAP
+            for x in (t,) if dear else spread_inputs(t):
+                self.need(narrow(x))
 
     def gather_source(self, t: Tensor) -> None:
         x = t.inputs[0]
@@ -609,6 +610,20 @@ def cost_beyond(t: Tensor, kept: set[int]) -> int:
         else:
             stack += todo
     return found[t.id]
+
+
+def spread_inputs(t: Tensor) -> list[Tensor]:
+    """What is not cheap in the formula of t and has fewer elements: the mean of each row, say."""
+    found, stack = [], list(t.inputs)
+    while stack:
+        x = stack.pop()
+        while x.op in VIEWS:
+            (x,) = x.inputs
+        if x.cost > CHEAP and x.shape == t.shape:
+            stack += x.inputs
+        elif x.cost > CHEAP:
+            found.append(x)
+    return found
 
 
 def narrow(t: Tensor) -> Tensor:

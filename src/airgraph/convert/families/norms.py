@@ -281,14 +281,15 @@ def is_wide(x: Value | None, training: bool) -> bool:
 
 
 def widened(op: str, inputs: Sequence[Value | None], attrs: dict[str, Any], meta_outputs: list[Any]) -> list[Any]:
-    """The node in float32, its results as FX expects them."""
+    """The node in float32, its results as FX expects them; the first has the shape of the first input."""
     given = [v if v is None else to(v, DataType.DT_FLOAT) for v in inputs]
     if "output_mask" in attrs:
         attrs = {**attrs, "output_mask": [meta is not None for meta in meta_outputs]}
     results = getattr(ge, op)(*given, **attrs)
+    shapes = [given[0].type.shape if given[0] is not None else None, *(m and m.symsize for m in meta_outputs[1:])]
     return [
-        None if meta is None else to(sized(value, meta.symsize), meta.dtype)
-        for value, meta in zip(results, meta_outputs)
+        None if meta is None else to(sized(value, shape or ()), meta.dtype)
+        for value, meta, shape in zip(results, meta_outputs, shapes)
     ]
 
 

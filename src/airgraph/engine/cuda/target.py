@@ -37,6 +37,8 @@ class GpuTarget(Target):
         node, shape = value.node, value.type.shape or ()
         if node.op not in ("FlashAttentionScore", "FusedAttentionScore") or value is not node.outputs[0]:
             return None
+        if len(shape) != 4:
+            return None
         _, heads, tokens, depth = shape
         return (expand(tokens * heads * depth), depth, expand(heads * depth), 1)
 
