@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+WAIT := @$(PYTHON) .ci/waiting.py
+INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test quick lint bench docs opinfo night coverage options clean help soak
 
@@ -9,10 +11,10 @@ help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(WAIT) "creating .venv" $(PYTHON) -m venv .venv
+	$(WAIT) "installing PyTorch" $(INSTALL) torch
+	$(WAIT) "installing airgraph, its tests and examples" $(INSTALL) --editable '.[dev]'
+	@touch $@
 
 demo: $(STAMP)   ## one small model in three variants: prints the graphs, compares with eager, writes build/demo_report.html
 	$(BIN)/airgraph demo
@@ -30,7 +32,7 @@ lint: $(STAMP)   ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONNX Runtime and OpenVINO (an hour and a half)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(WAIT) "installing what the benchmarks need" $(INSTALL) --editable '.[bench]'
 	$(BIN)/python benchmarks/cpu.py
 
 opinfo: $(STAMP) ## PyTorch's own samples of every op, all types, compiled and on npu (about 40 minutes on two cores)
@@ -51,7 +53,7 @@ night: $(STAMP)  ## what is left out of `test`, random programs, arguments besid
 	$(BIN)/python tests/store/fuzz.py --count 10000
 
 docs: $(STAMP)   ## the documentation as a site in build/site, offline; any warning is an error
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(WAIT) "installing what the site needs" $(INSTALL) --editable '.[docs]'
 	$(BIN)/python docs/site.py build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 

@@ -104,12 +104,21 @@ def airgraph(model: Model) -> Prepared:
 
 
 def airgraph_aot(model: Model) -> Prepared:
+    return ahead_of_time(model)
+
+
+def airgraph_frozen(model: Model) -> Prepared:
+    """Parameters never change, as ONNX Runtime, OpenVINO and inductor_best have it."""
+    return ahead_of_time(model, frozen_parameter=True)
+
+
+def ahead_of_time(model: Model, **options: Any) -> Prepared:
     import airgraph
 
     if not hasattr(airgraph, "compile"):
         raise Unavailable("airgraph.compile does not exist")
     module, args = built(model)
-    function = airgraph.compile(module, args)
+    function = airgraph.compile(module, args, **options)
     return Prepared(lambda: function(*args))
 
 
@@ -158,7 +167,17 @@ def openvino(model: Model) -> Prepared:
 
 CONTENDERS: dict[str, Callable[[Model], Prepared]] = {
     contender.__name__: contender
-    for contender in (eager, aot_eager, inductor, inductor_best, onnxruntime, openvino, airgraph, airgraph_aot)
+    for contender in (
+        eager,
+        aot_eager,
+        inductor,
+        inductor_best,
+        onnxruntime,
+        openvino,
+        airgraph,
+        airgraph_aot,
+        airgraph_frozen,
+    )
 }
 UNTIMED = ("aot_eager",)  # how long tracing takes before any backend starts; its calls are not of interest
 TRAINING = ("eager", "aot_eager", "inductor", "airgraph")
@@ -216,6 +235,7 @@ PRELOAD: dict[str, Sequence[str]] = {
     "openvino": ("openvino", "openvino.tools.ovc", *DYNAMO, *ONNX),
     "airgraph": (*DYNAMO, *AIRGRAPH),
     "airgraph_aot": (*DYNAMO, *AIRGRAPH),
+    "airgraph_frozen": (*DYNAMO, *AIRGRAPH),
 }
 
 

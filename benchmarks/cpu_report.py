@@ -10,7 +10,7 @@ from typing import Any
 Record = dict[str, Any]
 Results = dict[str, Record]
 PEERS = ("eager", "inductor", "inductor_best", "onnxruntime", "openvino")
-OURS = ("airgraph_aot", "airgraph")
+OURS = ("airgraph_frozen", "airgraph_aot", "airgraph")
 SHOWN = (*PEERS, *OURS)
 
 
@@ -81,7 +81,10 @@ def table(results: Results) -> str:
     """Call, cold and memory tables, then what did not run, then the summary."""
     parts = [
         grid(
-            "call, ms (± half the quartile distance, % of the median)", results, call_cell, tail=("best/aot", "best/tc")
+            "call, ms (± half the quartile distance, % of the median)",
+            results,
+            call_cell,
+            tail=("best/frozen", "best/aot", "best/tc"),
         ),
         grid("cold, s: from the call of the compiler to the first result", results, cold_cell, middle=("aot_eager",)),
         grid("memory, MB: kept after compiling + peak of the calls", results, memory_cell),
@@ -94,13 +97,13 @@ def table(results: Results) -> str:
 
 def grid(title: str, results: Results, cell: Any, middle: tuple[str, ...] = (), tail: tuple[str, ...] = ()) -> str:
     columns = ("eager", *middle, *SHOWN[1:])
-    lines = [title, f"  {'':<16}" + "".join(f"{name:>15}" for name in columns) + "".join(f"{t:>10}" for t in tail)]
+    lines = [title, f"  {'':<16}" + "".join(f"{name:>15}" for name in columns) + "".join(f"{t:>12}" for t in tail)]
     for name, record in results.items():
         cells = "".join(f"{cell(record, contender):>15}" for contender in columns)
-        ratios = "".join(f"{number(speedup(record, ours)):>10}" for ours in OURS) if tail else ""
+        ratios = "".join(f"{number(speedup(record, ours)):>12}" for ours in OURS) if tail else ""
         lines.append(f"  {name:<16}{cells}{ratios}")
     if tail:
-        means = "".join(f"{number(geomean(speedups(results, ours).values())):>10}" for ours in OURS)
+        means = "".join(f"{number(geomean(speedups(results, ours).values())):>12}" for ours in OURS)
         lines.append(f"  {'geometric mean':<16}{'':{15 * len(columns)}}{means}")
     return "\n".join(lines)
 
@@ -164,7 +167,7 @@ def sentences(ours: str, row: Record) -> str:
 
 
 # -- picture ----------------------------------------------------------------------------------------------------------
-COLOURS = {"airgraph_aot": "#1f5fa8", "airgraph": "#8fb8e0"}
+COLOURS = {"airgraph_frozen": "#123a66", "airgraph_aot": "#1f5fa8", "airgraph": "#8fb8e0"}
 PEER_COLOURS = {
     "eager": "#999999",
     "inductor": "#e6a23c",
@@ -185,7 +188,7 @@ def plot(results: Results, path: str, hardware: str) -> None:
     if not names:
         return
     figure_, axes = pyplot.subplots(figsize=(9.5, 1.7 + 0.45 * (len(names) + 1)), layout="constrained")
-    for ours, shift in zip(OURS, (-0.2, 0.2)):
+    for ours, shift in zip(OURS, (-0.27, 0, 0.27)):
         bars = {name: speedup(results[name], ours) for name in names}
         bars["geometric mean"] = geomean(speedups(results, ours).values())
         draw_bars(axes, list(bars.values()), shift, ours)
@@ -207,7 +210,7 @@ def speedup_of_peer(record: Record, peer: str) -> float | None:
 
 def draw_bars(axes: Any, values: list[float | None], shift: float, ours: str) -> None:
     known = [(i + shift, value) for i, value in enumerate(values) if value]
-    axes.barh([y for y, _ in known], [x for _, x in known], 0.38, color=COLOURS[ours], label=ours, zorder=2)
+    axes.barh([y for y, _ in known], [x for _, x in known], 0.26, color=COLOURS[ours], label=ours, zorder=2)
     for y, x in known:
         axes.annotate(f"{x:.2f}", (x, y), (3, 0), textcoords="offset points", va="center", fontsize=7)
 

@@ -1,6 +1,7 @@
 """Every test runs with the verifier on: a graph is checked after conversion and after every pass."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -58,6 +59,12 @@ def pytest_xdist_make_scheduler(config, log):
             return file if file in TOGETHER else nodeid
 
     return Scheduling(config, log)
+
+
+def pytest_collection_finish():
+    """What was imported stays: the collector need not look through it again and again (6 to 8 % of all time)."""
+    gc.collect()
+    gc.freeze()
 
 
 EXACT = ("capture", "convert", "engine", "runtime", "store", "tools")

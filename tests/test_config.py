@@ -24,7 +24,7 @@ WRONG = {
     "node_order": ("random", "'program', 'BFS', 'DFS', 'RDFS'"),
     "ref_data": ("1", "True, False"),
     "release_memory": (0, "True, False"),
-    "data_dump": (True, "'npy', None"),
+    "data_dump": (True, "'npy', 'pt', None"),
     "data_dump_path": (None, "a string"),
     "data_dump_filter": ("mul", A_CALLABLE),
     "pre_pass": (3, A_CALLABLE),

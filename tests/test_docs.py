@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +19,7 @@ def blocks(page):
 @pytest.fixture(scope="module")
 def results():
     """All pages in one process, with the emulation installed, as some of them are about it."""
-    command = [sys.executable, str(ROOT / "tests" / "scripts" / "doc_blocks.py"), *filter(blocks, PAGES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = forked.run(str(ROOT / "tests" / "scripts" / "doc_blocks.py"), *filter(blocks, PAGES), timeout=600)
     lines = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     assert lines, done.stderr
     return {(line["page"], line["number"]): line["problem"] for line in lines}
@@ -47,7 +45,8 @@ def test_options_are_up_to_date():
 
 
 def test_the_site_has_every_page(tmp_path):
-    subprocess.run([sys.executable, str(ROOT / "docs" / "site.py"), str(tmp_path / "site")], check=True)
+    done = forked.run(str(ROOT / "docs" / "site.py"), str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
     made = {file.name for file in (tmp_path / "site").iterdir()}
     assert {"index.md", "api.md", "changelog.md", *(Path(page).name for page in PAGES[1:])} <= made
     api = (tmp_path / "site" / "api.md").read_text()

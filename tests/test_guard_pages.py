@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -24,8 +25,8 @@ ctypes.c_float.from_address(x.data_ptr() + {{offset}}).value
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mmap and mprotect as on Linux")
 def test_no_kernel_reads_outside_of_its_arguments():
-    ops = ["add", "nn.functional.conv2d", "index_select", "softmax", "narrow", "tensor_split", "mm"]
-    command = [sys.executable, str(SCRIPT), "--programs", "2", "--seed", "7", "--ops", *ops]
+    ops = ["nn.functional.conv2d", "index_select", "softmax", "narrow"]
+    command = [sys.executable, str(SCRIPT), "--programs", "1", "--seed", "7", "--ops", *ops]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     counts = json.loads(done.stdout.splitlines()[-1])["counts"]
     assert done.returncode == 0 and counts["ran"] >= 2 * len(ops), (done.stdout, done.stderr[-2000:])
@@ -51,5 +52,5 @@ def test_errors_of_ours_are_not_taken_for_what_pytorch_cannot_trace(monkeypatch)
 @pytest.mark.parametrize(("at_end", "offset"), [(True, 20), (False, -4)])
 def test_a_read_outside_faults(at_end, offset):
     text = BEYOND.format(at_end=at_end, offset=offset)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    done = forked.run("-c", text)
     assert (done.stdout.strip(), done.returncode) == ("10.0", -signal.SIGSEGV), done.stderr[-2000:]

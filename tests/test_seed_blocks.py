@@ -6,11 +6,11 @@ is compared here with the same text in plain PyTorch on the CPU, where `.npu()` 
 
 import inspect
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -71,8 +71,7 @@ def test_the_signature():
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("blocks")
-    command = [sys.executable, "-m", "airgraph", "run", str(SCRIPTS / "blocks.py"), "found.pt"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = forked.run("-m", "airgraph", "run", str(SCRIPTS / "blocks.py"), "found.pt", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "found.pt")
 

@@ -5,10 +5,9 @@ line by line with `golden/`. Symbols are named by their order of appearance; pat
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 HERE = Path(__file__).parent
@@ -33,8 +32,7 @@ class Run:
     def __init__(self, variant, folder):
         script = folder / "test_compile.py"
         script.write_text(VARIANTS[variant])
-        command = [sys.executable, "-m", "airgraph", "run", script.name]
-        self.result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        self.result = forked.run("-m", "airgraph", "run", script.name, cwd=folder)
         self.dumps = {
             stage: [f.read_text() for f in sorted(folder.glob(f"dynamo_{stage}_graph_*.py"))]
             for stage in ("original", "optimized")

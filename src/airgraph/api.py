@@ -38,8 +38,8 @@ from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.journal import Journal, get_logger
 from airgraph.passes import FAMILIES, PASSES
-from airgraph.pipeline import Compilation, anything, compile_graph, converted, made_ready
-from airgraph.runtime.buckets import Buckets
+from airgraph.pipeline import Compilation, analysed, anything, compile_graph, converted, made_ready
+from airgraph.runtime.buckets import Buckets, Limits
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.runtime.program import Program, Runner
@@ -223,7 +223,7 @@ def load_export(
 def begin_loading(config: Config) -> Compilation:
     warm_up(config.engine, torch.device("cpu"), config.mode)
     c = Compilation.begin("inference", config, next(_models))
-    for option in ("buckets", "data_dump", "run_eagerly"):
+    for option in ("enable_shape_handling", "data_dump", "run_eagerly"):
         if getattr(config, option):
             c.journal.remark(f"{option} has no effect on a loaded model: it needs the FX graph, which no file holds")
     return c
@@ -238,11 +238,11 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
     if not trust:
         with c.journal.stage("rehearse"):
             rehearse = rehearsal_of(stored, str(path), c.journal.remark)
-        c = c if rehearse else replace(c, config=replace(c.config, engine="reference"))
+        c = c if rehearse else replace(c, config=replace(c.config, engine="reference", buckets=None))
     laid = by_memory(stored)
     c.dump.graph("original", stored.graph)
     try:
-        program, _ = ready(c, stored)
+        program, _ = ready(c, stored, rehearse)
     except AirgraphError:
         raise
     except Exception as error:  # the checks of a graph cannot foresee everything a file may say
@@ -254,12 +254,20 @@ def loaded_model(c: Compilation, stored: StoredModel, path: str | Path, trust: b
     )
 
 
-def ready(c: Compilation, stored: StoredModel) -> tuple[Program, Graph]:
+def ready(
+    c: Compilation, stored: StoredModel, rehearse: Callable[[Mapping[Any, Any]], None] | None = None
+) -> tuple[Runner, Graph]:
+    padding = None
+    if c.config.buckets is not None:
+        with c.journal.stage("buckets"):
+            limits = Limits.of_contract(stored.contract, rehearse)
+            padding = analysed(c, stored.graph, stored.boundary, limits, {})
     weights = frozenset(range(len(stored.weights)))
-    return made_ready(c, stored.graph, stored.boundary, torch.device(stored.device), weights)
+    program, graph = made_ready(c, stored.graph, stored.boundary, torch.device(stored.device), weights)
+    return padding.around(program) if padding else program, graph
 
 
-def compiled_stored(stored: StoredModel, config: Config) -> tuple[Program, bool]:
+def compiled_stored(stored: StoredModel, config: Config) -> tuple[Any, bool]:
     """The program of a graph that was stored, and whether the graph is static. The graph is changed by the passes."""
     program, graph = ready(Compilation.begin("inference", config, next(_models)), stored)
     return program, graph.is_static

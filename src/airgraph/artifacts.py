@@ -13,6 +13,7 @@ llm.prefill(tokens), llm.decode(token)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,15 @@ class LoadedArtifact(Mapping[str, LoadedModel]):
                 f"{self.artifact.path} has several entry points", where={"entry points": ", ".join(self.entries)}
             )
         return next(iter(self.entries.values()))(*args, **kwargs)
+
+    def prepare(self) -> int:
+        """Runs every entry point at each set of sizes that its calls are padded to, so that the first calls find memory
+        laid out (CPU) or graphs captured (CUDA); gives how many sets there were. Buffers are as before."""
+        records = [(self.entries[name], record) for name, record in self.artifact.entries.items()]
+        planned = [(model, sizes) for model, record in records for sizes in record.prepared]
+        for model, sizes in planned:
+            model.prepare(sizes)
+        return len(planned)
 
     def __getitem__(self, name: str) -> LoadedModel:
         return self.entries[name]
@@ -143,25 +153,42 @@ def entry_of(model: CompiledModel) -> EntryPoint:
 
 
 def entry_point(exported: Exported, config: Config) -> EntryPoint:
-    from airgraph.api import refuse_modes
     from airgraph.capture.export import example_sizes
-    from airgraph.store.air_file import air_bytes
-    from airgraph.store.method_file import method_message
 
-    refuse_modes(config)
     stored = captured_graph(exported, config)
-    graph = air_bytes(method_message(stored, stored.weights, Path(), {}))
-    entry = EntryPoint(graph, dict(stored.weights))
-    sizes = example_sizes(exported.inputs)
-    entry.sizes = {str(symbol): size for symbol, size in sizes.items()}
+    entry, sizes = graph_entry(stored), example_sizes(exported.inputs)
+    entry.sizes, entry.buckets = named_sizes(sizes), bucket_option(config)
     add_program(entry, stored, sizes, config)
     return entry
 
 
+def named_sizes(sizes: Mapping[Any, int]) -> dict[str, int]:
+    return {str(symbol): size for symbol, size in sizes.items()}
+
+
+def bucket_option(config: Config) -> dict[str, Any]:
+    """The buckets that are set, as a file has them."""
+    if not config.buckets:
+        return {}
+    from airgraph.runtime.buckets import Buckets
+    from airgraph.store.padding_data import bucket_data
+
+    return bucket_data(Buckets.make(config.buckets))
+
+
+def graph_entry(stored: StoredModel) -> EntryPoint:
+    """Without a program."""
+    from airgraph.store.air_file import air_bytes
+    from airgraph.store.method_file import method_message
+
+    return EntryPoint(air_bytes(method_message(stored, stored.weights, Path(), {})), dict(stored.weights))
+
+
 def captured_graph(exported: Exported, config: Config) -> StoredModel:
-    from airgraph.api import exported_graph
+    from airgraph.api import exported_graph, refuse_modes
     from airgraph.store.export import refuse_weights
 
+    refuse_modes(config)
     stored = exported_graph(exported, config)
     stored.contract.ranges = as_compiled(stored.contract.ranges)
     refuse_weights(stored.weights)
@@ -176,6 +203,7 @@ def as_compiled(ranges: Mapping[Any, tuple[int | None, int | None]]) -> dict[Any
 def add_program(entry: EntryPoint, stored: StoredModel, sizes: Mapping[Any, int], config: Config) -> None:
     """The program for this machine; the log says why there is none, if so. Compiling changes the graph of `stored`."""
     from airgraph.api import compiled_stored
+    from airgraph.runtime.buckets import BucketedProgram
     from airgraph.store.callable_program import callable_program, made_for
     from airgraph.store.load_export import by_memory
     from airgraph.store.program_entry import not_stored
@@ -184,6 +212,8 @@ def add_program(entry: EntryPoint, stored: StoredModel, sizes: Mapping[Any, int]
     reason: Any = not_stored(config, torch.device(stored.device))
     if reason is None:
         program, static = compiled_stored(stored, config)
+        if isinstance(program, BucketedProgram):
+            entry.prepared = [named_sizes(found) for found in program.all_sizes(sizes)]
         reason = callable_program(stored, program, static, sizes, laid)
         if not isinstance(reason, str):
             objects = reason.objects()
@@ -203,19 +233,19 @@ def entry_again(model: LoadedArtifact, name: str) -> EntryPoint:
     artifact, record = model.artifact, model.artifact.entry(name)
     tensors = {record.weights[weight]: tensor for weight, tensor in model[name].weights.items()}
     stored = artifact.stored(name, tensors)
-    entry = EntryPoint(artifact.member(record.graph), dict(stored.weights), sizes=record.sizes)
+    entry = EntryPoint(artifact.member(record.graph), dict(stored.weights), sizes=record.sizes, buckets=record.buckets)
     if model.trusted:
         entry.plan = artifact.member(record.plan).decode(errors="replace")
         for program in record.programs:
             objects = {digest: artifact.member(object_member(digest)) for digest in program.objects}
             entry.programs.append((program.made, artifact.member(program.member), objects))
-    config = make_config(None, {})
+    config = make_config(None, {"buckets": record.buckets or None})
     new = EntryPoint(entry.graph, entry.weights)
     symbols = {source.symbol for source in symbol_sources(stored.boundary.arguments)}
     add_program(new, stored, {s: record.sizes[str(s)] for s in symbols if str(s) in record.sizes}, config)
     known = [made for made, _, _ in entry.programs]
     entry.programs += [program for program in new.programs if program[0] not in known]
-    entry.plan = entry.plan or new.plan
+    entry.plan, entry.prepared = entry.plan or new.plan, new.prepared or record.prepared
     return entry
 
 
@@ -230,16 +260,18 @@ def load(
 
     Object code in the file runs only where this user saved it or `trust` says that it may, and on the kind of CPU it was
     compiled for; otherwise the graph is checked and compiled again, which the journal says. With `trust` the weights are
-    not compared with their digest, so that only what is used is read. `device` and options: as of `load_export`.
+    not compared with their digest, so that only what is used is read. `device` and options: as of `load_export`; without
+    the option `buckets` those of the file are used.
     """
     from airgraph.config import Config
 
-    chosen = Config.make(config, **options)
+    given = Config.make(config, **options)
     artifact = Artifact.open(path)
     trusted = trust or artifact.own
     tensors = artifact.tensors(check=not trust)
     entries = {}
-    for name in artifact.entries:
+    for name, entry in artifact.entries.items():
+        chosen = given if given.buckets is not None else replace(given, buckets=entry.buckets or None)
         record = program_for(artifact, name, chosen) if trusted and device in (None, "cpu") else UNTRUSTED
         if isinstance(record, str):
             entries[name] = compiled_again(artifact, name, tensors, record, trust, device, chosen)
@@ -256,6 +288,8 @@ def program_for(artifact: Artifact, name: str, config: Config) -> ProgramRecord 
     from airgraph.store.callable_program import made_for
     from airgraph.store.program_entry import not_stored
 
+    if bucket_option(config) != artifact.entry(name).buckets:
+        return "its object code is for other buckets"
     return not_stored(config, torch.device("cpu")) or problem() or artifact.program(name, made_for(config))
 
 

@@ -13,26 +13,25 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airgraph.api import exported_graph, make_config, refuse_modes
-from airgraph.artifacts import as_compiled
+from airgraph.api import make_config
+from airgraph.artifacts import ONLY, captured_graph, checked_name, graph_entry, versions
 from airgraph.capture.compiled import CompiledModel
 from airgraph.config import KNOBS, Config
-from airgraph.deploy import build_stored
+from airgraph.deploy import Begun, build_stored
 from airgraph.engine.native.llvm.cpu import TARGETS
 from airgraph.errors import BuildError, ConfigError, did_you_mean
 from airgraph.pipeline import Compilation
-from airgraph.store.artifact import Artifact
-from airgraph.store.convention import StoredModel
-from airgraph.store.export import ExportTarget, write_export
+from airgraph.store.artifact import Artifact, write_artifact
 from airgraph.store.load_export import moved, read_export
 from airgraph.store.rehearsal import rehearsal_of
 
 
 def build(
-    model: CompiledModel | str | Path,
+    model: CompiledModel | Mapping[str, CompiledModel] | str | Path,
     out: str | Path,
     *,
     target: str = "host",
@@ -44,49 +43,64 @@ def build(
     """Writes the model as an object file with a C interface, a header and a file of weights; gives back the folder.
 
         airgraph.build(airgraph.compile(model, (x,)), "out")
+        airgraph.build({"prefill": prefill, "decode": decode}, "out")     compiled models that share their weights
 
-    `model` is compiled (`airgraph.compile`) or a file (`airgraph.save`, `airgraph.export`), of whose entry points `entry`
-    is built. `target`: host, x86-64-v3, x86-64-v4 or aarch64. `name` begins the names of the files and of the C functions.
-    What C cannot have is a `BuildError`: docs/deploy.md lists it.
+    `model` is compiled (`airgraph.compile`) or a file (`airgraph.save`, `airgraph.export`). Of several entry points each
+    gets an object and a header of its own, unless `entry` names one of them; all share one file of weights. `target`: host,
+    x86-64-v3, x86-64-v4 or aarch64. `name` begins the names of the files and of the C functions. What C cannot have is a
+    `BuildError`: docs/deploy.md lists it.
     """
     if target not in TARGETS:
         raise ConfigError(f"no target {target!r}{did_you_mean(target, TARGETS)}", where={"targets": ", ".join(TARGETS)})
-    compiled = model if isinstance(model, CompiledModel) else None
-    chosen, folder = make_config(config or (compiled.config if compiled else None), options), Path(out)
-    if target != KNOBS["AIRGRAPH_BUILD_TARGET"].get():
-        with tempfile.TemporaryDirectory() as temporary:
-            path = Path(temporary) if compiled else Path(str(model))
-            if compiled:
-                path = write_export(stored_model(compiled, chosen), ExportTarget(temporary, "model"))
-            build_in_child(path, folder, target, name, entry)
-        return folder
-    c = Compilation.begin("inference", chosen, 0)
-    stored = stored_model(compiled, chosen) if compiled else stored_file(c, Path(str(model)), entry)
-    for remark in build_stored(c, stored, folder, name, target):
-        c.journal.remark(remark)
+    folder, file = Path(out), Path(model) if isinstance(model, str | Path) else None
+    here = target == KNOBS["AIRGRAPH_BUILD_TARGET"].get()
+    if file is None:
+        begun = {part: captured(compiled, config, options) for part, compiled in wanted(model, entry).items()}
+    elif here:
+        begun = read_file(file, entry, make_config(config, options))
+    if here:
+        return build_stored(
+            {f"{name}_{part}" if len(begun) > 1 else name: b for part, b in begun.items()}, folder, name, target
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        if file is None:
+            file, entry = Path(temporary) / "model.airp", None
+            write_artifact(file, {part: graph_entry(stored) for part, (_, stored) in begun.items()}, versions())
+        build_in_child(file, folder, target, name, entry)
     return folder
 
 
-def stored_model(model: CompiledModel, config: Config) -> StoredModel:
-    refuse_modes(config)
-    stored = exported_graph(model.exported, config)
-    stored.contract.ranges = as_compiled(stored.contract.ranges)
-    return stored
+def wanted(model: Any, entry: str | None) -> Mapping[str, CompiledModel]:
+    """Compiled models by the names of their entry points."""
+    parts = {checked_name(name): part for name, part in model.items()} if isinstance(model, Mapping) else {ONLY: model}
+    for part in parts.values():
+        if not isinstance(part, CompiledModel):
+            raise ConfigError(f"a {type(part).__name__} is not compiled", hint="airgraph.compile(model, example)")
+    if entry is not None and entry not in parts:
+        raise ConfigError(f"no entry point {entry!r}", where={"entry points": ", ".join(parts)})
+    return {entry: parts[entry]} if entry is not None else parts
 
 
-def stored_file(c: Compilation, path: Path, entry: str | None) -> StoredModel:
-    """The model of a file, on the CPU. The sizes that it states are checked, as far as they can be before a call."""
+def captured(model: CompiledModel, config: Config | None, options: Mapping[str, Any]) -> Begun:
+    chosen = make_config(config or model.config, dict(options))
+    return Compilation.begin("inference", chosen, 0), captured_graph(model.exported, chosen)
+
+
+def read_file(path: Path, entry: str | None, config: Config) -> dict[str, Begun]:
+    """The models of a file, on the CPU. The sizes that it states are checked, as far as they can be before a call."""
     if path.suffix == ".airp":
         artifact = Artifact.open(path)
-        if entry is None and len(artifact.entries) > 1:
-            where = {"entry points": ", ".join(artifact.entries)}
-            raise BuildError(f"{path} has several entry points", where=where, hint="--entry: one object for each")
-        read = artifact.stored(entry or next(iter(artifact.entries)), artifact.tensors())
+        tensors = artifact.tensors()
+        read = {name: artifact.stored(name, tensors) for name in ([entry] if entry else artifact.entries)}
     else:
-        read = read_export(path)
-    stored = moved(read, "cpu", c.journal.remark)
-    rehearsal_of(stored, str(path), c.journal.remark)
-    return stored
+        read = {ONLY: read_export(path)}
+    found = {}
+    for name, part in read.items():
+        c = Compilation.begin("inference", config, 0)
+        stored = moved(part, "cpu", c.journal.remark)
+        rehearsal_of(stored, str(path), c.journal.remark)
+        found[name] = (c, stored)
+    return found
 
 
 def build_in_child(file: Path, folder: Path, target: str, name: str, entry: str | None) -> None:

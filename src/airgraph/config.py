@@ -50,8 +50,10 @@ class Config:
     )
     summary_only: bool = option(False, "with summary: run the FX graph op by op by PyTorch instead of compiling it")
     run_eagerly: bool = option(False, "run the FX graph after its passes op by op by PyTorch instead of our graph")
-    data_dump: Literal["npy"] | None = option(
-        None, "as run_eagerly, and write the tensors of every op, a file for each"
+    data_dump: Literal["npy", "pt"] | None = option(
+        None,
+        "as run_eagerly, and write the tensors of every op, a file for each; pt: results alone, by torch.save; npy if "
+        "force_eager",
     )
     data_dump_stage: DumpStage = option("optimized", "data_dump: the FX graph before (original) or after its passes")
     data_dump_path: str = option(".", "the folder data_dump writes to; created if its parent exists")

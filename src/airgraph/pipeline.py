@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, classify, device_of, frame_id
-from airgraph.capture.aot import first_saved, fixed_inputs
+from airgraph.capture.aot import first_saved, fixed_inputs, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.config import KNOBS, Config
@@ -43,7 +43,7 @@ from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import InterpretedProgram
 from airgraph.runtime.program import Program, Runner
 from airgraph.runtime.programs import ProgramMaker
-from airgraph.store.data_dump import DataDump
+from airgraph.store.data_dump import DataDump, TensorDump
 from airgraph.store.dump import Dumper
 from airgraph.store.fusion_result import write_fusion_result
 from airgraph.store.node_dump import DumpingExecutable, NodeDump
@@ -134,7 +134,7 @@ def from_cache(
         found = entry.find()
     if found is not None:
         return found
-    with entry.alone() as found:  # whoever waited for another process finds what it kept
+    with entry.exclusive() as found:  # whoever waited for another process finds what it kept
         if found is not None:
             return found
         before = Remembered.of(journal)
@@ -225,9 +225,16 @@ def padded(
     with c.journal.stage("buckets"):
         if registry_of(c.config) is not REGISTRY:
             graph, boundary = convert(gm, c.name, REGISTRY, Journal(), has_kernel=anything)
-        buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears}})
-        dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
-        return Padded(boundary, dimensions, buckets, Limits.of(inputs), c.journal) if dimensions else None
+        return analysed(c, graph, boundary, Limits.of(inputs), marks)
+
+
+def analysed(
+    c: Compilation, graph: Graph, boundary: Boundary, limits: Limits, marks: Mapping[Any, str]
+) -> Padded | None:
+    """The sizes of a graph of GE ops, before its passes, that may be padded to the buckets that are set."""
+    buckets = Buckets.make({**(c.config.buckets or {}), **{g.type: g.gears for g in gears_of(c.config)}})
+    dimensions = padded_dimensions(graph, boundary, buckets, marks, c.journal)
+    return Padded(boundary, dimensions, buckets, limits, c.journal) if dimensions else None
 
 
 def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:
@@ -251,6 +258,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         mode=config.mode,
         map_device=computing_device,
         frozen=config.frozen_parameter,
+        state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
         in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
         journal=c.journal,
@@ -328,7 +336,8 @@ def interpreted(c: Compilation, gm: torch.fx.GraphModule) -> InterpretedProgram:
     journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
     journal.classification = "FX graph, run op by op"
     wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
-    dump = DataDump(config.data_dump_path, c.name, wanted) if config.data_dump else None
+    kind = TensorDump if config.data_dump == "pt" and not config.force_eager else DataDump
+    dump = kind(config.data_dump_path, c.name, wanted) if config.data_dump else None
     if dump:
         journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
     return InterpretedProgram(c.name, gm, journal, dump)

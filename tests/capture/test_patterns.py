@@ -160,4 +160,4 @@ def test_a_replacement_may_not_write_to_values() -> None:
 def test_what_is_no_function(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         airgraph.register_replacement(*arguments)
-    assert not patterns.any_replacements(torch.fx.symbolic_trace(minus))
+    assert not patterns.any_replacements(torch.fx.symbolic_trace(minus), "max-autotune")

@@ -277,7 +277,7 @@ def _products(rank: int, run: Callable[..., Any]) -> None:
     x, w, both = xs[rank].npu(), ws[rank].npu(), torch.einsum("rmk,rkn->mn", xs, ws)
     summed, y, whole, part = run(x, w, name)
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(summed.cpu(), both + 2, **near)
+    torch.testing.assert_close(summed.cpu(), both + 4, **near)
     torch.testing.assert_close(whole.cpu(), xs.flatten(0, 1), **near)
     torch.testing.assert_close(y.cpu(), xs.flatten(0, 1) @ ws[rank], **near)
     torch.testing.assert_close(part.cpu(), both[rank * 2 : rank * 2 + 2], **near)
@@ -285,7 +285,7 @@ def _products(rank: int, run: Callable[..., Any]) -> None:
 
 def _fused_products(x: Tensor, w: Tensor, name: str) -> tuple[Tensor, ...]:
     ones = torch.ones(5, device=x.device)
-    summed = torch_npu.npu_mm_all_reduce_base(x, w, name, bias=ones)
+    summed = torch_npu.npu_mm_all_reduce_base(x, w, name, bias=ones, x3=ones.expand(4, 5))
     return (
         summed,
         *torch_npu.npu_all_gather_base_mm(x, w, name, 2),
@@ -301,6 +301,99 @@ def compiled_products(rank: int) -> None:
         _products(rank, torch.compile(_fused_products, backend=backend, fullgraph=True))
 
 
+def _in_few_bits(a: dict[str, Tensor], name: str, rank: int) -> dict[str, Tensor]:
+    """Each op with the scales it is used with: of rows and columns, of blocks, of 32 numbers."""
+    mx, half = {"x1_scale_dtype": 293, "x2_scale_dtype": 293}, 5
+    y: dict[str, Tensor] = {}
+    y["all_reduce"] = torch_npu.npu_quant_all_reduce(a["i8"], a["of_128"], name, 2, output_dtype=6)
+    y["reduce_scatter"] = torch_npu.npu_quant_reduce_scatter(a["f8"], a["pairs"], name, 2, output_dtype=6)
+    rows = {"x1_scale": a["rows"], "x2_scale": a["columns"], "y_dtype": 6}
+    y["gather"], y["whole"], _ = torch_npu.npu_all_gather_quant_mm(a["i8"], a["w8"], name, 2, **rows)
+    blocks = {"x1_scale": a["blocks"], "x2_scale": a["blocks2"], "y_dtype": 6}
+    y["gather_blocks"], _, _ = torch_npu.npu_all_gather_quant_mm(a["f8"], a["wf8"], name, 2, **blocks)
+    powers = {"x1_scale": a["pairs"], "x2_scale": a["pairs2"], "y_dtype": 6, **mx}
+    y["scatter"], _ = torch_npu.npu_quant_mm_reduce_scatter(a["f8"], a["wf8"], name, 2, **powers)
+    y["to_all"], y["beside"] = torch_npu.npu_all_to_all_quant_matmul(
+        a["x"], a["wf8_2"], name, 2, x2_scale=a["columns"][0], x1_quant_dtype=24, bias=a["bias"]
+    )
+    y["below"] = torch_npu.npu_quant_matmul_all_to_all(
+        a["f8"], a["wf8"], name, 2, x1_scale=a["rows"][:, 0], x2_scale=a["columns"][0], bias=a["bias"]
+    )
+    sent, received = [rank + 1, 2 - rank], [1, 2] if rank == 0 else [2, 1]  # one expert a rank
+    y["experts"], _, y["permuted"] = torch_npu.npu_alltoallv_quant_gmm(
+        a["f8"][:3], a["wf8"][None], a["pairs"][:3], a["pairs2"][None], name, 2, sent, received, half,
+        gmm_x_quant_mode=6, gmm_weight_quant_mode=6, permute_out_flag=True,
+    )  # fmt: skip
+    y["back"], _ = torch_npu.npu_quant_gmm_alltoallv(
+        a["f8"][:3], a["wf8"][None], a["pairs"][:3], a["pairs2"][None], name, 2, sent, received, half,
+        gmm_x_quant_mode=6, gmm_weight_quant_mode=6,
+    )  # fmt: skip
+    return y
+
+
+def _few_bits(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    m, k, n = 4, 256, 6
+    of_ranks = []
+    for _ in range(2):
+        x, w = torch.randn(m, k), torch.randn(k, n)
+        f8, pairs = torch_npu.npu_dynamic_mx_quant(x.half(), dst_type=24)
+        wf8, pairs2 = torch_npu.npu_dynamic_mx_quant(w.half(), axis=0, dst_type=24)
+        of_ranks.append({
+            "x": x.half(), "f8": f8, "pairs": pairs, "wf8": wf8, "pairs2": pairs2, "bias": torch.randn(n),
+            "wf8_2": torch.randn(2 * k, n).to(torch.float8_e4m3fn),
+            "i8": torch.randint(-127, 128, (m, k), dtype=torch.int8), "of_128": torch.rand(m, 2),
+            "w8": torch.randint(-127, 128, (k, n), dtype=torch.int8), "rows": torch.rand(m, 1),
+            "columns": torch.rand(1, n), "blocks": torch.rand(1, 2), "blocks2": torch.rand(2, 1),
+        })  # fmt: skip
+    y = {k: v.cpu() for k, v in run({k: v.npu() for k, v in of_ranks[rank].items()}, name, rank).items()}
+
+    def per_32(pairs: Tensor, axis: int) -> Tensor:
+        flat = pairs.float().movedim(-1, axis + 1).flatten(axis, axis + 1)
+        return flat.repeat_interleave(32, axis)
+
+    own = of_ranks[rank]
+    near = {"rtol": 1e-4, "atol": 1e-2}
+    wide = [a["f8"].float() * per_32(a["pairs"], 1) for a in of_ranks]
+    weights = [a["wf8"].float() * per_32(a["pairs2"], 0) for a in of_ranks]
+    reduced = sum(a["i8"].float() * a["of_128"].repeat_interleave(128, 1) for a in of_ranks)
+    torch.testing.assert_close(y["all_reduce"], reduced, **near)
+    torch.testing.assert_close(y["reduce_scatter"], sum(wide)[2 * rank : 2 * rank + 2], **near)
+    whole = torch.cat([a["i8"] for a in of_ranks])
+    assert torch.equal(y["whole"], whole)
+    rows = torch.cat([a["rows"] for a in of_ranks])
+    torch.testing.assert_close(y["gather"], whole.float() @ own["w8"].float() * rows * own["columns"], **near)
+    blocks = torch.cat([a["f8"].float() * a["blocks"].repeat_interleave(128, 1) for a in of_ranks])
+    by = own["wf8"].float() * own["blocks2"].repeat_interleave(128, 0)
+    torch.testing.assert_close(y["gather_blocks"], blocks @ by, **near)
+    scattered = sum(a @ w for a, w in zip(wide, weights))[2 * rank : 2 * rank + 2]
+    torch.testing.assert_close(y["scatter"], scattered, **near)
+    beside = torch.cat([a["x"][2 * rank : 2 * rank + 2] for a in of_ranks], 1)
+    assert torch.equal(y["beside"], beside)
+    scale = beside.float().abs().amax(1, keepdim=True) / 448
+    narrow = (beside.float() / scale).to(torch.float8_e4m3fn).float()
+    wanted = (narrow @ own["wf8_2"].float() + own["bias"]) * scale * own["columns"]
+    torch.testing.assert_close(y["to_all"], wanted, **near)
+    products = [(a["f8"].float() @ a["wf8"].float() + a["bias"]) * a["rows"] * a["columns"] for a in of_ranks]
+    torch.testing.assert_close(y["below"], torch.cat([p[:, 3 * rank : 3 * rank + 3] for p in products]), **near)
+    got = [wide[0][:1], wide[1][:2]] if rank == 0 else [wide[0][1:3], wide[1][2:3]]
+    torch.testing.assert_close(y["experts"].float(), torch.cat(got) @ weights[rank], rtol=1e-2, atol=5e-2)
+    back = [(wide[r][:3] @ weights[r]) for r in range(2)]
+    came = [back[0][:1], back[1][:2]] if rank == 0 else [back[0][1:3], back[1][2:3]]
+    torch.testing.assert_close(y["back"].float(), torch.cat(came), rtol=1e-2, atol=5e-2)
+    assert y["permuted"].dtype == torch.float8_e4m3fn and y["permuted"].shape == (3, k)
+
+
+@check
+def compiled_in_few_bits(rank: int) -> None:
+    from airgraph.journal import JOURNALS
+
+    _few_bits(rank, _in_few_bits)
+    _few_bits(rank, torch.compile(_in_few_bits, backend="airgraph", fullgraph=True))
+    assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
+
+
 def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
     """Two experts a rank: each multiplies its rows by a number of its own."""
     rows, dynamic, idx, counts, ends, _, _ = torch_npu.npu_moe_distribute_dispatch(x, ids, name, 2, rank, 4)
@@ -308,6 +401,13 @@ def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: s
     expert = (at >= counts[0]).long() + 2 * rank
     y = rows * (expert + 2).unsqueeze(-1).to(rows.dtype)
     back = torch_npu.npu_moe_distribute_combine(y, ids, idx, ends, weights, name, 2, rank, 4)
+    back = torch_npu._npu_distribute_barrier(back, name, 2)
+    normed, _, total = torch_npu.npu_moe_distribute_combine_add_rms_norm(
+        y, ids, idx, ends, weights, x.unsqueeze(1), torch.ones_like(x[0]), name, 2, rank, 4, norm_eps=1e-5
+    )
+    same = torch_npu.npu_add_rms_norm(back, x, torch.ones_like(x[0]), 1e-5)
+    assert normed.shape == total.shape == (3, 1, 8)
+    back = back + (normed.squeeze(1) - same[0]).abs() + (total.squeeze(1) - same[2]).abs()  # which are zeros
     quantised, dynamic, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
         x, ids, name, 2, rank, 4, scales=scales, quant_mode=2
     )
@@ -366,6 +466,46 @@ def compiled_experts(rank: int) -> None:
     _exchanged(rank, _exchanges)
     _experts(rank, torch.compile(_to_experts, backend="airgraph", fullgraph=True))
     _exchanged(rank, torch.compile(_exchanges, backend="airgraph", fullgraph=True))
+
+
+def _uneven_in_a_graph(x: Tensor, rank: int) -> tuple[Tensor, ...]:
+    got = torch.zeros(4, device=x.device)
+    if rank == 0:
+        dist.send(x, 1)
+        dist.recv(got, 1, tag=3)
+    else:
+        dist.recv(got, 0)
+        dist.send(x * 2, 0, tag=3)
+    whole = torch.zeros(3, 2, device=x.device)
+    part = x[: 2 * rank + 2].view(rank + 1, 2)
+    torch_npu.distributed.all_gather_into_tensor_uneven(whole, part, [1, 2])
+    mine, top = torch.zeros(2, rank + 1, 2, device=x.device)
+    torch_npu.distributed.reduce_scatter_tensor_uneven(mine, whole + rank, [1, 2])
+    torch_npu.distributed.reduce_scatter_tensor_uneven(top, whole + rank, [1, 2], op=dist.ReduceOp.MAX)
+    lists = [torch.zeros(2, device=x.device), torch.zeros(4, device=x.device)]
+    dist.all_gather(lists, part.flatten())
+    return got, whole, mine, top, *lists
+
+
+@check
+def compiled_sends_and_uneven_parts(rank: int) -> None:
+    from airgraph.journal import JOURNALS
+
+    whole = torch.cat([ZERO[:2], ONE]).view(3, 2)
+    wanted = (
+        ONE * 2 if rank == 0 else ZERO,
+        whole,
+        (whole * 2 + 1).split([1, 2])[rank],
+        (whole + 1).split([1, 2])[rank],
+        ZERO[:2],
+        ONE,
+    )
+    for backend in ("airgraph", "npugraph_ex"):
+        compiled = torch.compile(_uneven_in_a_graph, backend=backend, fullgraph=True)
+        for _ in range(2):
+            for found, want in zip(compiled(mine(rank), rank), wanted):
+                is_(found, want)
+    assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
 
 
 def _all_kinds(x: Tensor) -> tuple[Tensor, ...]:

@@ -3,10 +3,9 @@
 import logging
 import os
 import stat
-import subprocess
-import sys
 import textwrap
 
+import forked
 import npugraph_ex
 import pytest
 import torch
@@ -99,8 +98,7 @@ def test_another_process_needs_no_dynamo(tmp_path):
     (tmp_path / "script.py").write_text(code)
     for expected in ("['convert', 'read']", "['read']"):
         environment = {**os.environ, "TORCHAIR_CACHE_HOME": str(tmp_path / "home")}
-        command = [sys.executable, str(tmp_path / "script.py")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = forked.run(str(tmp_path / "script.py"), env=environment)
         assert done.stdout.strip().endswith(expected)
     assert len(files(tmp_path / "home")) == 1
 

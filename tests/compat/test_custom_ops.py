@@ -1,11 +1,14 @@
 """Ops with a kernel for the device only: in every compiled graph they run as in eager."""
 
+import re
+
 import pytest
 import torch
 import torch_npu  # noqa: F401
 import torchair
 
 from airgraph.compat.npu import custom_ops
+from airgraph.convert import REGISTRY
 from airgraph.journal import TOTALS
 
 DEFINITIONS = torch.library.Library("device_ops", "DEF")
@@ -205,3 +208,45 @@ def test_a_converter_to_an_op_of_ones_own(by_position, tmp_path):
     check(lambda x, y: ops.add_twice(x, y) + 1, torchair.get_npu_backend(compiler_config=config))
     (dump,) = tmp_path.glob("dynamo_original*")
     assert 'op: "AddTwice"' in dump.read_text()
+
+
+def emitted(function, folder, *converters):
+    """The ops of the graphs before the passes, less inputs and constants, while these converters are registered."""
+    before = dict(REGISTRY.converters)
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = "py"
+    config.debug.graph_dump.path = str(folder)
+    try:
+        for op, function_of_op in converters:
+            torchair.register_fx_node_ge_converter(op)(function_of_op)
+        check(function, torchair.get_npu_backend(compiler_config=config))
+    finally:
+        REGISTRY.converters.clear()
+        REGISTRY.converters.update(before)
+    dumps = sorted(folder.glob("dynamo_original*"))
+    return [re.findall(r'ge\.custom_op\("(\w+)"|ge\.(TensorMove|Assign|AtenCall)\(', d.read_text()) for d in dumps]
+
+
+def test_a_converter_of_an_op_that_writes(tmp_path):
+    def convert(x, y, meta_outputs=None):
+        return torchair.ge.custom_op("AddTo", inputs={"x": x, "y": y}, outputs=["x"])
+
+    (names,) = emitted(written, tmp_path, (ops.add_to.default, convert))
+    found = ["".join(pair) for pair in names]
+    assert found == ["TensorMove", "AddTo", "TensorMove", "AddTo", "Assign"]
+
+
+def test_converters_of_an_op_and_of_its_gradient(tmp_path):
+    def op(name):
+        def convert(*args, meta_outputs=None):
+            inputs = {f"x{i}": x for i, x in enumerate(args[:-1])}
+            by = torchair.ge.attr.Float(args[-1])
+            return torchair.ge.custom_op(name, inputs=inputs, attrs={"by": by}, outputs=["y"])
+
+        return convert
+
+    pairs = (ops.wave.default, op("Wave")), (ops.wave_backward.default, op("WaveGrad"))
+    assert [["".join(pair) for pair in names] for names in emitted(trained, tmp_path, *pairs)] == [
+        ["Wave"],
+        ["WaveGrad"],
+    ]

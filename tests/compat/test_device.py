@@ -6,11 +6,10 @@ import copy
 import gc
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import Tensor, nn
@@ -369,7 +368,7 @@ assert torch.Generator is not before[0]
 compat.uninstall()
 assert before == (torch.Generator, torch.accelerator.synchronize, torch.accelerator.memory.memory_allocated)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = forked.run("-c", code)
     assert result.returncode == 0, result.stderr
 
 

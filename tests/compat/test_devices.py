@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -26,7 +25,7 @@ EAGER = [name for name in CHECKS if name not in COMPILED]
 
 def run_checks(names: list[str]) -> dict[str, str]:
     env = {**os.environ, "AIRGRAPH_NPU_DEVICES": "4", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(SCRIPT), *names], env=env, capture_output=True, text=True, timeout=300)
+    done = forked.run(str(SCRIPT), *names, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -71,6 +71,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_the_example_with_a_wrong_share(tmp_path: Path) -> None:
     text = EXAMPLE.read_text()
     wrong = text.replace(".chunk(ranks, 1)[rank]", ".chunk(ranks, 1)[0]")

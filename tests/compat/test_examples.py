@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ascend"
@@ -16,8 +16,7 @@ ELSEWHERE = "two_devices"  # in test_distributed.py, right and wrong
 
 
 def run(script: Path, cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "airgraph", "run", str(script), *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return forked.run("-m", "airgraph", "run", str(script), *args, cwd=cwd)
 
 
 @pytest.mark.slow

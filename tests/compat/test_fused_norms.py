@@ -164,3 +164,83 @@ def test_nothing_is_left_behind():
     """No output of the old op is computed for nobody."""
     _, ops, _ = run(cast_rows, arguments())
     assert ops.count(operator.getitem) == 3 and ops.count(torch.ops.aten._to_copy.default) == 0
+
+
+# -- a product between transposes -----------------------------------------------------------------------------------
+def both_sides(x, w):
+    return torch.bmm(x.transpose(0, 1), w).transpose(0, 1).reshape(x.shape[0], -1)
+
+
+def broadcast(x, w):
+    return torch.matmul(x.transpose(-3, -2), w).transpose(1, 0).flatten(1)
+
+
+def behind(x, w):
+    return torch.bmm(torch.relu(x).view(4, 5, -1), w).transpose(1, 0).contiguous() + 1
+
+
+def is_a_result(x, w):
+    return torch.bmm(x.transpose(0, 1), w).transpose(0, 1)
+
+
+def strides_are_seen(x, w):
+    return torch.bmm(x.transpose(0, 1), w).transpose(0, 1) + 1
+
+
+def read_twice(x, w):
+    y = torch.bmm(x.transpose(0, 1), w)
+    return y.transpose(0, 1) * 2, y + 1
+
+
+def other_axes(x, w):
+    return torch.bmm(x.transpose(0, 1), w).transpose(1, 2) * 2
+
+
+def product_arguments(k=128, dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.randn(5, 4, k, dtype=dtype), torch.randn(4, k, 128, dtype=dtype)
+
+
+@pytest.mark.parametrize("f, order", [(both_sides, [1, 0, 2]), (broadcast, [1, 0, 2]), (behind, [0, 1, 2])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_between_transposes(f, order, dtype):
+    args = product_arguments(dtype=dtype)
+    seen = []
+
+    def look(gm, inputs, config):
+        seen.extend(gm.graph.find_nodes(op="call_function", target=npu.npu_transpose_batchmatmul.default))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="npugraph_ex", options={"post_grad_custom_post_pass": look})
+    for _ in range(3):
+        got = compiled(*args)
+    assert [node.kwargs["perm_x1"] for node in seen] == [order]
+    assert torch.equal(got, f(*args)) and got.stride() == f(*args).stride()
+    _, ops, notes = run(f, args, "max-autotune")
+    assert notes == [] and npu.npu_transpose_batchmatmul.default not in ops
+
+
+@pytest.mark.parametrize(
+    "f, k", [(is_a_result, 128), (strides_are_seen, 128), (read_twice, 128), (other_axes, 128), (both_sides, 96)]
+)
+def test_products_that_stay(f, k):
+    args = product_arguments(k)
+    got, ops, notes = run(f, args, "reduce-overhead")
+    assert notes == [] and npu.npu_transpose_batchmatmul.default not in ops
+    for g, w in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(f(*args))):
+        assert torch.equal(g, w) and g.stride() == w.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("named", [{}, {"perm_x1": [1, 0, 2]}, {"perm_x1": [1, 0, 2], "perm_x2": [0, 2, 1]}])
+def test_the_fused_product_has_a_kernel(named, dtype):
+    x, w = torch.randn(4, 4, 32, dtype=dtype), torch.randn(4, 32, 32, dtype=dtype)
+
+    def f(x, w):
+        return torch_npu.npu_transpose_batchmatmul(x, w, **named) * 2
+
+    torch._dynamo.reset()
+    got = torch.compile(f, backend="airgraph")(x, w)
+    torch.testing.assert_close(got, f(x, w), rtol=2e-3, atol=2e-3)
+    assert got.stride() == f(x, w).stride()
+    assert JOURNALS[-1].counters["fired transposed_products/transposed_product"] == 1

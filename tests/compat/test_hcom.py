@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch_npu
 import torchair
 from torch import Tensor
 
@@ -62,6 +63,31 @@ def test_each_is_an_op_of_the_graph(device: str, tmp_path: Path) -> None:
     assert not JOURNALS[-1].fallbacks
 
 
+def uneven(x: Tensor) -> tuple[Tensor, ...]:
+    whole, part = torch.empty_like(x), torch.empty_like(x)
+    torch_npu.distributed.all_gather_into_tensor_uneven(whole, x, [4])
+    torch_npu.distributed.reduce_scatter_tensor_uneven(part, x * 2, [4])
+    name = dist.group.WORLD.group_name
+    y = torch_npu.npu_mm_all_reduce_base(x, x.t(), name)
+    torch_npu._npu_distribute_barrier(y, name, 1)
+    return whole, part, y, torch_npu.npu_quant_mm_reduce_scatter(x.half(), x.t().half(), name, 1)[0]
+
+
+UNEVEN = ("HcomAllGatherV", "HcomReduceScatterV", "MatmulAllReduce", "DistributeBarrier", "MatmulReduceScatterV2")
+
+
+def test_uneven_parts_and_fused_products_are_nodes(tmp_path: Path) -> None:
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type = "py"
+    x = torch.rand(4, 3)
+    compiled = torch.compile(uneven, backend=torchair.get_npu_backend(compiler_config=config), fullgraph=True)
+    torch.testing.assert_close(compiled(x), uneven(x))
+    for dump in tmp_path.glob("dynamo_*.py"):
+        text = dump.read_text()
+        assert [text.count(f"ge.{op}(") for op in UNEVEN] == [1] * 5 and "AtenCall" not in text
+        assert "send_count=4, recv_counts=[4]" in text and "send_counts=[4], recv_count=4" in text
+
+
 class Summed(torch.nn.Module):
     """Of TorchAir's documentation."""
 
@@ -98,3 +124,9 @@ def test_no_collective_no_templates(tmp_path: Path) -> None:
     config.export.experimental.auto_atc_config_generated = True
     torchair.dynamo_export(torch.ones(2, 2), model=torch.nn.Linear(2, 2), export_path="./mp", config=config)
     assert not list(tmp_path.glob("mp/*.json"))
+
+
+@pytest.mark.parametrize("name", ["attention_worker_scheduler_", "npu_ffn_to_attention"])
+def test_ops_on_windows_of_other_chips_are_refused_by_name(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"torch_npu.{name} is not emulated: it reads and writes windows of other"):
+        getattr(torch_npu, name)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import forked
 import pytest
 
 from airgraph import compat
@@ -13,18 +14,18 @@ from airgraph import compat
 
 def run(code):
     """In a process of its own: installing changes the process for good."""
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return forked.run("-c", textwrap.dedent(code))
 
 
 def test_importing_airgraph_changes_nothing():
-    result = run("""
-        import torch
-        before = set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()
-        import airgraph, airgraph.compat, sys
-        assert (set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()) == before
-        assert "torchair" not in sys.modules
-    """)
+    code = """
+import torch
+before = set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()
+import airgraph, airgraph.compat, sys
+assert (set(dir(torch.Tensor)), torch._C._get_privateuse1_backend_name()) == before
+assert "torchair" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
 
 

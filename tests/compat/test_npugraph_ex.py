@@ -8,6 +8,8 @@ import re
 import npugraph_ex
 import pytest
 import torch
+import torch_npu
+import torchair
 from npugraph_ex.configs.compiler_config import CompilerConfig
 from torch._functorch.aot_autograd import aot_module_simplified
 
@@ -107,7 +109,7 @@ def test_what_options_are_in_our_terms(tmp_path):
         mode="reduce-overhead",
         output_policy="clone",
         capture_limit=3,
-        data_dump="npy",
+        data_dump="pt",
         data_dump_path=str(tmp_path),
         log="npugraph_ex",
         foreign=config,
@@ -316,13 +318,44 @@ def test_user_passes():
         assert torch.equal(torch.compile(torch.sin, backend="npugraph_ex", options={name: cosine})(x), x.cos())
 
 
-@pytest.mark.parametrize("stage, nodes", [("original", {"clone", "sin", "mul"}), ("optimized", {"sin", "mul"})])
+STAGES = [("original", {"arg0_1", "clone", "sin", "mul"}), ("optimized", {"arg0_1", "sin", "mul"})]
+
+
+@pytest.mark.parametrize("stage, nodes", STAGES)
 def test_tensors_on_disk(tmp_path, stage, nodes):
     options = {"dump_tensor_data": True, "data_dump_stage": stage, "data_dump_dir": str(tmp_path)}
     x = torch.randn(3)
     run = torch.compile(lambda x: x.clone().sin() * 2, backend="npugraph_ex", options=options)
-    assert torch.equal(run(x), x.sin() * 2)
-    assert {file.name.partition("-")[0] for file in tmp_path.rglob("*.npy")} == nodes
+    for call in range(2):
+        assert torch.equal(run(x + call), (x + call).sin() * 2)
+    folder = tmp_path / "worldsize1_global_rank0"
+    assert {file.name for file in folder.iterdir()} == {f"{n}_device_0_{call}.pt" for n in nodes for call in range(2)}
+    assert torch.equal(torch.load(folder / "mul_device_0_1.pt"), (x + 1).sin() * 2)
+    assert torch.equal(torch.load(folder / "arg0_1_device_0_0.pt"), x)
+
+
+def test_tensors_on_disk_that_the_script_saves_itself(tmp_path, monkeypatch):
+    """TorchAir's test: what is saved by hand has no second file."""
+    monkeypatch.chdir(tmp_path)
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    config.dump_config.enable_dump = True
+
+    def f(x, y):
+        z = torch.mm(x, y)
+        torch_npu.save_npugraph_tensor(z, save_path="./test.pt")
+        return z, torch.split(torch.square(z), 1)[0]
+
+    torch.compile(f, backend=torchair.get_npu_backend(compiler_config=config))(torch.ones(2, 2), torch.ones(2, 2))
+    names = {file.name for file in (tmp_path / "worldsize1_global_rank0").iterdir()}
+    assert names == {f"{n}_device_0_0.pt" for n in ("arg0_1", "arg1_1", "pow_1", "getitem")}
+    assert torch.load("test_device_0_0.pt").tolist() == [[2, 2], [2, 2]]
+
+
+def test_tensors_on_disk_without_capturing(tmp_path):
+    options = {"dump_tensor_data": True, "force_eager": True, "data_dump_dir": str(tmp_path)}
+    torch.compile(lambda x: x.sin() * 2, backend="npugraph_ex", options=options)(torch.ones(3))
+    assert {file.name.partition("-")[0] for file in tmp_path.rglob("*.npy")} == {"sin", "mul"}
 
 
 # -- the package ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -124,11 +125,11 @@ SCRIPT = """
 
 def run_script(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT).replace("OPTIONS", options))
-    command = [sys.executable, "-m", "airgraph", "run", "train.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return forked.run("-m", "airgraph", "run", "train.py", cwd=folder)
 
 
 @pytest.mark.slow
+@pytest.mark.night  # test_seed_blocks.py has its twin
 def test_the_inductor_example(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'backend="inductor", mode="reduce-overhead"')
     assert done.stdout == "equal\n", done.stderr

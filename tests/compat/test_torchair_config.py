@@ -152,7 +152,7 @@ CAPTURED = [
     ("debug__aclgraph__clone_input", False, {"clone_input": False}),
     ("aclgraph_config__use_custom_pool", (0, 7), {"use_graph_pool": (0, 7), "reuse_graph_pool_in_same_fx": False}),
     ("debug__run_eagerly", True, {"force_eager": True}),
-    ("dump_config__enable_dump", True, {"data_dump": "npy"}),
+    ("dump_config__enable_dump", True, {"data_dump": "pt"}),
     ("dump_config__dump_path", "/", {"data_dump_path": "/"}),
     ("dump_config__data_dump_stage", "original", {"data_dump_stage": "original"}),
     ("experimental_config__frozen_parameter", True, {"frozen_parameter": True}),

@@ -208,3 +208,15 @@ def test_equal_packs_of_symbols_are_one():
     torch.testing.assert_close(torch.compile(f, backend=backend, dynamic=True)(x, 4, 5), f(x, 4, 5))
     counts = {file.name.split("_graph")[0]: file.read_text().count("= ge.Pack(") for file in Path().glob("*.py")}
     assert counts == {"dynamo_original": 3, "dynamo_optimized": 1}
+
+
+@pytest.mark.parametrize("value, there", [(None, False), ("0", False), ("1", True), ("2", True)])
+def test_export_compile_stat(value, there, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = torchair.CompilerConfig()
+    if value is not None:
+        config.ge_config.export_compile_stat = value
+    torch.compile(lambda x: x * torch.sigmoid(x), backend=torchair.get_npu_backend(compiler_config=config))(
+        torch.ones(3)
+    )
+    assert (tmp_path / "fusion_result.json").exists() == there

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -162,5 +161,5 @@ assert not torch.cuda.is_available()
 import torch_npu.contrib.transfer_to_npu
 assert torch.ones(2, device="cuda").device.type == "npu"
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = forked.run("-c", code)
     assert result.returncode == 0, result.stderr

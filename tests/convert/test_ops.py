@@ -956,7 +956,7 @@ def test_every_converter_has_samples() -> None:
 OURS = [target for target, converter in REGISTRY.converters.items() if not converter.user]
 
 
-QUICK = 10
+QUICK = 8
 # Every day one op in thirty; all of them in `make test`.
 DAILY = [n if i % 30 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(SAMPLES)]
 
@@ -1003,16 +1003,16 @@ def plain(sample: Sample) -> bool:
     return not any(word in sample.text for word in ("f64", "f16", "i32", "u8", "b8", "c64", "(i64"))
 
 
-def sized(names: Sequence[str], most: int, fits: Callable[[Sample], bool]) -> list[Sample]:
-    """At most so many samples of each op whose sizes can change."""
+def sized(names: Sequence[str], fits: Callable[[Sample], bool]) -> list[Sample]:
+    """One sample of each op, whose sizes can change, where there is one."""
     fitting = ((s for s in SAMPLES[n] if s.sized and plain(s) and fits(s)) for n in names)
-    return [s for samples in fitting for s in itertools.islice(samples, most)]
+    return [s for samples in fitting for s in itertools.islice(samples, 1)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(len(GROUPS)), ids=lambda i: f"{GROUPS[i][0]}…{GROUPS[i][-1]}")
 def test_changing_sizes(group: int) -> None:
-    samples = sized(GROUPS[group], 2, lambda s: all(eager_runs(s, size) for size in SIZES))
+    samples = sized(GROUPS[group], lambda s: all(eager_runs(s, size) for size in SIZES))
     check_each(samples, SIZES, dynamic=True)
 
 
@@ -1044,7 +1044,7 @@ def gradients(samples: Sequence[Sample], run: Callable[..., Any]) -> list[torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(len(GROUPS)), ids=lambda i: f"{GROUPS[i][0]}…{GROUPS[i][-1]}")
 def test_backward(group: int) -> None:
-    samples = sized(GROUPS[group], 1, lambda s: "copy_" not in s.target and differentiable(s))
+    samples = sized(GROUPS[group], lambda s: "copy_" not in s.target and differentiable(s))
     if not samples:
         return
     run = torch.compile(program_of(samples), backend=airgraph.backend(), fullgraph=True)

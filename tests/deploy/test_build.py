@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.errors import BuildError, ConfigError
+from airgraph.errors import BuildError, ConfigError, ExportError
 from airgraph.tools.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deploy"
@@ -20,6 +20,9 @@ MODELS = runpy.run_path(str(EXAMPLE / "models.py"))
 CC, CXX = shutil.which("cc"), shutil.which("c++")
 needs_cc = pytest.mark.skipif(CC is None, reason="no C compiler here")
 NAMES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool", torch.float64: "float64"}
+
+
+NAMES_IN_C = ("create", "create_from_memory", "share", "prepare", "run", "threads", "destroy")
 
 
 class Built:
@@ -88,7 +91,7 @@ def test_no_python_no_torch(mlp):
     lines = subprocess.run(["nm", str(mlp / "model.o")], capture_output=True, text=True).stdout.splitlines()
     kinds = {line.split()[-1]: line.split()[-2] for line in lines}
     exported = {name for name, kind in kinds.items() if kind in "TDBRV"}
-    assert exported == {f"model_{f}" for f in ("create", "create_from_memory", "prepare", "run", "threads", "destroy")}
+    assert exported == {f"model_{f}" for f in NAMES_IN_C}
     needed = {name for name, kind in kinds.items() if kind == "U"}
     assert not [name for name in needed if "Py" in name or "torch" in name or "mkl" in name.lower() or "omp" in name]
     assert (mlp / "model.o").stat().st_size < 2 << 20
@@ -206,8 +209,8 @@ def test_from_a_file(tmp_path, capsys):
     model, (x,) = MODELS["mlp"]()
     entries = {"whole": airgraph.compile(model, x), "last": airgraph.compile(model[2], torch.randn(3, 256))}
     airgraph.save(entries, tmp_path / "model.airp")
-    with pytest.raises(BuildError, match="several entry points"):
-        airgraph.build(tmp_path / "model.airp", tmp_path / "out")
+    with pytest.raises(ExportError, match="has no entry point 'first'"):
+        airgraph.build(tmp_path / "model.airp", tmp_path / "out", entry="first")
     command = ["build", str(tmp_path / "model.airp"), "-o", str(tmp_path / "out"), "--entry", "whole"]
     assert main(command) == 0 and "weights.bin" in capsys.readouterr().out
     agrees(Built(tmp_path / "out")(x), model(x))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
+import forked
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,7 +169,5 @@ def test_no_kernel_divides_by_a_size_of_zero():
 
 
 def run(script):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.run("-c", textwrap.dedent(script))
     assert done.returncode == 0, done.stderr[-3000:]

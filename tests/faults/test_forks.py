@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import forked
 
 HEAD = """
 import os, signal, sys, threading, time, torch, airgraph
@@ -113,8 +112,7 @@ wait(pids)
 
 
 def run(script):
-    command = [sys.executable, "-c", HEAD + script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run("-c", HEAD + script)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -7,9 +7,8 @@ what is tested.
 """
 
 import os
-import subprocess
-import sys
 
+import forked
 import pytest
 
 WORK = '''
@@ -140,7 +139,5 @@ os._exit(0)
 @pytest.mark.slow
 def test_threads_that_compile_call_and_reset():
     seconds = os.environ.get("AIRGRAPH_THREADS_SECONDS", "6")
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, seconds], capture_output=True, text=True, timeout=300 + float(seconds)
-    )
+    done = forked.run("-c", WORK, seconds, timeout=300 + float(seconds))
     assert done.returncode == 0, (done.returncode, done.stdout[-3000:], done.stderr[-3000:])

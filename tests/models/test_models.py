@@ -57,15 +57,18 @@ DYNAMIC = ("bert", "distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt"
 GENERATING = ("llama", "qwen3", "gemma")
 # Models whose graphs are much like those of another one: (test, model).
 AT_NIGHT = {
-    *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3")),
-    *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt_neox", "opt", "phi")),
+    *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3", "modernbert", "gemma2")),
+    *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt_neox", "opt", "phi", "qwen2")),
     ("generation", "qwen3"),
     *(("forward", name) for name in ("roberta", "distilbert", "electra", "albert", "esm", "layoutlm", "mobilebert")),
     *(
         ("forward", name)
         for name in ("gpt_neox", "opt", "mistral", "qwen2", "gemma", "gemma3", "phi3", "olmo2", "cohere")
     ),
-    *(("forward", name) for name in ("qwen3_moe", "dinov2", "ast", "siglip", "llava")),
+    *(
+        ("forward", name)
+        for name in ("qwen3_moe", "dinov2", "ast", "siglip", "llava", "paligemma", "bart", "wavlm", "mpt", "encodec")
+    ),
 }
 
 

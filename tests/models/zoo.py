@@ -78,12 +78,13 @@ def series(length: int, channels: int) -> Callable[[int, int], Inputs]:
     return lambda batch, _: {"past_values": torch.randn(batch, length, channels)}
 
 
-# -- arguments that many rows share ---------------------------------------------------------------------------------
+# -- arguments that many rows share: one layer, as a second one traces and compiles the same again ------------------
+TWO = {"num_hidden_layers": 2}  # where layers differ, and one model of each family
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BERT = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "max_position_embeddings": 64,
@@ -92,7 +93,7 @@ LLAMA = {**BERT, **SPECIAL, "num_key_value_heads": 2}
 GPT = {
     "vocab_size": VOCAB,
     "n_embd": 32,
-    "n_layer": 2,
+    "n_layer": 1,
     "n_head": 4,
     "n_positions": 64,
     "bos_token_id": 1,
@@ -102,8 +103,8 @@ BART = {
     **SPECIAL,
     "vocab_size": VOCAB,
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
@@ -116,7 +117,7 @@ T5 = {
     "d_model": 32,
     "d_kv": 8,
     "d_ff": 64,
-    "num_layers": 2,
+    "num_layers": 1,
     "num_heads": 4,
     "decoder_start_token_id": 0,
 }
@@ -124,7 +125,7 @@ VIT = {
     "image_size": 32,
     "patch_size": 8,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
@@ -133,7 +134,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 WAVE = {
     "vocab_size": 32,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "conv_dim": (16, 16, 16),
@@ -173,14 +174,14 @@ class Row:
 
 # A table stays a table: the formatter would put every argument on a line of its own.
 ENCODERS = [
-    Row("bert", "encoder", "BertConfig", "BertForMaskedLM", BERT),
+    Row("bert", "encoder", "BertConfig", "BertForMaskedLM", {**BERT, **TWO}),
     Row("roberta", "encoder", "RobertaConfig", "RobertaForSequenceClassification", {**BERT, "pad_token_id": 1}),
     Row(
         "distilbert",
         "encoder",
         "DistilBertConfig",
         "DistilBertForMaskedLM",
-        {"vocab_size": VOCAB, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+        {"vocab_size": VOCAB, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
     ),
     Row("electra", "encoder", "ElectraConfig", "ElectraForPreTraining", {**BERT, "embedding_size": 16}),
     Row("albert", "encoder", "AlbertConfig", "AlbertForMaskedLM", {**BERT, "embedding_size": 16}),
@@ -251,7 +252,7 @@ ENCODERS = [
 ]
 
 DECODERS = [
-    Row("gpt2", "decoder", "GPT2Config", "GPT2LMHeadModel", GPT),
+    Row("gpt2", "decoder", "GPT2Config", "GPT2LMHeadModel", {**GPT, "n_layer": 2}),
     Row(
         "gpt_neo",
         "decoder",
@@ -279,7 +280,7 @@ DECODERS = [
         {
             "vocab_size": VOCAB,
             "hidden_size": 32,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "num_attention_heads": 4,
             "ffn_dim": 64,
             "max_position_embeddings": 64,
@@ -292,7 +293,7 @@ DECODERS = [
         "decoder",
         "BloomConfig",
         "BloomForCausalLM",
-        {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, **SPECIAL},
+        {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 1, "n_head": 4, **SPECIAL},
         attention="eager",
     ),
     Row(
@@ -300,9 +301,9 @@ DECODERS = [
         "decoder",
         "FalconConfig",
         "FalconForCausalLM",
-        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **SPECIAL},
+        {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, **SPECIAL},
     ),
-    Row("llama", "decoder", "LlamaConfig", "LlamaForCausalLM", LLAMA),
+    Row("llama", "decoder", "LlamaConfig", "LlamaForCausalLM", {**LLAMA, **TWO}),
     Row("mistral", "decoder", "MistralConfig", "MistralForCausalLM", {**LLAMA, "sliding_window": 4}),
     Row("qwen2", "decoder", "Qwen2Config", "Qwen2ForCausalLM", LLAMA),
     Row("qwen3", "decoder", "Qwen3Config", "Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
@@ -312,10 +313,16 @@ DECODERS = [
         "decoder",
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        {**LLAMA, "head_dim": 8, "sliding_window": 4},
+        {**LLAMA, **TWO, "head_dim": 8, "sliding_window": 4},
         attention="eager",
     ),
-    Row("gemma3", "decoder", "Gemma3TextConfig", "Gemma3ForCausalLM", {**LLAMA, "head_dim": 8, "sliding_window": 4}),
+    Row(
+        "gemma3",
+        "decoder",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**LLAMA, **TWO, "head_dim": 8, "sliding_window": 4},
+    ),
     Row("phi", "decoder", "PhiConfig", "PhiForCausalLM", LLAMA),
     Row("phi3", "decoder", "Phi3Config", "Phi3ForCausalLM", LLAMA),
     Row("olmo2", "decoder", "Olmo2Config", "Olmo2ForCausalLM", LLAMA),
@@ -325,7 +332,7 @@ DECODERS = [
         "decoder",
         "MptConfig",
         "MptForCausalLM",
-        {"vocab_size": VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "expansion_ratio": 2},
+        {"vocab_size": VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 64, "expansion_ratio": 2},
         attention="eager",
     ),
 ]
@@ -338,7 +345,7 @@ EXPERT_MODELS = [
         "moe",
         "GptOssConfig",
         "GptOssForCausalLM",
-        {**LLAMA, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+        {**LLAMA, **TWO, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
         attention="eager",
     ),
     Row(
@@ -348,6 +355,7 @@ EXPERT_MODELS = [
         "DeepseekV3ForCausalLM",
         {
             **LLAMA,
+            **TWO,
             "num_key_value_heads": 4,
             "moe_intermediate_size": 16,
             "n_routed_experts": 4,
@@ -382,7 +390,7 @@ STATE_SPACES = [
             "vocab_size": VOCAB,
             "hidden_size": 32,
             "state_size": 8,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "num_heads": 8,
             "head_dim": 8,
             "n_groups": 2,
@@ -420,7 +428,7 @@ STATE_SPACES = [
         "ssm",
         "Lfm2Config",
         "Lfm2ForCausalLM",
-        {**LLAMA, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        {**LLAMA, **TWO, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     ),
     Row(
         "qwen3_next",
@@ -429,6 +437,7 @@ STATE_SPACES = [
         "Qwen3NextForCausalLM",
         {
             **LLAMA,
+            **TWO,
             **EXPERTS,
             "head_dim": 8,
             "layer_types": ["linear_attention", "full_attention"],
@@ -442,12 +451,12 @@ STATE_SPACES = [
 ]
 
 PAIRS = [
-    Row("t5", "encoder-decoder", "T5Config", "T5ForConditionalGeneration", T5, pair),
+    Row("t5", "encoder-decoder", "T5Config", "T5ForConditionalGeneration", {**T5, "num_layers": 2}, pair),
     Row("bart", "encoder-decoder", "BartConfig", "BartForConditionalGeneration", BART, pair),
 ]
 
 VISION = [
-    Row("vit", "vision", "ViTConfig", "ViTForImageClassification", VIT, image()),
+    Row("vit", "vision", "ViTConfig", "ViTForImageClassification", {**VIT, **TWO}, image()),
     Row(
         "beit",
         "vision",
@@ -623,7 +632,7 @@ SERIES = [
             "patch_stride": 8,
             "prediction_length": 4,
             "d_model": 32,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 1,
             "num_attention_heads": 4,
             "ffn_dim": 64,
             "num_targets": 2,

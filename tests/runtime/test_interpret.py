@@ -1,9 +1,8 @@
 """The FX graph op by op by PyTorch: `run_eagerly`, and `data_dump` with its files."""
 
 import re
-import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -236,8 +235,7 @@ print(airgraph.compare(model, x).text())
 def test_on_an_emulated_device(tmp_path):
     """In a process of its own, as the emulation stays."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "airgraph", "run", "script.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = forked.run("-m", "airgraph", "run", "script.py", str(tmp_path), cwd=tmp_path)
     first, second = done.stdout.splitlines()
     assert first == "npu:0 [1.0, 2.0, 3.0]"
     assert re.fullmatch(r"2 graphs, 2 calls, \d+ values: all as PyTorch's, up to rounding", second)

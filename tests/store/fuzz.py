@@ -258,7 +258,7 @@ def resize_weight(rng: random.Random, message: Any) -> None:
 
 def change_symbol(rng: random.Random, message: Any) -> None:
     """An expression somewhere is another one of the same symbols."""
-    names = sorted(json.loads(message.attr[EXTRA].s)["symbols"])
+    names = sorted(json.loads(message.attr[EXTRA].s)["symbols"] or ())  # (an earlier change may have removed them)
     ops = [op for op in message.graph[0].op if EXTRA in op.attr and b'"expr"' in op.attr[EXTRA].s]
     if not ops or not names:
         return

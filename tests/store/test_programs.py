@@ -301,9 +301,9 @@ print(JOURNALS[0].counters["program hits"], flush=True)
 def test_processes_compile_a_program_once(cache):
     environment = {**os.environ, "AIRGRAPH_CACHE_DIR": str(cache().folder), "AIRGRAPH_VERIFY": "0"}
     command = [sys.executable, "-c", CHILD]
-    children = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    children = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found = [child.communicate()[0].strip() for child in children]
-    assert sorted(found) == ["0", "1", "1"]
+    assert sorted(found) == ["0", "1"]
     assert len(entries(cache, "program")) == 1
 
 

@@ -4,17 +4,20 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils._sympy.functions import FloorDiv
 
 import airgraph
 from airgraph.errors import AirgraphError, BindError, ExportError, VerifyError
 from airgraph.ir.stored import EXTRA
+from airgraph.ir.symbols import evaluate
 from airgraph.ir.text import from_py
 from airgraph.store.air_file import read_air, write_air
 from airgraph.tools.show import show
@@ -26,9 +29,9 @@ import fuzz
 @pytest.mark.slow
 def test_mutants(tmp_path):
     fuzz.export_all(tmp_path)
-    found = fuzz.run(300, 0, tmp_path)
-    assert len(found) == 300 and not fuzz.failures(found)
-    assert list(found.values()).count("as the reference engine") > 20  # they are not all refused
+    found = fuzz.run(100, 0, tmp_path)
+    assert len(found) == 100 and not fuzz.failures(found)
+    assert list(found.values()).count("as the reference engine") > 6  # they are not all refused
 
 
 # -- dumps ----------------------------------------------------------------------------------------------------------
@@ -120,6 +123,37 @@ def test_a_constant_has_the_type_of_its_output(tmp_path):
         airgraph.load_export(rewritten(air, change))
 
 
+def test_statistics_are_floating_point(tmp_path):
+    """PyTorch's kernel refuses whole numbers, and so does native code."""
+    model = nn.BatchNorm2d(3).eval()
+
+    def change(message, ops):
+        op = next(op for op in ops.values() if EXTRA in op.attr and b'"running_mean"' in op.attr[EXTRA].s)
+        op.output_desc[0].dtype = op.attr["value"].t.desc.dtype = 7  # int32 in the protobuf message
+
+    air = airgraph.export(model, (torch.randn(2, 3, 4, 4),), path=str(tmp_path))
+    with pytest.raises(ExportError, match=r"mean of BNInfer is torch.int32, not floating-point"):
+        airgraph.load_export(rewritten(air, change), engine="native")
+
+
+def test_an_expression_that_divides_by_zero():
+    s0 = sympy.Symbol("s0", integer=True)
+    with pytest.raises(VerifyError, match=r"has no value with s0 = 0"):
+        evaluate(sympy.Eq(FloorDiv(8, s0), 2), {s0: 0})
+
+
+def test_a_write_has_no_value(tmp_path):
+    def change(message, ops):
+        ops["NetOutput"].input[0] = next(name for name in ops if name.startswith("Assign")) + ":0"
+
+    model = fuzz.Calls(lambda m, x: m.seen.add_(1) * x.sum(), seen=torch.zeros(2))
+    model.seen.requires_grad_(False)
+    air = airgraph.export(model, (torch.randn(2),), path=str(tmp_path))
+    for trust in (False, True):
+        with pytest.raises(ExportError, match="writes to an argument, and Assign:0 is read as a value"):
+            airgraph.load_export(rewritten(air, change), trust=trust)
+
+
 def test_a_file_of_ones_own_is_not_rehearsed(tmp_path):
     model, air = exported(tmp_path, dynamic=True)
     trusted = airgraph.load_export(air, engine="native", trust=True)
@@ -181,7 +215,7 @@ def test_an_export_that_is_killed_leaves_the_former_one(tmp_path):
     model = nn.Linear(4, 3)
     air = airgraph.export(model, (x,), path=str(folder), external_weights=True)
     for left in (1, 3):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(folder), "2", str(left)])
+        done = forked.run("-c", KILLED, str(folder), "2", str(left))
         assert done.returncode == -signal.SIGKILL
         torch.testing.assert_close(airgraph.load_export(air)(x), model(x))
     torch.manual_seed(2)

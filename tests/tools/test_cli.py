@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import forked
 import pytest
 import torch
 
@@ -16,9 +17,7 @@ from airgraph.tools.run import Script, showing_compilations
 
 
 def run(*args, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "airgraph", *args], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+    return forked.run("-m", "airgraph", *args, cwd=cwd)
 
 
 def test_a_script_that_does_not_exist(capsys):

@@ -1,9 +1,8 @@
 """docs/coverage.md says what the registry says."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from airgraph.tools import coverage
@@ -14,9 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 @pytest.mark.slow
 def test_the_page_is_current():
     """In a process of its own: other tests register converters."""
-    made = subprocess.run(
-        [sys.executable, "-m", "airgraph.tools.coverage"], capture_output=True, text=True, timeout=120
-    )
+    made = forked.run("-m", "airgraph.tools.coverage")
     assert made.stdout == PAGE.read_text(), "make coverage"
 
 

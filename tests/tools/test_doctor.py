@@ -1,8 +1,6 @@
 """`airgraph doctor`: the names of a script are found by reading it, and looked up without running it."""
 
-import subprocess
-import sys
-
+import forked
 import pytest
 
 from airgraph.errors import CompatError
@@ -70,8 +68,7 @@ def test_a_script_that_is_not_python():
 
 
 def run(*args, cwd):
-    command = [sys.executable, "-m", "airgraph", "doctor", *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return forked.run("-m", "airgraph", "doctor", *args, cwd=cwd)
 
 
 @pytest.mark.slow
@@ -138,6 +135,20 @@ torch.compile(torch.exp, backend="npugraphex")
 torch.compile(torch.exp, backend="npugraph_ex", options={"clone": True, "clone_input": False})
 DDP(torch.nn.Linear(2, 2), find_unused_parameters=True)
 torchair.llm_datadist.create_npu_tensors([1], torch.half, [0])
+torch_npu.npu_quant_matmul(y, y, r, group_sizes=[1, 1, 32], output_dtype=torch.float16)
+torch_npu.npu_trans_quant_param(r, None, 1)
+torch_npu.npu_rotary_mul(y, y, y, "quarter")
+torch_npu.npu_quant_max(y, r, dst_dtype=torch_npu.hifloat8)
+y.to("npu:3")
+torch.npu.set_device(0)
+torch_npu.npu.set_device(2)
+import torch.nn, no_such_package.part
+try:
+    import another_one_that_is_missing
+except ImportError:
+    pass
+torch_npu.npu_quant_matmul(y, y, r, group_sizes=None, output_dtype=torch.float16)
+torch_npu.npu_ffn_to_attention(y)
 """
 FOUND = {
     7: "the environment variable DUMP_GE_GRAPH has no effect here",
@@ -151,6 +162,14 @@ FOUND = {
     17: "npugraph_ex has no option 'clone'",
     18: "DistributedDataParallel with find_unused_parameters=True fails",
     19: "torchair.llm_datadist.create_npu_tensors raises an error",
+    20: "npu_quant_matmul: group_sizes is not emulated",
+    21: "npu_trans_quant_param: round_mode 1 is not emulated, only 0",
+    22: "npu_rotary_mul: ",
+    23: "npu_quant_max: ",
+    24: "npu:3 is not there: 1 device (--devices 4 makes more)",
+    26: "npu:2 is not there",
+    27: "there is no package 'no_such_package' here",
+    33: "torch_npu.npu_ffn_to_attention",
 }
 
 

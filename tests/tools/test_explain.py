@@ -3,10 +3,10 @@
 import csv
 import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -49,8 +49,7 @@ def run(tmp_path_factory):
     """The script, explained once for all tests that look at it."""
     folder = tmp_path_factory.mktemp("explain")
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "airgraph", "explain", "--json", "report.json", "script.py"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    result = forked.run("-m", "airgraph", "explain", "--json", "report.json", "script.py", cwd=folder)
     return result, json.loads((folder / "report.json").read_text()), str(folder / "script.py")
 
 

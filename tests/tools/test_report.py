@@ -216,7 +216,14 @@ const found = {};
 tab('Drawing'); await wait();
 const layouts = () => data.graphs[0].layouts.size;
 const click = (pattern) => document.querySelector(pattern).dispatchEvent(new MouseEvent('click', { bubbles: true }));
-const shown = () => ({ boxes: count('g.box'), layouts: layouts() });
+const rectangle = (g) => { const [x, y] = g.getAttribute('transform').match(/[-\\d.]+/g).map(Number), r = g.querySelector('rect');
+  return { x, y, right: x + +r.getAttribute('width'), bottom: y + +r.getAttribute('height') }; };
+const apart = (a, b) => a.right <= b.x || b.right <= a.x || a.bottom <= b.y || b.bottom <= a.y;
+const inside = (a, b) => a.x >= b.x && a.right <= b.right && a.y >= b.y && a.bottom <= b.bottom;
+const tidy = () => { const boxes = [...document.querySelectorAll('g.box')].map(rectangle), frames = [...document.querySelectorAll('g.frame')].map(rectangle);
+  return boxes.every((a, i) => boxes.slice(i + 1).every((b) => apart(a, b)) && frames.every((f) => apart(a, f) || inside(a, f)))
+    && [...document.querySelectorAll('#drawing path')].every((p) => !p.getAttribute('d').includes('NaN')); };
+const shown = () => ({ boxes: count('g.box'), frames: count('g.frame'), layouts: layouts(), tidy: tidy() });
 found.closed = shown();
 click('g.group'); found.layers = shown();
 click('g.group'); found.layer = shown();
@@ -228,6 +235,7 @@ found.one = [document.getElementById('found').textContent, count('g.found'), lay
 search.value = 'mlp.up'; search.dispatchEvent(new Event('input'));
 found.many = [document.getElementById('found').textContent, layouts()];
 search.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' })); found.revealed = shown();
+click('g.frame'); found.end = shown();
 finish(found);
 """
 
@@ -242,7 +250,10 @@ def test_five_thousand_nodes_stay_usable(tmp_path):
     assert boxes[:2] == [1, 50] and boxes[4] == boxes[2] < boxes[3] < 80
     assert found["folded"]["layouts"] == found["module"]["layouts"] == 4
     assert found["one"] == ["1 found", 1, 4] and found["many"] == ["700 found", 4]
-    assert found["revealed"]["boxes"] < 200
+    assert found["revealed"]["frames"] > 3 and found["revealed"]["boxes"] < 200
+    assert found["module"]["frames"] == 3 and found["folded"]["frames"] == 2
+    assert found["end"]["boxes"] == 1, "a click on the outermost frame folds it"
+    assert all(found[name]["tidy"] for name in ("closed", "layers", "layer", "module", "folded", "revealed", "end"))
 
 
 @needs_browser

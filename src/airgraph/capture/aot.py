@@ -8,6 +8,7 @@ asks for it): a graph of the user's own ops is what people want to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ VIEWS = {
 }
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
+_state: ContextVar[frozenset[int]] = ContextVar("arguments that are parameters or buffers", default=frozenset())
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any], str], Compiled]
 
 
@@ -119,6 +121,12 @@ def fixed_inputs() -> frozenset[int]:
     return frozenset(getattr(meta, "static_input_indices", None) or ())
 
 
+def state_inputs() -> frozenset[int]:
+    """While AOTAutograd compiles a forward or inference graph: its arguments that are parameters or buffers, also those of
+    an exported model."""
+    return fixed_inputs() | _state.get()
+
+
 def first_saved() -> int | None:
     """While AOTAutograd compiles a forward graph: from which of its results on they are saved for the backward graph."""
     context = TracingContext.try_get()
@@ -138,10 +146,12 @@ def compile_by_aot(
     keep_input_mutations: bool,
     decompositions: Mapping[Any, Callable[..., Any]] | None,
     names: Sequence[str] | None = None,
+    state: int = 0,
 ) -> Traced:
     """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it.
 
-    `names` are the users' names of the inputs; None: Dynamo knows them.
+    `names` are the users' names of the inputs; None: Dynamo knows them. `state`: so many of the first inputs are parameters
+    and buffers (of those that Dynamo lists PyTorch knows).
     """
     known = names_of(gm) if names is None else names
 
@@ -155,7 +165,12 @@ def compile_by_aot(
     def corrected(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         correct_dtypes(graph)
         tell(graph, known)
-        return compiler(graph, inputs, "inference")
+        same = len(inputs) == len(example_inputs)  # PyTorch hands in once what is given twice
+        token = _state.set(frozenset(range(state if same else 0)))
+        try:
+            return compiler(graph, inputs, "inference")
+        finally:
+            _state.reset(token)
 
     inference: FxCompiler = corrected
 

@@ -93,6 +93,7 @@ def compile_exported(
             keep_input_mutations=keep_input_mutations,
             decompositions=decompositions,
             names=exported.argument_names,
+            state=len(exported.state),
         )
 
 

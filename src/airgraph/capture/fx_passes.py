@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,8 +78,8 @@ def passes(config: Config, gm: torch.fx.GraphModule) -> Iterator[tuple[str, FxPa
         yield "remove_noop_ops", remove_noops
     if convert:
         yield "optimize_sym_input", symbolic_inputs
-    if config.pattern_fusion_pass and any_replacements(gm):
-        yield "pattern_fusion_pass", apply_replacements
+    if config.pattern_fusion_pass and any_replacements(gm, config.mode):
+        yield "pattern_fusion_pass", partial(apply_replacements, mode=config.mode)
     if convert:
         yield "view_to_reshape", views_as_reshapes
     if config.post_pass is not None:

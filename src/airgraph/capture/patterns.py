@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,18 @@ from airgraph.errors import ConfigError
 
 NAME = "register_replacement"
 _patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern
-# Patterns that come with a set of ops: name → the op they begin with, and a function that rewrites the graph at such a node
-# or does not. They are plain code on FX nodes, for the sake of Inductor's second.
-FUSIONS: dict[str, tuple[Any, Callable[[torch.fx.Node], bool]]] = {}
+
+
+class Fusion(NamedTuple):
+    """A pattern that comes with a set of ops: the op it begins with, and a function that rewrites the graph at such a node
+    or does not. It is plain code on FX nodes, for the sake of Inductor's second."""
+
+    op: Any
+    rewrite: Callable[[torch.fx.Node], bool]
+    modes: tuple[str, ...] = ("max-autotune", "reduce-overhead")
+
+
+FUSIONS: dict[str, Fusion] = {}
 
 
 def register_replacement(
@@ -72,16 +81,17 @@ def remove_replacements() -> None:
     _patterns = None
 
 
-def any_replacements(gm: torch.fx.GraphModule) -> bool:
+def any_replacements(gm: torch.fx.GraphModule, mode: str) -> bool:
     """Whether there is something to look for in this graph."""
-    first = {op for op, _ in FUSIONS.values()}
+    first = {fusion.op for fusion in FUSIONS.values() if mode in fusion.modes}
     return _patterns is not None or any(node.target in first for node in gm.graph.nodes)
 
 
-def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
+def apply_replacements(gm: torch.fx.GraphModule, inputs: Sequence[Any], mode: str = "max-autotune") -> str:
     """Says how often patterns were found."""
     before = set(gm.graph.nodes)
-    counts = {name: sum(map(fuse, calls(gm, op))) for name, (op, fuse) in FUSIONS.items()}
+    fusions = {name: fusion for name, fusion in FUSIONS.items() if mode in fusion.modes}
+    counts = {name: sum(map(fusion.rewrite, calls(gm, fusion.op))) for name, fusion in fusions.items()}
     counts[NAME] = _patterns.apply(gm) if _patterns is not None else 0
     if not any(counts.values()):
         return ""

@@ -141,7 +141,7 @@ class CachedMethod:
 
     def compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoadedModel | None:
         """Of several processes that want it one compiles it, and the others find it. None if it cannot be kept."""
-        with alone(self.path):
+        with exclusive(self.path):
             found = self.found()
             if found is not None:
                 return found
@@ -193,7 +193,7 @@ def described(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """While one process compiles, those that want the same wait for it."""
     try:
         import fcntl

@@ -3,6 +3,9 @@
     config.experimental_config.frozen = True        no such option
     config.mode = "fast"                            no value of it
     torch_npu.npu_rms_norm(x, g, eps=1e-5)          no argument of the op
+    torch_npu.npu_ffn(…, scale=s)                   an argument, or a value of one, that is not emulated
+    x.to("npu:1"); torch.npu.set_device(1)          a device that is not there
+    import deepspeed                                a package that is not installed
     torch.compile(m, backend="npugraph")            no backend
     torch.compile(m, backend="npugraph_ex", options={"clone": True})
     DistributedDataParallel(m, find_unused_parameters=True)      what the emulated device cannot do
@@ -15,14 +18,19 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from airgraph.compat import npugraph_ex, torchair
-from airgraph.compat.torch_npu.references import REFERENCES
+from airgraph.compat.meaning_checks import UNKNOWN, complaints
+from airgraph.compat.torch_npu.references import FUNCTIONS, REFERENCES
 from airgraph.compat.torchair.configs.options import NoEffect
 from airgraph.compat.torchair.environment import WITHOUT_EFFECT
 
@@ -52,8 +60,8 @@ class Finding:
     fails: bool = True
 
 
-def findings(tree: ast.AST, full_name: FullName) -> list[Finding]:
-    """Of a script; the emulation must be installed."""
+def findings(tree: ast.AST, full_name: FullName, folder: Path) -> list[Finding]:
+    """Of a script in a folder; the emulation must be installed."""
     configs = {name: made for node in ast.walk(tree) for name, made in new_configs(node, full_name)}
     found: list[Finding] = []
     for node in ast.walk(tree):
@@ -64,7 +72,11 @@ def findings(tree: ast.AST, full_name: FullName) -> list[Finding]:
                 if full_name(owner) == "os.environ":
                     found += of_variable(name, node.lineno)
             case ast.Call():
-                found += of_call(node, full_name(node.func) or "")
+                found += of_call(node, full_name(node.func) or "", full_name)
+            case ast.Constant(value=str(text)) if re.fullmatch(r"npu:\d+", text):
+                found += of_device(int(text.partition(":")[2]), node.lineno)
+            case ast.Import() | ast.ImportFrom(level=0) if not handled(node, tree):
+                found += of_import(node, folder)
     return sorted(set(found), key=lambda finding: (finding.line, finding.what))
 
 
@@ -117,8 +129,29 @@ def of_variable(name: str, line: int) -> Iterator[Finding]:
         yield Finding(line, f"the environment variable {name} has no effect here: {WITHOUT_EFFECT[name]}", fails=False)
 
 
+def of_device(index: int, line: int) -> Iterator[Finding]:
+    count = torch.get_device_module("npu").device_count()
+    if index >= count:
+        told = "1 device" if count == 1 else f"{count} devices"
+        yield Finding(line, f"npu:{index} is not there: {told} (--devices {index + 1} makes more)")
+
+
+def handled(node: ast.AST, tree: ast.AST) -> bool:
+    """Inside a `try`, or in a function that may never be called."""
+    kinds = (ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.If)
+    return any(node is inner for outer in ast.walk(tree) if isinstance(outer, kinds) for inner in ast.walk(outer))
+
+
+def of_import(node: ast.Import | ast.ImportFrom, folder: Path) -> Iterator[Finding]:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+    for name in dict.fromkeys(name.partition(".")[0] for name in names):
+        beside = (folder / name).is_dir() or (folder / f"{name}.py").exists()
+        if name not in sys.modules and not beside and importlib.util.find_spec(name) is None:
+            yield Finding(node.lineno, f"there is no package {name!r} here, nor beside the script")
+
+
 # -- calls ----------------------------------------------------------------------------------------------------------
-def of_call(call: ast.Call, name: str) -> Iterator[Finding]:
+def of_call(call: ast.Call, name: str, full_name: FullName) -> Iterator[Finding]:
     keywords = {k.arg: k.value for k in call.keywords if k.arg is not None}
     if name in RAISES:
         yield Finding(call.lineno, f"{name} raises an error: {RAISES[name]}")
@@ -129,6 +162,11 @@ def of_call(call: ast.Call, name: str) -> Iterator[Finding]:
     op = name.removeprefix("torch_npu.").removeprefix("torch.ops.npu.")
     if op != name and op in REFERENCES:
         yield from of_op(call, op, keywords)
+        yield from of_values(call, op, keywords, full_name)
+    if name in ("torch.npu.set_device", "torch_npu.npu.set_device") and call.args:
+        match call.args[0]:
+            case ast.Constant(value=int(index)):
+                yield from of_device(index, call.lineno)
     if name == "torch.compile":
         yield from of_compile(call, keywords)
 
@@ -146,6 +184,26 @@ def of_op(call: ast.Call, op: str, keywords: Mapping[str, ast.expr]) -> Iterator
     most = max(sum(not argument.kwarg_only for argument in schema) for schema in schemas)
     if len(call.args) > most and not any(isinstance(a, ast.Starred) for a in call.args):
         yield Finding(call.lineno, f"{op} takes {most} arguments by position, and gets {len(call.args)}")
+
+
+def of_values(call: ast.Call, op: str, keywords: Mapping[str, ast.expr], full_name: FullName) -> Iterator[Finding]:
+    """What the op would say to its arguments, as far as they are constants."""
+    schema = REFERENCES[op].default._schema if hasattr(REFERENCES[op], "default") else None
+    if schema is None or any(isinstance(a, ast.Starred) for a in call.args):
+        return
+    given = {argument.name: constant(value, full_name) for argument, value in zip(schema.arguments, call.args)}
+    given |= {name: constant(value, full_name) for name, value in keywords.items()}
+    for said in complaints(FUNCTIONS[op], schema, given):
+        yield Finding(call.lineno, said)
+
+
+def constant(value: ast.expr, full_name: FullName) -> Any:
+    """A literal, or an element type by its name; else UNKNOWN."""
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        owner, _, name = (full_name(value) or "").rpartition(".")
+        return getattr(sys.modules.get(owner), name, UNKNOWN) if owner in ("torch", "torch_npu") else UNKNOWN
 
 
 def of_compile(call: ast.Call, keywords: Mapping[str, ast.expr]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +34,7 @@ from airgraph.convert.names import NAME
 from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
 from airgraph.convert.views import VIEWS, PendingView, as_written, extend, is_itself
-from airgraph.convert.writes import WRITES, nodes, read_after, returned, written
+from airgraph.convert.writes import WRITES, functionalised, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
 from airgraph.ir.boundary import Boundary, Fresh, Layout, Number, NumberIn, ObjectIn, OfInput, OfOutput, Plain, TensorIn
@@ -47,6 +47,7 @@ from airgraph.journal import Journal, OpUse
 HasKernel = Callable[[str], bool]
 HostOp = Callable[[Any, torch.fx.Node], Any]
 aten = torch.ops.aten
+auto_functionalized_v2 = torch.ops.higher_order.auto_functionalized_v2
 # Ops whose result depends on where in memory their argument lies, not only on its values.
 BY_MEMORY = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 
@@ -171,6 +172,8 @@ class Walker:
         if isinstance(value, bool | int | float) and not isinstance(value, SYMBOLIC):
             return value  # a size that turned out to be fixed
         converter = self.registry.find(node.target)
+        if node.target is auto_functionalized_v2 and (inner := self.registry.find(node.args[0])) is not None:
+            converter = Converter(node.target, partial(functionalised, inner, specs(value)), user=True)
         if converter is None:
             return self.aten_call(node, "it has no converter")
         if node.target is aten.copy_.default and self.read_again(node) and not converter.user:

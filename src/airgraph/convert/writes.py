@@ -11,13 +11,23 @@ arguments, and those that work on the storage itself, which AOTAutograd leaves w
 A converter for an op that writes to arguments gives the new values; the walk assigns them and lets later readers see them.
 
     x: masked_fill_(x, m, 5); y = x * 2   →   v = MaskedFill(x, m, 5); Assign(x, v); y = Mul(v, 2)
+
+An op of the user's that writes is `auto_functionalized_v2` in a graph. His converter is given copies of what it writes, and
+emits a GE op that has an output of the same name as the input: the new value (`functionalised`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from airgraph.convert.registry import Converter, UnsupportedConversion
+from airgraph.ir import ge
+from airgraph.ir.ge import current_graph
+from airgraph.ir.graph import Node, Value
+from airgraph.ir.ops import OPS
 
 # Overloads that write to arguments and have a converter.
 aten = torch.ops.aten
@@ -102,3 +112,39 @@ def read_after(node: torch.fx.Node, point: torch.fx.Node) -> bool:
 
 def nodes(arg: Any) -> list[torch.fx.Node]:
     return [n for n in torch.utils._pytree.tree_leaves(arg) if isinstance(n, torch.fx.Node)]
+
+
+# -- ops of the user's ----------------------------------------------------------------------------------------------
+def functionalised(
+    converter: Converter, metas: Any, op: torch._ops.OpOverload, *, _all_bases: Sequence[Value], **given: Any
+) -> list[Any]:
+    """auto_functionalized_v2(op, …): what the op returns, and the new values of what it writes."""
+    schema = op._schema
+    mutated = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    places = {name: given.pop(f"_{name}_base_index", None) for name in mutated}
+    views = [name for name in given if name.startswith("_")]
+    if views or not all(isinstance(place, int) for place in places.values()):
+        raise UnsupportedConversion("it writes to a view, or to a list of tensors")
+    copies = [ge.TensorMove(base) for base in _all_bases]
+    args = [
+        copies[places[a.name]] if a.name in places else given.get(a.name, a.default_value) for a in schema.arguments
+    ]
+    count, graph = len(schema.returns), current_graph()
+    before = len(graph.nodes)
+    outputs = metas[:count] if count != 1 else metas[0]
+    result = converter.function(*args, **({"meta_outputs": outputs} if converter.wants_meta else {}))
+    new = [written_by(graph.nodes[before:], copy) for copy in copies]
+    results = list(result) if isinstance(result, list | tuple) else [result]
+    return [*(results[:count] if count else [None]), *new]
+
+
+def written_by(emitted: Sequence[Node], copy: Value) -> Value:
+    """The output that has the name of the input which the copy is."""
+    for node in emitted:
+        row = OPS.get(node.op) if "output_names" not in node.attrs else None
+        inputs = [slot.name for slot in row.slots] if row is not None else node.attrs["input_names"]
+        outputs = row.outputs if row is not None else node.attrs["output_names"]
+        for name, value in zip(inputs, node.inputs):
+            if value is copy and name in outputs:
+                return node.outputs[outputs.index(name)]
+    raise UnsupportedConversion("its converter emits no output of the written input's name")

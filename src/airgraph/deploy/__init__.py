@@ -1,6 +1,6 @@
-"""Programs without Python: a planned graph as an object file with a C interface, beside the file of its weights.
+"""Programs without Python: planned graphs as object files with a C interface, beside the file of their weights.
 
-    build_stored(stored, Path("out"), name="model")         out/model.o  model.h  weights.bin  libmodel.so
+    build_stored({"model": (c, stored)}, Path("out"), "model", "host")     out/model.o  model.h  weights.bin  libmodel.so
 
 `program` turns the frame and the kernels of the native engine into LLVM modules, `runtime` and `pool` are what the engine
 leaves to Python and PyTorch (arguments, memory, threads), `objects` compiles it all for a CPU, `interface` is what C sees.
@@ -8,7 +8,10 @@ leaves to Python and PyTorch (arguments, memory, threads), `objects` compiles it
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,30 +20,60 @@ import torch
 from airgraph.deploy.interface import header, interface_of
 from airgraph.deploy.objects import object_file, shared_library
 from airgraph.deploy.program import BuildExecutable, ProgramWriter
+from airgraph.deploy.weights import WeightsFile
 from airgraph.engine.native import NativeEngine
 from airgraph.engine.native.llvm.cpu import build_target
+from airgraph.engine.native.target import this_cpu
 from airgraph.errors import BuildError
 from airgraph.pipeline import Compilation, optimised
+from airgraph.plan.widening import HALVES
 from airgraph.store.convention import StoredModel
 from airgraph.torch_types import TORCH_TYPES
 
+WEIGHTS = "weights.bin"
 
-def build_stored(c: Compilation, stored: StoredModel, folder: Path, name: str, target: str) -> list[str]:
-    """Writes the files, for the CPU that this process writes kernels for; gives remarks for people."""
-    if not re.fullmatch(r"[a-z]\w*", name, re.ASCII):
-        raise BuildError(f"{name!r} cannot begin the names of C functions", hint="lower-case letters, as in `model`")
+
+Begun = tuple[Compilation, StoredModel]
+
+
+def build_stored(entries: Mapping[str, Begun], folder: Path, name: str, target: str) -> Path:
+    """Writes the files, for the CPU that this process writes kernels for. `entries`: by the names that their C functions
+    begin with; `name`: of the library. What was there before stays until all new files are complete."""
+    for prefix in (name, *entries):
+        if not re.fullmatch(r"[a-z]\w*", prefix, re.ASCII):
+            raise BuildError(f"{prefix!r} cannot begin the names of C functions", hint="letters, as in `model`")
+    writers = {prefix: program_writer(c, stored, prefix) for prefix, (c, stored) in entries.items()}
+    weights, cpu = WeightsFile([writer.placed for writer in writers.values()]), build_target()
+    objects = {}
+    for prefix, writer in writers.items():
+        program = writer.program(weights)
+        objects[prefix] = object_file(program.texts, program.exports, cpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as temporary:
+        new = Path(temporary)
+        with open(new / WEIGHTS, "wb") as file:
+            file.writelines(weights.pieces())
+        for prefix, code in objects.items():
+            (new / f"{prefix}.o").write_bytes(code)
+            (new / f"{prefix}.h").write_text(header(prefix, writers[prefix].interface, target))
+        if name not in objects:
+            (new / f"{name}.h").write_text("".join(f'#include "{prefix}.h"\n' for prefix in objects))
+        reason = shared_library([new / f"{prefix}.o" for prefix in objects], new / f"lib{name}.so", cpu)
+        if reason is not None:
+            for c, _ in entries.values():
+                c.journal.remark(f"lib{name}.so is not written: {reason}")
+        for path in sorted(new.iterdir()):
+            os.replace(path, folder / path.name)
+    return folder
+
+
+def program_writer(c: Compilation, stored: StoredModel, prefix: str) -> ProgramWriter:
     request = optimised(c, stored.graph, stored.boundary, torch.device("cpu"))
-    plan = NativeEngine().plan(request)
+    plan = NativeEngine().plan(
+        request, replace(this_cpu(), widens=HALVES)
+    )  # a C program has no PyTorch to leave any to
     executable = BuildExecutable(replace(request, plan=plan), stored.contract)
     dtypes = [TORCH_TYPES[value.dtype] for value in plan.output_values]
     written = [i for i, a in enumerate(stored.boundary.arguments) if a.name in executable.written]
     interface = interface_of(stored.boundary, len(stored.weights), stored.contract, written, dtypes)
-    program = ProgramWriter(executable, interface, stored.weights, name).program()
-    folder.mkdir(parents=True, exist_ok=True)
-    cpu = build_target()
-    object = folder / f"{name}.o"
-    object.write_bytes(object_file(program.texts, program.exports, cpu))
-    (folder / f"{name}.h").write_text(header(name, interface, target))
-    program.weights.write(folder / "weights.bin")
-    reason = shared_library(object, folder / f"lib{name}.so", cpu)
-    return [] if reason is None else [f"lib{name}.so is not written: {reason}"]
+    return ProgramWriter(executable, interface, stored.weights, prefix)

@@ -182,6 +182,11 @@ const char *{name}_create(const char *weights_path, int threads, {name} **instan
 /* The same for weights in memory, which must stay there, aligned to 8 bytes, until the instance is destroyed. */
 const char *{name}_create_from_memory(const void *weights, int64_t bytes, int threads, {name} **instance);
 
+/* From now on the buffers that the model writes to are those of `other`, an instance of this model or of an entry point
+ * that was built with it: what one of them writes, the other one reads. `other` must be destroyed later, and the two must
+ * not run at the same time. */
+const char *{name}_share({name} *instance, void *other);
+
 /* Reads the inputs' sizes (and numbers); fills in dtype, rank, sizes and bytes of the outputs. arena_bytes, if it is
  * not NULL: how much memory {name}_run needs for intermediates at these sizes. */
 const char *{name}_prepare({name} *instance, const airgraph_tensor *inputs, airgraph_tensor *outputs,

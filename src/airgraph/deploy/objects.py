@@ -48,11 +48,11 @@ def machine_for(cpu: BuildTarget) -> Any:
     return llvm.Target.from_triple(cpu.triple).create_target_machine(cpu=cpu.cpu, opt=2, reloc="pic")
 
 
-def shared_library(object: Path, library: Path, cpu: BuildTarget) -> str | None:
+def shared_library(objects: Sequence[Path], library: Path, cpu: BuildTarget) -> str | None:
     """Links it; why it could not, else None."""
     linker = next((path for name in cpu.linkers if (path := shutil.which(name))), None)
     if linker is None:
         return f"no linker here: none of {', '.join(cpu.linkers)}"
-    command = [linker, "-shared", "-o", str(library), str(object), "-lm", "-lpthread"]
+    command = [linker, "-shared", "-o", str(library), *map(str, objects), "-lm", "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stderr.strip() or f"{linker} failed" if done.returncode else None

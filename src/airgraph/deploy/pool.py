@@ -37,9 +37,9 @@ def advance(f: Function, pool: str, word: int, by: int = 1) -> None:
     f.op(f"atomicrmw add ptr {f.at(pool, word, 'i64')}, i64 {by} seq_cst")
 
 
-def offer(f: Function, turn: str) -> None:
+def offer(f: Function, spins: str) -> None:
     """The processor to somebody else, now and then."""
-    long = f.test("eq", f.op(f"and i64 {turn}, {SPINS - 1}"), 0)
+    long = f.test("eq", f.op(f"and i64 {spins}, {SPINS - 1}"), 0)
     f.when(long, lambda: f.op("call i32 @sched_yield()") and None)
 
 
@@ -48,10 +48,10 @@ def pool_wait() -> str:
     f = Function("pool_wait", "ptr %pool, i64 %seen", "i64")
     f.do("br label %spin")
     f.label("spin")
-    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %again ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %again ]")
     found = now(f, "%pool", Words.GENERATION)
     f.give(f.test("ne", found, "%seen"), f"i64 {found}")
-    f.do("%next = add i64 %turn, 1")
+    f.do("%next = add i64 %spins, 1")
     offer(f, "%next")
     f.do("br label %again")
     f.label("again")
@@ -116,10 +116,10 @@ def pool_run() -> str:
     others = f.word("%pool", Words.COUNT)
     f.do("br label %wait")
     f.label("wait")
-    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
     finished = f.test("sge", now(f, "%pool", Words.DONE), others)
     f.leave(finished, lambda: None)
-    f.do("%next = add i64 %turn, 1")
+    f.do("%next = add i64 %spins, 1")
     offer(f, "%next")
     f.do("br label %wait2")
     f.label("wait2")

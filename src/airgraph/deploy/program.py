@@ -16,12 +16,12 @@ from airgraph.deploy.weights import PlacedWeight, WeightsFile
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.code import CompiledKernel, NativeStep
 from airgraph.engine.native.engine import NativeExecutable
-from airgraph.engine.native.frames import DTYPE_NUMBER, Tuned
+from airgraph.engine.native.frames import DTYPE_NUMBER
 from airgraph.engine.native.image import KernelName, Outside
 from airgraph.engine.native.kernels import shared_kernels
 from airgraph.engine.native.kernels.loops import Compiled, module_text
 from airgraph.engine.native.tables import MOST, DefinitionWords
-from airgraph.engine.protocol import Request, Symbols
+from airgraph.engine.protocol import Request
 from airgraph.errors import BuildError
 from airgraph.ir.boundary import TensorIn
 from airgraph.plan.sizes import Amount, SizeOp, Sizes, Term, both, either, equal, less
@@ -72,8 +72,8 @@ class BuildExecutable(NativeExecutable):
         self.loops = {names[body]: c for body, c in every.items()}
         return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
 
-    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
-        return {}
+    def may_be_packed(self, step: NativeStep) -> bool:
+        return False
 
     def definitions(self) -> list[list[int]]:
         numbers = self.sized.definitions
@@ -123,11 +123,10 @@ class BuiltProgram:
 
     texts: list[str]
     exports: list[str]
-    weights: WeightsFile
 
 
 class ProgramWriter:
-    """The tables and functions of a program as LLVM text, and the file of its weights."""
+    """The tables and functions of a program as LLVM text. `placed`: its weights and constants."""
 
     def __init__(
         self, executable: BuildExecutable, interface: Interface, weights: Mapping[str, torch.Tensor], name: str
@@ -135,7 +134,7 @@ class ProgramWriter:
         self.executable, self.interface, self.name = executable, interface, name
         self.image, self.constants = executable.image, Constants()
         self.rows: dict[str, int] = {}
-        self.file = WeightsFile(self.placed_weights(weights), self.placed_constants())
+        self.placed = [*self.placed_weights(weights), *self.placed_constants()]
 
     # -- weights ------------------------------------------------------------------------------------------------------
     def slot_word(self, slot: int) -> int:
@@ -153,25 +152,18 @@ class ProgramWriter:
 
     def placed_constants(self) -> list[PlacedWeight]:
         found = self.executable.constants.items()
-        return [PlacedWeight(f"constant {slot}", t, self.slot_word(slot)) for slot, t in found]
+        return [PlacedWeight(f"constant {slot}", t, self.slot_word(slot), constant=True) for slot, t in found]
 
-    def weight_rows(self) -> list[list[int]]:
+    def weight_rows(self, file: WeightsFile) -> list[list[int]]:
         """See words.WeightWords."""
-        rows, state = [], 0
-        for weight, offset in zip(self.file.weights, self.file.offsets):
-            size = weight.memory.nbytes
-            rows.append([weight.at, offset, size, state if weight.state else -1])
-            if weight.state:
-                state += -(-size // 64) * 64
-        self.rows["state"] = state
-        return rows
+        return [[w.at, file.offset(w), w.memory.nbytes, file.state(w)] for w in self.placed]
 
     # -- tables -------------------------------------------------------------------------------------------------------
     def table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         self.constants.rows(name, rows)
         self.rows[name] = len(rows)
 
-    def tables(self) -> None:
+    def tables(self, file: WeightsFile) -> None:
         executable, image, string = self.executable, self.image, self.constants.string
         self.constants.table("words", image.words)
         self.rows["words"] = len(image.words)
@@ -179,7 +171,8 @@ class ProgramWriter:
         self.table("links", [[at, to] for at, to in pairs])
         outside = zip(image.outside[::3], image.outside[1::3], image.outside[2::3])
         self.table("functions", [[at, self.function(n)] for at, kind, n in outside if kind == Outside.STEP])
-        self.table("weights", self.weight_rows())
+        self.table("weights", self.weight_rows(file))
+        self.rows["state"] = file.state_bytes
         places = {port.index: i for i, port in enumerate(self.interface.inputs)}
         self.table("definitions", [[s, places[a], *rest] for s, a, *rest in executable.definitions()])
         self.table("code", [executable.sized.code[i : i + ROW] for i in range(0, len(executable.sized.code), ROW)])
@@ -220,11 +213,11 @@ class ProgramWriter:
         lines += [f"declare i64 @{name}(ptr)" for name in sorted(set(self.executable.sized.questions))]
         return "\n".join(lines)
 
-    def program(self) -> BuiltProgram:
-        self.tables()
-        runtime = RuntimeWriter(self.name, self.constants, self.rows, self.file.identity)
+    def program(self, file: WeightsFile) -> BuiltProgram:
+        self.tables(file)
+        runtime = RuntimeWriter(self.name, self.constants, self.rows, file.identity)
         functions = runtime.source()  # (first: it adds strings)
         own = "\n".join([self.declared(), self.constants.source(), functions])
         shared = [*(module.source() for module in shared_kernels.MODULES), shared_kernels.source()]
         loops = [module_text(self.executable.loops)] if self.executable.loops else []
-        return BuiltProgram([own, *loops, *shared], runtime.exports, self.file)
+        return BuiltProgram([own, *loops, *shared], runtime.exports)

@@ -90,6 +90,7 @@ class RuntimeWriter:
         for word, value in (
             (InstanceWords.FRAME, frame),
             (InstanceWords.STATE, state),
+            (InstanceWords.OWN_STATE, state),
             (InstanceWords.WEIGHTS, "%weights"),
         ):
             f.set(instance, word, value, "ptr")
@@ -136,8 +137,8 @@ class RuntimeWriter:
         several = f.test("sgt", threads, 1)
         made = f.either(several, "ptr", lambda: f.op(f"call ptr @pool_new(i64 {threads})"), "null")
         f.set(instance, InstanceWords.POOL, made, "ptr")
-        there = f.test("ne", made, "null", "ptr")
-        return f.either(there, "i64", lambda: f.add(f.word(made, pool.Words.COUNT), 1), "1")
+        present = f.test("ne", made, "null", "ptr")
+        return f.either(present, "i64", lambda: f.add(f.word(made, pool.Words.COUNT), 1), "1")
 
     def create_from_memory(self) -> str:
         f = Function(f"{self.name}_create_from_memory", "ptr %weights, i64 %bytes, i32 %threads, ptr %out", "ptr", True)
@@ -170,10 +171,32 @@ class RuntimeWriter:
         f.op(f"call i32 @pthread_mutex_destroy(ptr {f.at('%instance', InstanceWords.MUTEX, 'i64')})")
         mapped, weights = f.word("%instance", InstanceWords.MAPPED), f.word("%instance", InstanceWords.WEIGHTS, "ptr")
         f.when(f.test("ne", mapped, 0), lambda: f.op(f"call i32 @munmap(ptr {weights}, i64 {mapped})") and None)
-        for word in (InstanceWords.FRAME, InstanceWords.STATE, InstanceWords.BLOCK):
+        for word in (InstanceWords.FRAME, InstanceWords.OWN_STATE, InstanceWords.BLOCK):
             f.invoke("@free", ("ptr", f.word("%instance", word, "ptr")))
         f.invoke("@free", ("ptr", "%instance"))
         return f.text()
+
+    def share(self) -> str:
+        """The state of another instance, of this program or of one that was built with it, instead of the own copy."""
+        f = Function("share", "ptr %instance, ptr %other", "ptr")
+        self.fail(f, f.test("eq", "%other", "null", "ptr"), "there is no instance to share with")
+        for i, word in enumerate(self.identity):
+            found = f.word(f.word("%other", InstanceWords.WEIGHTS, "ptr"), i)
+            self.fail(f, f.test("ne", found, word), "the other instance is of another model")
+        f.give(f.test("eq", "%other", "%instance", "ptr"), "ptr null")
+        frame, state = f.word("%instance", InstanceWords.FRAME, "ptr"), f.word("%other", InstanceWords.STATE, "ptr")
+
+        def weight(i: str) -> None:
+            row = f.row("@weights", i, WeightWords.WORDS)
+            place = f.word(row, WeightWords.STATE)
+            at, shared = f.word(row, WeightWords.AT), f.at(state, place, "i8")
+            f.when(f.test("sge", place, 0), lambda: f.set(frame, at, shared, "ptr"))
+
+        f.loop("0", str(self.counts["weights"]), 1, weight)
+        f.invoke("@free", ("ptr", f.word("%instance", InstanceWords.OWN_STATE, "ptr")))
+        f.set("%instance", InstanceWords.OWN_STATE, "null", "ptr")
+        f.set("%instance", InstanceWords.STATE, state, "ptr")
+        return f.text("ptr null")
 
     # -- sizes --------------------------------------------------------------------------------------------------------
     def size_in_bytes(self) -> str:
@@ -227,9 +250,9 @@ class RuntimeWriter:
         tensor = f.row("%inputs", f.word(row, DefinitionWords.ARGUMENT), TensorWords.WORDS)
         is_number = f.test("eq", f.word(row, DefinitionWords.KIND), DefinitionWords.NUMBER)
         data = f.word(tensor, TensorWords.DATA, "ptr")
-        there = f.op(f"and i1 {is_number}, {f.test('ne', data, 'null', 'ptr')}")
+        present = f.op(f"and i1 {is_number}, {f.test('ne', data, 'null', 'ptr')}")
         size = f.word(f.at(tensor, TensorWords.SIZES, "i64"), f.word(row, DefinitionWords.AXIS))
-        found = f.either(there, "i64", lambda: f.word(data, 0), size)
+        found = f.either(present, "i64", lambda: f.word(data, 0), size)
         value = f.op(f"sdiv i64 {found}, {f.word(row, DefinitionWords.FACTOR)}")
         symbol = f.word(row, DefinitionWords.SYMBOL)
         changed = f.test("ne", value, f.word(values, symbol))
@@ -315,8 +338,8 @@ class RuntimeWriter:
         f.give(f.test("ne", error, "null", "ptr"), f"ptr {error}")
         f.invoke("@describe", ("ptr", "%instance"), ("ptr", "%outputs"), ("i1", "true"))
         need = f.word(f.word("%instance", InstanceWords.FRAME, "ptr"), FrameWords.NEED)
-        there = f.test("ne", "%arena", "null", "ptr")
-        f.when(there, lambda: f.set("%arena", 0, f.add(need, ALIGNED)))
+        present = f.test("ne", "%arena", "null", "ptr")
+        f.when(present, lambda: f.set("%arena", 0, f.add(need, ALIGNED)))
         return f.text("ptr null")
 
     def memory(self) -> str:
@@ -429,7 +452,7 @@ class RuntimeWriter:
 
     @property
     def exports(self) -> list[str]:
-        names = ("create", "create_from_memory", "prepare", "run", "threads", "destroy")
+        names = ("create", "create_from_memory", "share", "prepare", "run", "threads", "destroy")
         return [f"{self.name}_{name}" for name in names]
 
     def source(self) -> str:
@@ -442,4 +465,5 @@ class RuntimeWriter:
         own += [self.size_in_bytes(), self.fit(), self.describe(), self.prepare(), self.memory(), self.run()]
         own += [self.run_all(), self.threads(), self.locked("prepare", f"{tensors}, ptr %arena")]
         own += [self.locked("run", f"{tensors}, ptr %arena, i64 %bytes")]
+        own += [self.share(), self.locked("share", "ptr %instance, ptr %other")]
         return "\n".join([DECLARES, *engine, *own])

@@ -16,10 +16,10 @@ class TensorWords:
 
 class InstanceWords:
     """What `create` gives. WEIGHTS: where the weights are, MAPPED: how many bytes of them were mapped from a file. STATE: a
-    copy of the weights that the program writes to. BLOCK: memory for intermediates, where the caller brings none.
-    BOUND: the frame is for the sizes in its values."""
+    copy of the weights that the program writes to, or another instance's; OWN_STATE: the copy to be freed. BLOCK: memory
+    for intermediates, where the caller brings none. BOUND: the frame is for the sizes in its values."""
 
-    FRAME, THREADS, WEIGHTS, MAPPED, STATE, BLOCK, BLOCK_BYTES, POOL, BOUND = range(9)
+    FRAME, THREADS, WEIGHTS, MAPPED, STATE, OWN_STATE, BLOCK, BLOCK_BYTES, POOL, BOUND = range(10)
     MUTEX = 16
     MESSAGE = MUTEX + LOCK_WORDS
     WORDS = MESSAGE + MESSAGE_BYTES // 8

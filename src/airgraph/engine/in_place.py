@@ -256,12 +256,12 @@ def part_writer(view: OpOverload) -> Callable[..., torch.Tensor]:
 
 def settle(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
     """`copy_` of what may have been written there already."""
-    there = x.data_ptr() == source.data_ptr() and (x.shape, x.stride(), x.dtype) == (
+    already = x.data_ptr() == source.data_ptr() and (x.shape, x.stride(), x.dtype) == (
         source.shape,
         source.stride(),
         source.dtype,
     )
-    return x if there else x.copy_(source, *rest)
+    return x if already else x.copy_(source, *rest)
 
 
 SETTLE = InPlaceCall(settle, "")

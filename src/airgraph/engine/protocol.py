@@ -55,7 +55,8 @@ NOT_IN_PLACE = InPlace()
 @dataclass(frozen=True)
 class Request:
     """One graph to be made ready. `map_device`: where the work for an emulated device is really done. `frozen`: parameters
-    never change. `autotune`: kernels with several strategies may be timed. What an engine has to say goes to `journal`."""
+    never change. `state`: the arguments that are parameters or buffers, as far as known. `autotune`: kernels with several
+    strategies may be timed. What an engine has to say goes to `journal`."""
 
     graph: Graph
     boundary: Boundary
@@ -64,6 +65,7 @@ class Request:
     plan: Plan | None = None  # what `Engine.plan` gave
     map_device: MapDevice = same_device
     frozen: bool = False
+    state: frozenset[int] = frozenset()
     autotune: bool = False
     in_place: InPlace = NOT_IN_PLACE
     journal: Journal = field(default_factory=Journal)

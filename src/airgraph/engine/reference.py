@@ -148,7 +148,7 @@ class ReferenceExecutable:
         if node.op in USER_KERNELS:
             return self.user_kernel(node, meaning)
         attrs, slots = self.placed(attributes(node)), OPS[node.op].slots
-        on_device = node.outputs[0].type.place == "NPU"
+        on_device = any(v.type.place == "NPU" for v in node.outputs)
         scalars = on_device and sum(v.rank == 0 and v.type.place == "CPU" for v in node.values()) > 1
         open_sizes = [v for v in node.outputs if not v.type.is_static]
 
@@ -157,7 +157,7 @@ class ReferenceExecutable:
                 self.argument(entry, slot, env, symbols, on_device, scalars) for entry, slot in zip(node.inputs, slots)
             ]
             result = meaning(*args, **attrs)
-            results = [result] if isinstance(result, torch.Tensor) else result
+            results = [result] if isinstance(result, torch.Tensor) else result or ()
             for value in open_sizes:
                 learn(value, value.type.shape or (), results[value.index], symbols)
             return [typed(r, v.type.dtype) for r, v in zip(results, node.outputs)]

@@ -24,7 +24,12 @@ def evaluate(expr: Any, symbols: Mapping[Any, Any]) -> Any:
         return symbols[expr]
     import sympy
 
-    result = expr.xreplace({s: sympy.sympify(symbols[s]) for s in expr.free_symbols if s in symbols})
+    values = {s: sympy.sympify(symbols[s]) for s in expr.free_symbols if s in symbols}
+    try:
+        result = expr.xreplace(values)
+    except (ArithmeticError, AssertionError) as error:  # PyTorch's functions: a divisor of 0, a negative remainder
+        shown = ", ".join(f"{s} = {v}" for s, v in values.items())
+        raise VerifyError(f"{expr} has no value with {shown}") from error
     if result.is_Integer:
         return int(result)
     if result.is_Boolean and result in (sympy.true, sympy.false):

@@ -18,6 +18,7 @@ PASSES: dict[str, Pass] = {
     "constant_folding": cleanup.constant_folding,
     "noops": simplify.noops,
     "missing_parameters": cleanup.missing_parameters,
+    "transposed_products": linear.transposed_products,
     "views": simplify.views,
     "casts": simplify.casts,
     "softmax": norms.softmax_pass,

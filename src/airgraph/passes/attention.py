@@ -174,8 +174,8 @@ def part(name: str) -> P:
     return P("StridedSliceV2", "x", f"{name}_begin", f"{name}_end", f"{name}_axes", f"{name}_strides")
 
 
-TURNED = P("ConcatV2", (P("Neg", part("upper")), part("lower")), "axis")
-ROTARY = P("Add", P("Mul", "x", "cos"), P("Mul", TURNED, "sin"))
+ROTATED = P("ConcatV2", (P("Neg", part("upper")), part("lower")), "axis")
+ROTARY = P("Add", P("Mul", "x", "cos"), P("Mul", ROTATED, "sin"))
 
 
 def rotary(

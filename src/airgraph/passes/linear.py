@@ -1,4 +1,5 @@
-"""A matrix product and the bias behind it are one op; so are a convolution and a batch norm whose numbers are frozen."""
+"""A matrix product and the bias behind it are one op; so are a convolution and a batch norm whose numbers are frozen. A
+fused product that engines have no kernel for is made of ops they have one for."""
 
 from __future__ import annotations
 
@@ -39,6 +40,21 @@ matmul_bias = RulePass(
         Rule("matmul_bias", P("Add", PRODUCT, "b"), add_bias, private=True),
         Rule("matmul_view_bias", P("Add", P("Reshape", PRODUCT, "s", bind="view"), "b"), add_bias, private=True),
     )
+)
+
+
+# TransposeBatchMatMul(x, w, perm_x1=p, perm_x2=q) → Transpose(BatchMatMul(Transpose(x, p), Transpose(w, q)), [1, 0, 2])
+def open_product(node: Node, x: Value, w: Value) -> Value | UnsupportedRewrite | None:
+    if any(v is not None for v in node.inputs[2:]) or node.attrs.get("batch_split_factor") not in (None, 1):
+        return no("a scale, a bias or a split")
+    first, second = (node.attrs.get(name) or [0, 1, 2] for name in ("perm_x1", "perm_x2"))
+    a, b = (v if list(p) == [0, 1, 2] else ge.Transpose(v, list(p)) for v, p in ((x, first), (w, second)))
+    y: Value = ge.Transpose(ge.BatchMatMul(a, b), [1, 0, 2])
+    return y
+
+
+transposed_products = RulePass(
+    (Rule("transposed_product", P("TransposeBatchMatMul", "x", "w"), open_product),), helpers=("views",)
 )
 
 

@@ -53,7 +53,7 @@ def once(node: Node, x: Value) -> Value | None:
 
 
 # ConcatV2([x]) → x
-def alone(node: Node, x: Value) -> Value | None:
+def single_input(node: Node, x: Value) -> Value | None:
     return unchanged(node, x)
 
 
@@ -111,7 +111,7 @@ NUMPY: dict[DataType, Any] = {
 
 
 def constant_cast(node: Node, x: Value) -> Value | None:
-    """Numbers only. A half constant carries more digits than its type and is left alone."""
+    """Numbers only. A half constant carries more digits than its type and is left as it is."""
     number, final = constant_number(x), node.output.dtype
     if number is None or x.dtype not in NUMPY or final not in NUMPY or x.dtype == DataType.DT_FLOAT16:
         return None
@@ -249,7 +249,7 @@ noops = RulePass(
         Rule("noop_muls", P("Muls", "x"), once),
         NOOP_RESHAPE,
         Rule("noop_broadcast", P("BroadcastTo", "x", "s"), unchanged),
-        Rule("noop_concat", P("ConcatV2", ("x",)), alone),
+        Rule("noop_concat", P("ConcatV2", ("x",)), single_input),
         Rule("neutral_element", P(tuple(NEUTRAL), "x", "c"), neutral),
     )
 )

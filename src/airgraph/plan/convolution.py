@@ -37,5 +37,5 @@ class ConvSizes(NamedTuple):
 
     @property
     def few(self) -> bool:
-        """So few channels that patches are gathered, from any layout: the first layer of a network."""
+        """So few channels that planes are read, from any layout: the first layer of a network."""
         return self.c // self.groups < 8 and not self.depthwise

@@ -40,7 +40,7 @@ from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step
 from airgraph.plan.store_layouts import store_layouts
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
-from airgraph.plan.widening import Widening
+from airgraph.plan.widening import Widening, pays
 
 JOINED = ("concat", "pad")
 CHEAP = 6  # additions: what costs less is computed again rather than kept
@@ -198,7 +198,7 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.of, self.wide if self.target.widens else self.of)
+        found = opaque(node, self.wide if pays(node, self.target.widens) else self.of)
         if found is None:
             return False
         refused = None if isinstance(found, Scatter) else self.target.refuses(found)

@@ -38,7 +38,6 @@ from airgraph.plan.tensors import (
     reshape,
     to_last,
 )
-from airgraph.plan.widening import pays
 
 Of = Callable[[Value], Tensor]
 
@@ -212,15 +211,14 @@ def new_buffer(value: Value, dtype: DataType | None = None) -> Tensor:
 
 
 # -- which nodes these are ----------------------------------------------------------------------------------------------
-def opaque(node: Node, of: Of, wide: Of) -> Scatter | KernelStep | None:
-    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it.
-    `wide`: as `of`, but halves as float32 where the target widens them."""
+def opaque(node: Node, of: Of) -> Scatter | KernelStep | None:
+    """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it."""
     if node.op in ("ScatterElements", "IndexPutV2"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=new_buffer(node.output))
     recognise = RECOGNISED.get(node.op)
     if recognise is None or node.control:
         return None
-    return recognise(node, wide if pays(node) else of)
+    return recognise(node, of)
 
 
 def matmul(node: Node, of: Of) -> Product:

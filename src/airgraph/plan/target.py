@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airgraph.ir.types import DataType
+
 if TYPE_CHECKING:
     from airgraph.ir.graph import Value
     from airgraph.ir.types import Dim
@@ -36,7 +38,7 @@ class Target:
     epilogue_columns: int = 1024  # and the columns that the product must have
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
-    widens: bool = False  # matrix products in half precision are done in float32
+    widens: tuple[DataType, ...] = ()  # the half precisions whose matrix products are done in float32
 
     def refuses(self, step: KernelStep) -> str | None:
         """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.

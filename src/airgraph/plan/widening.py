@@ -7,9 +7,10 @@ Widening costs a pass over each operand, which is part of the loop that computes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from airgraph.ir.graph import Node, Value
+from airgraph.ir.types import DataType
 from airgraph.plan.lowerings.table import BF16, FLOAT, HALF
 from airgraph.plan.tensors import Tensor, cast, tensor
 
@@ -40,8 +41,8 @@ class Widening:
         return self.found[t.id]
 
 
-def pays(node: Node) -> bool:
-    """Whether a node is a product in half precision that is better done in float32."""
+def pays(node: Node, dtypes: Collection[DataType]) -> bool:
+    """Whether a node is a product in half precision that is better done in float32. `dtypes`: see Target.widens."""
     shape = node.output.type.shape or ()
-    halves = node.op in PRODUCTS and all(v.dtype in HALVES for v in (*node.values(), node.output))
+    halves = node.op in PRODUCTS and all(v.dtype in dtypes for v in (*node.values(), node.output))
     return halves and len(shape) > 1 and not (isinstance(shape[-2], int) and shape[-2] < FEW_ROWS)

@@ -28,8 +28,8 @@ class TensorAddress:
             return NOWHERE
         return cls(value.data_ptr(), StorageWeakRef(value.untyped_storage()))
 
-    def still(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is there, and the memory has been alive all the time."""
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is at this address, and the memory has been alive all the time."""
         return self.memory is not None and not self.memory.expired() and tensor.data_ptr() == self.address
 
 

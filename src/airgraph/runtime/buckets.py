@@ -18,6 +18,8 @@ A bucket must be a size the graph was traced for: what PyTorch guards on (`s0 <=
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,17 +31,19 @@ import torch
 from airgraph.analysis.padding.facts import has
 from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
 from airgraph.engine.strides import copy_strided
-from airgraph.errors import ConfigError
+from airgraph.errors import AirgraphError, ConfigError
 from airgraph.ir.boundary import Boundary, Fresh, Layout, NumberIn, OfInput, OfOutput, TensorIn
 from airgraph.ir.boundary import Number as NumberOut
 from airgraph.ir.graph import Graph
 from airgraph.ir.symbols import evaluate
 from airgraph.journal import Journal
+from airgraph.runtime.loaded import Contract
 from airgraph.runtime.program import compact
 
 AUTO = "auto"
 Sizes = tuple[int, ...] | Literal["auto"]
 ALLOWED = f'a list of whole numbers from 1 on, or "{AUTO}"'
+MOST_SETS = 64  # of sizes that are prepared ahead of calls
 DIMENSIONS = {"batch": 0, "seq": 1}  # where these are looked for if nothing is marked
 
 
@@ -124,10 +128,16 @@ def symbols_by_name(boundary: Boundary, names: Iterable[str], marks: Mapping[Any
 
 # -- what the graph was traced for ----------------------------------------------------------------------------------
 class Limits:
-    """What PyTorch took for granted of the sizes when it traced the graph."""
+    """What PyTorch took for granted of the sizes when it traced the graph. `rehearse` raises for sizes at which a graph
+    from a file is not what the file states."""
 
-    def __init__(self, guards: Sequence[Any], ranges: Mapping[Any, tuple[Any, Any]]) -> None:
-        self.guards, self.ranges = guards, ranges
+    def __init__(
+        self,
+        guards: Sequence[Any],
+        ranges: Mapping[Any, tuple[Any, Any]],
+        rehearse: Callable[[Mapping[Any, Any]], None] | None = None,
+    ) -> None:
+        self.guards, self.ranges, self.rehearse = guards, ranges, rehearse
         self._cache: dict[tuple[Any, ...], bool] = {}
 
     @classmethod
@@ -140,6 +150,13 @@ class Limits:
         ranges = {symbol: (r.lower, r.upper) for symbol, r in env.var_to_range.items()}
         return cls([env.replace(guard.expr) for guard in env.guards], ranges)
 
+    @classmethod
+    def of_contract(cls, contract: Contract, rehearse: Callable[[Mapping[Any, Any]], None] | None = None) -> Limits:
+        """Of a model that was stored."""
+        ends = contract.ranges.items()
+        ranges = {s: (low or 0, sympy.oo if high is None else high) for s, (low, high) in ends}
+        return cls(contract.guards, ranges, rehearse)
+
     def allow(self, symbols: Mapping[Any, int]) -> bool:
         key = tuple(symbols.items())
         if key not in self._cache:
@@ -151,7 +168,16 @@ class Limits:
     def _allow(self, symbols: Mapping[Any, int]) -> bool:
         inside = all(self.ranges[s][0] <= n <= self.ranges[s][1] for s, n in symbols.items() if s in self.ranges)
         numbers = {s: sympy.Integer(n) for s, n in symbols.items()}
-        return inside and all(holds(g.xreplace(numbers)) for g in self.guards if g.free_symbols & numbers.keys())
+        right = inside and all(holds(g.xreplace(numbers)) for g in self.guards if g.free_symbols & numbers.keys())
+        return right and self.rehearsed(symbols)
+
+    def rehearsed(self, symbols: Mapping[Any, int]) -> bool:
+        try:
+            if self.rehearse:
+                self.rehearse(symbols)
+        except AirgraphError:
+            return False
+        return True
 
 
 def holds(guard: Any) -> bool:
@@ -301,6 +327,15 @@ class BucketedProgram:
         return [self.result(r, spec, args, sizes) for r, spec in zip(results, self.boundary.results)]
 
     # -- sizes ------------------------------------------------------------------------------------------------------
+    def all_sizes(self, example: Mapping[Any, int]) -> list[dict[Any, int]]:
+        """Every set of sizes that calls are padded to, the other sizes as in the example; none where they cannot be listed
+        or are too many."""
+        listed = [self.buckets.sizes[d.name] for d in self.dimensions]
+        if "auto" in listed or math.prod(map(len, listed)) > MOST_SETS:
+            return []
+        found = [{**example, **dict(zip(self.symbols, sizes))} for sizes in itertools.product(*listed)]
+        return [sizes for sizes in found if self.limits.allow(sizes)]
+
     def sizes(self, args: Sequence[Any]) -> dict[Any, int]:
         """Every symbol the arguments tell."""
         found: dict[Any, int] = {}

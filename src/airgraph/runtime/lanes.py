@@ -112,8 +112,8 @@ class Lanes:
                 self.waited.add((label, source))
         for node in step.nodes:
             self.hold(node, env, lane)
-        alone = changes(step, self.graph)
-        if alone:
+        exclusive = changes(step, self.graph)
+        if exclusive:
             self.gather(label)
         with self.streams.on(lane):
             call()
@@ -121,7 +121,7 @@ class Lanes:
         awaited = self.awaited.intersection(step.nodes)
         if awaited:
             self.done.update(dict.fromkeys(awaited, lane.record_event()))
-        if alone:
+        if exclusive:
             self.scatter(label)
 
     def lane(self, label: Label) -> LaneStream:

@@ -20,8 +20,9 @@ from torch.utils import _pytree as pytree
 
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import AirgraphError, BindError
-from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn
 from airgraph.ir.symbols import evaluate
+from airgraph.torch_types import TORCH_TYPES
 
 LEAF = "*"
 PLAIN = (torch.Tensor, int, float, bool, str, type(None))  # no containers
@@ -119,6 +120,24 @@ class Contract:
     ranges: dict[Any, tuple[int | None, int | None]] = field(default_factory=dict)
 
 
+def free_symbols(argument: Argument) -> set[Any]:
+    parts = [argument.expr] if isinstance(argument, NumberIn) else []
+    if isinstance(argument, TensorIn):
+        parts = [*(argument.type.shape or ()), *argument.strides]
+    return {symbol for part in parts for symbol in getattr(part, "free_symbols", ())}
+
+
+def zeros_for(argument: Argument, symbols: Mapping[Any, int]) -> Any:
+    match argument:
+        case TensorIn(_, type, strides, device):
+            shape, steps = evaluate(type.shape or (), symbols), evaluate(strides, symbols)
+            span = 1 + sum((n - 1) * s for n, s in zip(shape, steps)) if 0 not in shape else 0
+            return torch.zeros(span, dtype=TORCH_TYPES[type.dtype], device=device).as_strided(shape, steps)
+        case NumberIn(_, expr, kind):
+            return kind(evaluate(expr, symbols))
+    return None
+
+
 class LoadedModel:
     """`by_memory`: arguments of which more than the values counts, so that they must lie as the exported one did.
     `rehearse` raises for sizes at which the graph is not what its file states."""
@@ -167,6 +186,22 @@ class LoadedModel:
         if changed:
             torch.autograd.graph.increment_version(changed)
         return results
+
+    def prepare(self, sizes: Mapping[str, int]) -> None:
+        """Runs it once at these sizes, by the names of their symbols, with zeros as arguments. Buffers are as before."""
+        spoken = {s for a in self.arguments for s in free_symbols(a)}
+        symbols = {symbol: sizes[str(symbol)] for symbol in spoken if str(symbol) in sizes}
+        self.check_symbols(symbols)
+        leaves = [zeros_for(argument, symbols) for argument in self.arguments]
+        for place, value in self.contract.numbers:
+            leaves[place] = value
+        held = self.live() if self.live else self.first
+        kept = [(held[i], held[i].clone()) for i in self.written if i < len(held)]
+        try:
+            self.results(leaves)
+        finally:
+            for tensor, before in kept:
+                tensor.copy_(before)
 
     def lay_out(self, given: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Arguments whose place in memory counts and that lie in another way than the exported ones become copies that do

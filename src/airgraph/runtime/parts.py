@@ -190,7 +190,7 @@ class PartRecorder:
             if run.open:
                 part: ProgramPart = OpenPart(work, self.placed(run, waiting))
             else:
-                part = capture(work if waiting else in_turn(work, finish))
+                part = capture(work if waiting else in_order(work, finish))
             before = dict(env)
             try:
                 part.record(env, symbols)
@@ -275,7 +275,7 @@ def nothing(env: Env, symbols: Symbols) -> None:
     """The work of a captured part is in its graph."""
 
 
-def in_turn(*works: Work) -> Work:
+def in_order(*works: Work) -> Work:
     def work(env: Env, symbols: Symbols) -> None:
         for one in works:
             one(env, symbols)

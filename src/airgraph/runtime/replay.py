@@ -303,7 +303,7 @@ class ReplayProgram(Program):
             steady = i in self.parameters or not self.config.clone_input
             if steady:
                 self.arena.steady[arg.data_ptr()] = TensorAddress.of(arg)
-            stays = not entry.recordings and entry.seen[i].still(arg)
+            stays = not entry.recordings and entry.seen[i].holds(arg)
             if steady or (not entry.copying and (i in self.written or stays or self.lasting(arg))):
                 found.append(i)
         return found
@@ -312,7 +312,7 @@ class ReplayProgram(Program):
         """Memory that will be there again: a result of another recording, or a parameter of another graph (which a
         backward graph gets among the saved tensors, where PyTorch does not say what is a parameter)."""
         known = self.arena.steady.get(arg.data_ptr(), NOWHERE)
-        return known.still(arg) or self.arena.slots.holds(arg.untyped_storage().data_ptr())
+        return known.holds(arg) or self.arena.slots.holds(arg.untyped_storage().data_ptr())
 
     def on_device(self, arg: Any) -> bool:
         return isinstance(arg, torch.Tensor) and arg.device == self.arena.device and strided(arg)

@@ -48,27 +48,42 @@ class ProgramRecord:
 
 @dataclass(frozen=True)
 class EntryRecord:
-    """One entry point. `weights`: the names of its weights → theirs in the file; `sizes`: of the example, by symbol."""
+    """One entry point. `weights`: the names of its weights → theirs in the file; `sizes`: of the example, by symbol;
+    `buckets`: the option it was saved with; `prepared`: sets of sizes that calls are padded to (docs/buckets.md)."""
 
     name: str
     graph: str
     weights: dict[str, str]
     plan: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
+    buckets: dict[str, Any] = field(default_factory=dict)
+    prepared: list[dict[str, int]] = field(default_factory=list)
     programs: list[ProgramRecord] = field(default_factory=list)
 
     def data(self) -> dict[str, Any]:
         programs = [{"member": p.member, "made": p.made, "objects": p.objects} for p in self.programs]
         held = {"graph": self.graph, "plan": self.plan, "weights": self.weights, "sizes": self.sizes}
-        return {**held, "programs": programs}
+        return {**held, "buckets": self.buckets, "prepared": self.prepared, "programs": programs}
 
     @classmethod
     def read(cls, name: str, data: Any) -> EntryRecord:
         match data:
             case {"graph": str(graph), "plan": str(plan), "weights": dict(), "sizes": dict(), "programs": list(listed)}:
                 programs = [program_record(p) for p in listed]
-                return cls(name, graph, texts(data["weights"]), plan, numbers(data["sizes"]), programs)
+                weights, sizes = texts(data["weights"]), numbers(data["sizes"])
+                return cls(name, graph, weights, plan, sizes, *planned_sizes(data), programs)
         raise VerifyError(f"the entry point {name!r} is not described as one")
+
+
+def planned_sizes(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, int]]]:
+    buckets, prepared = data.get("buckets", {}), data.get("prepared", [])
+    if not isinstance(buckets, dict) or not isinstance(prepared, list):
+        raise VerifyError("its buckets are not described as such")
+    if buckets:
+        from airgraph.runtime.buckets import Buckets
+
+        Buckets.make(buckets)  # which refuses what are none
+    return buckets, [numbers(sizes) for sizes in prepared]
 
 
 def program_record(data: Any) -> ProgramRecord:
@@ -210,6 +225,8 @@ class EntryPoint:
     weights: dict[str, torch.Tensor]
     plan: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
+    buckets: dict[str, Any] = field(default_factory=dict)
+    prepared: list[dict[str, int]] = field(default_factory=list)
     programs: list[tuple[dict[str, str], bytes, dict[str, bytes]]] = field(default_factory=list)
 
 
@@ -243,7 +260,7 @@ def add_entry(archive: ArchiveWriter, name: str, entry: EntryPoint, weights: dic
             if object_member(digest) not in archive.digests:
                 archive.add(object_member(digest), [code])
         programs.append(ProgramRecord(f"{name}/program.{number}", made, [*objects]))
-    return EntryRecord(name, graph, weights, plan, entry.sizes, programs)
+    return EntryRecord(name, graph, weights, plan, entry.sizes, entry.buckets, entry.prepared, programs)
 
 
 def object_member(digest: str) -> str:

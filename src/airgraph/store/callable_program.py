@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +22,14 @@ from airgraph.store.convention import FUNCTIONS, Description, StoredModel, contr
 from airgraph.store.program_entry import facts_of
 from airgraph.store.programs import boundary_data, read_boundary
 
+if TYPE_CHECKING:
+    from airgraph.runtime.buckets import Buckets, Dimension
+
 
 @dataclass(frozen=True)
 class CallableProgram:
-    """`weights`: the names of the first arguments; `laid`: arguments that must lie in memory as the example's did."""
+    """`weights`: the names of the first arguments; `laid`: arguments that must lie in memory as the example's did;
+    `padding`: which sizes are padded to which buckets."""
 
     image: ProgramImage
     boundary: Boundary
@@ -34,12 +38,17 @@ class CallableProgram:
     written: list[int]
     laid: list[int]
     static: bool
+    padding: tuple[Sequence[Dimension], Buckets] | None = None
 
     def to_bytes(self, extra: Mapping[str, Any] | None = None) -> bytes:
         """`extra` is kept beside it: whatever JSON holds."""
         writer = DataWriter(FUNCTIONS)
         described = {**boundary_data(self.boundary, writer), **contract_data(self.contract, writer)}
         more = {"weights": self.weights, "written": self.written, "laid": self.laid, "static": self.static}
+        if self.padding is not None:
+            from airgraph.store.padding_data import padding_data
+
+            described["padding"] = padding_data(*self.padding, writer)
         return self.image.to_bytes({**(extra or {}), "call": {**described, "symbols": writer.symbol_table()}, **more})
 
     @classmethod
@@ -51,7 +60,9 @@ class CallableProgram:
         boundary = read_boundary(call, reader, len(image.made))
         leaves = len(boundary.arguments) - len(more["weights"])
         contract = Description(call, reader).contract(leaves, len(boundary.results))
-        return cls(image, boundary, contract, more["weights"], more["written"], more["laid"], more["static"]), more
+        weights, written, laid, static = (more[key] for key in ("weights", "written", "laid", "static"))
+        padding = read_padding(call, reader)
+        return cls(image, boundary, contract, weights, written, laid, static, padding), more
 
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
@@ -70,7 +81,20 @@ class CallableProgram:
         from airgraph.engine.native.stored import StoredExecutable
 
         executable = StoredExecutable(name, self.image, self.boundary, again, find)
-        return ProgramMaker(name, self.boundary, journal, config).direct(executable)
+        program = ProgramMaker(name, self.boundary, journal, config).direct(executable)
+        if self.padding is None:
+            return program
+        from airgraph.runtime.buckets import Limits, Padded
+
+        return Padded(self.boundary, *self.padding, Limits.of_contract(self.contract), journal).around(program)
+
+
+def read_padding(call: Mapping[str, Any], reader: DataReader) -> tuple[Sequence[Dimension], Buckets] | None:
+    if "padding" not in call:
+        return None
+    from airgraph.store.padding_data import read_padding
+
+    return read_padding(call["padding"], reader)
 
 
 def callable_program(
@@ -78,6 +102,7 @@ def callable_program(
 ) -> CallableProgram | str:
     """What was compiled from a stored model, or why it cannot be written down; `sizes`: of the example, by symbol."""
     from airgraph.engine.native.engine import NativeExecutable
+    from airgraph.runtime.buckets import BucketedProgram
 
     if not isinstance(program.executable, NativeExecutable):
         return "another engine runs it"
@@ -85,7 +110,8 @@ def callable_program(
     if isinstance(image, str):
         return image
     weights = [*stored.weights]
-    return CallableProgram(image, program.boundary, stored.contract, weights, stored.written, [*laid], static)
+    padding = (program.dimensions, program.buckets) if isinstance(program, BucketedProgram) else None
+    return CallableProgram(image, program.boundary, stored.contract, weights, stored.written, [*laid], static, padding)
 
 
 def made_for(config: Config) -> dict[str, str]:

@@ -7,7 +7,11 @@
                                         /add-aten.add.Tensor.OUTPUT.0.….npy
 
 One folder for each graph and each of its calls. `np.load` reads them; bfloat16 and float8, which NumPy lacks, are written
-as float32.
+as float32. With `data_dump="pt"` there are inputs of the graph and results, by torch.save, of all graphs in one folder, as
+npugraph_ex has them (device 0, second call):
+
+{path}/worldsize1_global_rank0/arg0_1_device_0_1.pt
+                              /add_device_0_1.pt
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -58,20 +63,56 @@ class DataDump:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         array = to_numpy(tensor)
-        if array is None:
-            return
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
-        target = self.folder / f"{name}.{stamp}.npy"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "wb") as file:
+        if array is not None:
+            stamp = datetime.now(timezone.utc).strftime("%Y%m%d%H%M%S%f")
+            with opened(self.folder / f"{name}.{stamp}.npy") as file:
                 np.save(file, array, allow_pickle=False)
-        except OSError as error:
-            raise DumpError(
-                f"the tensor could not be written to {target}",
-                where={"reason": str(error)},
-                hint="another data_dump_path, or a data_dump_filter",
-            ) from error
+
+
+class TensorDump(DataDump):
+    """The observer behind `data_dump="pt"`."""
+
+    def __init__(self, path: str, graph: str, wanted: Filter | None = None) -> None:
+        super().__init__(path, graph, wanted)
+        self.root = self.folder = self.root.parent
+        self.call, self.seen = 0, set[str]()
+
+    def start(self, call: int) -> None:
+        self.call, self.seen = call, set()
+
+    def inputs(self, node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """What is not a result: arguments of the graph, the first time each is read."""
+        for source, value in [*zip(node.args, args), *((source, kwargs[k]) for k, source in node.kwargs.items())]:
+            if isinstance(source, torch.fx.Node) and source.op == "placeholder" and source.name not in self.seen:
+                self.seen.add(source.name)
+                if self.wanted is None:
+                    self.write(source.name, value)
+
+    def output(self, node: torch.fx.Node, result: Any) -> None:
+        saved = any(str(user.target).startswith("npu.save_npugraph_tensor") for user in node.users)
+        if self.dumps(node) and not saved:
+            self.write(node.name, result)
+
+    def write(self, name: str, tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor):
+            device = 0 if tensor.is_cpu else tensor.get_device()
+            with opened(self.folder / f"{name}_device_{device}_{self.call}.pt") as file:
+                torch.save(tensor.detach().cpu(), file)
+
+
+@contextmanager
+def opened(target: Path) -> Iterator[IO[bytes]]:
+    """A new file, in folders that are made for it."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "wb") as file:
+            yield file
+    except OSError as error:
+        raise DumpError(
+            f"the tensor could not be written to {target}",
+            where={"reason": str(error)},
+            hint="another data_dump_path, or a data_dump_filter",
+        ) from error
 
 
 def tensors(values: Sequence[Any] | Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

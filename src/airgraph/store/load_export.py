@@ -102,6 +102,7 @@ def read_model(
     tensors = take_weights(message.graph[0], file, weights, state)
     graph = checked(read_graph(message.graph[0], reader))
     check_calls(graph)
+    check_writes(graph)
     stored = assembled(graph, Description(description, reader), tensors, (state or {}) if stay else {})
     return replace(stored, stated=read_graph(message.graph[0], reader))
 
@@ -146,6 +147,12 @@ def check_calls(graph: Graph) -> None:
         problem = refusal(node.attrs, len(list(node.values())))
         if problem:
             raise VerifyError(f"{node.name} cannot be called: {problem}")
+
+
+def check_writes(graph: Graph) -> None:
+    for node in graph.of("Assign"):
+        if node.output.users:
+            raise VerifyError(f"{node.name} writes to an argument, and {node.output.tensor} is read as a value")
 
 
 def by_memory(stored: StoredModel) -> set[int]:

@@ -27,7 +27,6 @@ REASONS: Mapping[str, str] = {
     "fusion_result": "fusion_result lists what the passes do",
     "trace": "trace writes every stage",
     "verify": "verify checks the graph after every pass",
-    "buckets": "buckets are chosen by an analysis of the graph",
     "enable_shape_handling": "gears are chosen by an analysis of the graph",
     "autotune": "autotune times its products",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
@@ -47,6 +46,8 @@ def not_kept(config: Config, device: torch.device) -> str | None:
     """Why programs with these options are compiled by every process; None if they are kept."""
     if KNOBS["AIRGRAPH_CACHE"].get() == "off":
         return "AIRGRAPH_CACHE is off"
+    if config.buckets:
+        return "buckets are chosen by an analysis of the graph"
     return not_stored(config, device)
 
 
@@ -102,7 +103,7 @@ class ProgramEntry:
         return dataclasses.replace(self.maker, boundary=kept.boundary).direct(executable), kept.static
 
     @contextmanager
-    def alone(self) -> Iterator[tuple[Any, bool] | None]:
+    def exclusive(self) -> Iterator[tuple[Any, bool] | None]:
         """While the program is compiled here, other processes that want it wait; gives what another one kept meanwhile."""
         if self.cache.mode != "on":
             self.missed()
@@ -154,8 +155,8 @@ def keep_objects(cache: Cache, image: ProgramImage) -> bool:
 
     for digest in image.digests():
         key, code = Key.known(digest), OBJECTS.get(bytes.fromhex(digest))
-        there = cache.path("object", key).exists()
-        if not there and (code is None or not cache.put("object", key, code)):
+        stored = cache.path("object", key).exists()
+        if not stored and (code is None or not cache.put("object", key, code)):
             return False
     return True
 

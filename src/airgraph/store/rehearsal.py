@@ -38,7 +38,7 @@ LARGEST = 2**46  # bytes of one value: the sum of all of them must not overflow
 TEXT = ("StringFormat", "PrintV2")  # they print; what they take may be anything
 META = torch.device("meta")
 # What PyTorch's kernels take for granted and its rules do not check: slots that hold one number for each channel of x, for
-# each row or group of it, or for each element.
+# each row or group of it, or for each element. All of them are floating-point numbers.
 PER_CHANNEL = {
     "BNInfer": "scale offset mean variance",
     "BatchNormV3": "weight bias running_mean running_var",
@@ -203,6 +203,8 @@ class _Run:
             for name in table.get(node.op, "").split():
                 if name in tensors and tensors[name].numel() != count:
                     raise self.wrong(node, f"{name} of {node.name} has {tensors[name].numel()} elements, not {count}")
+                if name in tensors and not tensors[name].is_floating_point():
+                    raise self.wrong(node, f"{name} of {node.name} is {tensors[name].dtype}, not floating-point")
 
     def layouts(self, node: Node, env: Env) -> None:
         for value, strides in zip(node.values(), node.attrs["strides"] or ()):

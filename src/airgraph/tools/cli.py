@@ -112,7 +112,7 @@ def build(args: argparse.Namespace) -> int:
     from airgraph.building import build
 
     folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         print(f"{path.stat().st_size:>12,}  {path}")
     return 0
 
@@ -201,7 +201,7 @@ def build_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", default="out", metavar="FOLDER", help="where the files go (default: out)")
     targets = KNOBS["AIRGRAPH_BUILD_TARGET"].allowed
     command.add_argument("--target", default="host", choices=targets, help="the CPU (default: this one)")
-    command.add_argument("--entry", metavar="NAME", help="which entry point of the file, if it has several")
+    command.add_argument("--entry", metavar="NAME", help="one of several entry points (default: all)")
     command.add_argument("--name", default="model", help="of the files and the C functions (default: model)")
 
 

@@ -7,7 +7,8 @@ assignments (`npu = torch.npu`):
     from torch import npu           npu.Stream()           →  torch.npu.Stream
 
 and looked up in our modules. What is said to them is looked at too (`compat.script_checks`): options and their values,
-arguments of ops, backends. What other objects have, and names that are put together at run time, are not seen.
+arguments of ops and constants given to them, backends, devices, packages. What other objects have, and names and values
+that are put together at run time, are not seen; nor are a script's own arguments, since nothing is run.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None =
     compat.install(host=host, devices=devices)
     from airgraph.compat.script_checks import findings  # it needs the emulation
 
-    return max([report(file, uses, findings(tree, naming(tree))) for file, uses, tree in found])
+    return max([report(file, uses, findings(tree, naming(tree), file.parent)) for file, uses, tree in found])
 
 
 def naming(tree: ast.AST) -> Callable[[ast.expr], str | None]:

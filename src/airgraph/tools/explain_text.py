@@ -25,11 +25,11 @@ NOTHING = 'No graph was compiled: nothing here calls torch.compile with backend=
 def headline(report: Report) -> str:
     if not report.graphs:
         return f"airgraph: {NOTHING}"
-    here = sum(graph.converted for graph in report.graphs)
-    there = sum(graph.fallbacks for graph in report.graphs)
+    converted = sum(graph.converted for graph in report.graphs)
+    fallbacks = sum(graph.fallbacks for graph in report.graphs)
     return (
         f"airgraph: {number(len(report.graphs), 'graph')}, {number(len(report.breaks), 'graph break')}, "
-        f"{number(len(report.recompiles), 'recompile')}; {number(here, 'op')} by converters, {there} by PyTorch; "
+        f"{number(len(report.recompiles), 'recompile')}; {number(converted, 'op')} by converters, {fallbacks} by PyTorch; "
         f"compiled in {sum(report.seconds.values()):.2f} s"
     )
 

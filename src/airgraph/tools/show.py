@@ -55,10 +55,19 @@ def artifact_lines(path: str) -> Iterator[str]:
         stored = artifact.stored(name, None)
         yield ""
         yield from summary(name, stored)
+        for dimension, sizes in entry.buckets.items():
+            yield f"# {dimension} is padded to {sizes if isinstance(sizes, str) else ', '.join(map(str, sizes))}"
+        if entry.prepared:
+            yield f"# prepared for {counted(len(entry.prepared), 'set')} of sizes: {shown_sizes(entry.prepared)}"
         for program in entry.programs:
             code = sum(members[object_member(d)].size for d in program.objects if object_member(d) in members)
             yield f"# program for {program.made.get('cpu', 'an unknown CPU')}: {code:,} bytes of object code"
         yield from to_py(stored.graph).rstrip("\n").split("\n")
+
+
+def shown_sizes(prepared: list[dict[str, int]]) -> str:
+    shown = ["×".join(map(str, sizes.values())) for sizes in prepared[:12]]
+    return ", ".join([*shown, *(["…"] if len(prepared) > len(shown) else [])])
 
 
 def viewer_lines(path: str) -> list[str]:

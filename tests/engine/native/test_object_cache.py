@@ -1,9 +1,8 @@
 """Object code from the cache on disk: a second process compiles nothing, and gives the same results."""
 
 import os
-import subprocess
-import sys
 
+import forked
 import pytest
 
 SCRIPT = """
@@ -23,13 +22,8 @@ print([note for journal in JOURNALS for stage in journal.stages for note in stag
 
 
 def run(folder, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "AIRGRAPH_CACHE_DIR": str(folder), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.run("-c", SCRIPT, env={**os.environ, "AIRGRAPH_CACHE_DIR": str(folder), **environment})
+    assert done.returncode == 0, done.stderr
     counts, notes = done.stdout.splitlines()
     return [int(word) for word in counts.split()], notes
 

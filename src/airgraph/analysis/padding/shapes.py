@@ -95,9 +95,9 @@ def reshape(view: PaddingView) -> Facts:
         raise UnsupportedPadding(f"flattens {view.symbol} so that its rows cannot be told apart")
     home = {axis: i for i, group in enumerate(groups) for axis, f in group if view.carries((f,))}
     pad = {home[axis]: n for axis, n in fact.pad.items() if axis in home}
-    alone = {group[0][0]: i for i, group in enumerate(groups) if len(group) == 1}
-    kept = fact.place is not None and len(fact.axes[fact.place[0]]) == 1 and fact.place[0] in alone
-    place = (alone[fact.place[0]], fact.place[1]) if kept and fact.place else None
+    unmerged = {group[0][0]: i for i, group in enumerate(groups) if len(group) == 1}
+    kept = fact.place is not None and len(fact.axes[fact.place[0]]) == 1 and fact.place[0] in unmerged
+    place = (unmerged[fact.place[0]], fact.place[1]) if kept and fact.place else None
     if place is not None and axes[place[0]] != fact.axes[fact.place[0]]:  # type: ignore[index]
         place = None
     return [Fact(axes, pad, place, fact.fill)]

@@ -39,8 +39,8 @@ def make_graphed_callables(
             "make_graphed_callables does not work with autocast's cache of weights",
             hint='torch.autocast("npu", cache_enabled=False)',
         )
-    alone = not isinstance(callables, tuple)
-    functions, samples = ((callables,), (sample_args,)) if alone else (callables, sample_args)
+    single = not isinstance(callables, tuple)
+    functions, samples = ((callables,), (sample_args,)) if single else (callables, sample_args)
     if len(functions) != len(samples):
         raise CompatError(f"{len(functions)} callables need as many sample_args, got {len(samples)}")
     parts = [_Part(f, args, allow_unused_input) for f, args in zip(functions, samples)]
@@ -57,7 +57,7 @@ def make_graphed_callables(
     for part in reversed(parts):
         part.capture_backward(pool)
     made = tuple(part.graphed() for part in parts)
-    return made[0] if alone else made
+    return made[0] if single else made
 
 
 class _Part:

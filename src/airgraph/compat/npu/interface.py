@@ -27,13 +27,13 @@ def register() -> None:
     """Make Dynamo know `npu`, and leave our kernels alone; may be called again."""
     from torch._dynamo import device_interface
 
-    _leave_alone()
+    _exclude_from_tracing()
     traced_streams.register()
     for name in (DEVICE_TYPE, *(f"{DEVICE_TYPE}:{index}" for index in range(max(module.device_count(), 1)))):
         device_interface.register_interface_for_device(name, _interface())
 
 
-def _leave_alone() -> None:
+def _exclude_from_tracing() -> None:
     """Dynamo neither reads nor compiles frames of this package, as it does with those of PyTorch's own devices.
 
     Between two graphs of a compiled function ops run in eager with Dynamo watching, and to it our kernels are Python like
@@ -41,9 +41,9 @@ def _leave_alone() -> None:
     """
     from torch._C._dynamo import eval_frame
 
-    alone = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
     for function in _functions():
-        eval_frame.set_code_exec_strategy(function.__code__, alone)
+        eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
 def _functions() -> Iterator[Any]:

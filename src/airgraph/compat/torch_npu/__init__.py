@@ -34,6 +34,7 @@ from airgraph.compat.torch_npu import (
     product_ops,
     profiler,
     quantisation,
+    quantised_collectives,
     quantised_products,
     rotary,
     sparse_ops,
@@ -45,7 +46,7 @@ from airgraph.compat.torch_npu.attention import (
     npu_fused_infer_attention_score,
     npu_fused_infer_attention_score_v2,
 )
-from airgraph.compat.torch_npu.references import REFERENCES, missing, reference
+from airgraph.compat.torch_npu.references import REFERENCES, REFUSED, missing, reference
 from airgraph.compat.torch_npu.showing import print_npugraph_tensor, save_npugraph_tensor
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "product_ops",
     "profiler",
     "quantisation",
+    "quantised_collectives",
     "quantised_products",
     "reference",
     "rotary",
@@ -97,7 +99,7 @@ __version__ = f"{torch.__version__.partition('+')[0]}+airgraph"
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith(("npu_", "_npu_")) or name in REFERENCES:
+    if name.startswith(("npu_", "_npu_")) or name in REFERENCES or name in REFUSED:
         op = getattr(torch.ops.npu, name, None)
         if op is None:
             raise missing(name)

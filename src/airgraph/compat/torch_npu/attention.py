@@ -51,7 +51,8 @@ _SECOND = (
     "int value_quant_mode=0, int? query_dtype=None, int? key_dtype=None, int? value_dtype=None, "
     "int? query_rope_dtype=None, int? key_rope_dtype=None, int? key_shared_prefix_dtype=None, "
     "int? value_shared_prefix_dtype=None, int? dequant_scale_query_dtype=None, int? dequant_scale_key_dtype=None, "
-    "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None"
+    "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None, Tensor? quant_scale_p=None, "
+    "int? out_dtype=None"
 )
 # Arguments of the second version that are the first's.
 _SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")

@@ -188,12 +188,12 @@ def write_slots(cache: Tensor, rows: Tensor, index: Tensor) -> None:
 def without_gaps(index: Tensor, rows: Tensor, held: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Places that are negative are those of the first token that has one, with its row: written twice, the same.
     Where no token has a place, what the first place holds stays."""
-    there = index >= 0
-    first = there.to(torch.int32).argmax(0, keepdim=True)
+    valid = index >= 0
+    first = valid.to(torch.int32).argmax(0, keepdim=True)
     place = index[first].clamp(min=0)
     shape = (-1, *[1] * (rows.dim() - 1))
-    other = torch.where(there[first].view(shape), rows[first], held(place).to(rows.dtype))
-    return torch.where(there, index, place), torch.where(there.view(shape), rows, other)
+    other = torch.where(valid[first].view(shape), rows[first], held(place).to(rows.dtype))
+    return torch.where(valid, index, place), torch.where(valid.view(shape), rows, other)
 
 
 _ROPE_QUANT = (

@@ -123,20 +123,20 @@ def npu_moe_init_routing_v2(
     flat = expert_idx.flatten().long()
     known = (flat >= begin) & (flat < end)
     experts, order = torch.where(known, flat, expert_num).sort(stable=True)
-    there = experts < expert_num
+    valid = experts < expert_num
     limit = flat.shape[0] if active_num <= 0 else min(active_num, flat.shape[0])
     counts = (experts.unsqueeze(0) == torch.arange(begin, end, device=x.device).unsqueeze(1)).sum(1)
-    places = order.masked_fill(~there, -1) if row_idx_type else places_of(order, there)
+    places = order.masked_fill(~valid, -1) if row_idx_type else places_of(order, valid)
     token = order[:limit].div(expert_idx.shape[1], rounding_mode="floor")
     rows, found = quantised_rows(op, x[token], (experts[:limit] - begin), token, scale, offset, quant_mode)
-    rows = rows.masked_fill(~there[:limit].unsqueeze(-1), 0)
+    rows = rows.masked_fill(~valid[:limit].unsqueeze(-1), 0)
     return rows, places.int(), tokens_of(counts, begin, expert_num, expert_tokens_num_type), found
 
 
-def places_of(order: Tensor, there: Tensor) -> Tensor:
+def places_of(order: Tensor, valid: Tensor) -> Tensor:
     """Where each choice went; -1 for one that goes nowhere."""
     numbers = torch.arange(order.shape[0], device=order.device)
-    return torch.zeros_like(order).scatter(0, order, numbers.masked_fill(~there, -1))
+    return torch.zeros_like(order).scatter(0, order, numbers.masked_fill(~valid, -1))
 
 
 def quantised_rows(

@@ -5,10 +5,10 @@
     y, _, _ = torch_npu.npu_alltoallv_gmm(x, weight, group, ranks, sent, received)         exchange, then by groups
     y, _ = torch_npu.npu_gmm_alltoallv(y, weight, group, ranks, sent, received)            the way back
 
-They are opened in a compiled graph: it has collectives and arithmetic. How many tokens go where is not known before it
-runs, and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks
-have as many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor
-parallelism, experts that compute nothing, quantised communication.
+A graph has one node for each, which runs collectives and arithmetic. How many tokens go where is not known before it runs,
+and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks have as
+many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor parallelism,
+experts that compute nothing, quantised communication.
 """
 
 from __future__ import annotations
@@ -19,23 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.between_devices import collectives
+from airgraph.compat.torch_npu.between_devices import exchanged, gathered, summed
+from airgraph.compat.torch_npu.norms import npu_add_rms_norm
 from airgraph.compat.torch_npu.quantisation import rounded
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
-
-
-def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
-    """Of all ranks, one after another."""
-    whole: Tensor = collectives.wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), ranks, group))
-    return whole
-
-
-def exchanged(x: Tensor, received: Sequence[int], sent: Sequence[int], group: str) -> Tensor:
-    """Rows for each rank, and those from each."""
-    got: Tensor = collectives.wait_tensor(
-        collectives.all_to_all_single(x.contiguous(), list(received), list(sent), group)
-    )
-    return got
 
 
 # -- dispatch and combine -------------------------------------------------------------------------------------------
@@ -119,7 +106,14 @@ def dispatched(
     return rows, dynamic, own, nums.long(), by.flatten().cumsum(0).int(), none, weights
 
 
-@reference(f"npu_moe_distribute_dispatch({_DISPATCH.format(more='', last='')}) -> {_SEVEN}", opened=True)
+_RECEIVED = "-> expand_x dynamic_scales {} expert_token_nums ep_recv_count tp_recv_count expand_scales"
+
+
+@reference(
+    f"npu_moe_distribute_dispatch({_DISPATCH.format(more='', last='')}) -> {_SEVEN}",
+    ge=f"MoeDistributeDispatch {_RECEIVED.format('expand_idx')}",
+    collective=True,
+)
 def npu_moe_distribute_dispatch(
     x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **named: Any
 ) -> tuple[Tensor, ...]:
@@ -131,7 +125,11 @@ _SPECIAL = ", str comm_alg='', int zero_expert_num=0, int copy_expert_num=0, int
 _INFO = "Tensor? elastic_info=None, Tensor? performance_info=None, "
 
 
-@reference(f"npu_moe_distribute_dispatch_v2({_DISPATCH.format(more=_INFO, last=_SPECIAL)}) -> {_SEVEN}", opened=True)
+@reference(
+    f"npu_moe_distribute_dispatch_v2({_DISPATCH.format(more=_INFO, last=_SPECIAL)}) -> {_SEVEN}",
+    ge=f"MoeDistributeDispatchV2 {_RECEIVED.format('assist_info_for_combine')}",
+    collective=True,
+)
 def npu_moe_distribute_dispatch_v2(
     x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **named: Any
 ) -> tuple[Tensor, ...]:
@@ -170,7 +168,8 @@ def combined(
         last="int out_dtype=0, int comm_quant_mode=0, int group_list_type=0",
     )
     + ") -> Tensor",
-    opened=True,
+    ge="MoeDistributeCombine -> x",
+    collective=True,
 )
 def npu_moe_distribute_combine(
     expand_x: Tensor,
@@ -198,7 +197,8 @@ def npu_moe_distribute_combine(
         last=f"int comm_quant_mode=0{_SPECIAL}",
     )
     + ") -> Tensor",
-    opened=True,
+    ge="MoeDistributeCombineV2 -> x",
+    collective=True,
 )
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,
@@ -216,6 +216,59 @@ def npu_moe_distribute_combine_v2(
     return combined(op, expand_x, expert_ids, expert_scales, group_ep, ep_world_size, ep_rank_id, moe_expert_num, named)
 
 
+@reference(
+    "npu_moe_distribute_combine_add_rms_norm("
+    + _COMBINE.format(
+        info="expand_idx",
+        more="Tensor? activation_scale=None, Tensor? weight_scale=None, Tensor? group_list=None, ",
+        special="",
+        last="int out_dtype=0, int comm_quant_mode=0, int group_list_type=0, str comm_alg='', float norm_eps=1e-06",
+    ).replace("str group_ep", "Tensor residual_x, Tensor gamma, str group_ep")
+    + ") -> (Tensor, Tensor, Tensor)",
+    ge="MoeDistributeCombineAddRmsNorm -> y rstd x",
+    collective=True,
+)
+def npu_moe_distribute_combine_add_rms_norm(
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
+    residual_x: Tensor,
+    gamma: Tensor,
+    group_ep: str,
+    ep_world_size: int,
+    ep_rank_id: int,
+    moe_expert_num: int,
+    *,
+    norm_eps: float = 1e-6,
+    **named: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of what comes back and `residual_x`, 1 / √(…), and their sum: [tokens, 1, …]."""
+    op = "npu_moe_distribute_combine_add_rms_norm"
+    back = combined(op, expand_x, expert_ids, expert_scales, group_ep, ep_world_size, ep_rank_id, moe_expert_num, named)
+    y, rstd, x = npu_add_rms_norm(back.unsqueeze(1), residual_x.reshape(-1, 1, back.shape[1]), gamma, norm_eps)
+    return y, rstd, x
+
+
+@reference(
+    "_npu_distribute_barrier(Tensor x_ref, str group, int world_size, *, Tensor? time_out=None, "
+    "Tensor? elastic_info=None) -> Tensor",
+    ge="DistributeBarrier x_ref time_out elastic_info -> x_ref",
+    collective=True,
+)
+def _npu_distribute_barrier(
+    x_ref: Tensor, group: str, world_size: int, *, time_out: Tensor | None = None, elastic_info: Tensor | None = None
+) -> Tensor:
+    """`x_ref`, when all ranks have come here. Nothing is given up after `time_out`."""
+    not_emulated("_npu_distribute_barrier", elastic_info=elastic_info)
+    summed(torch.zeros(1, device=x_ref.device), group)
+    return x_ref.clone()
+
+
+torch.fx.node.has_side_effect(torch.ops.npu._npu_distribute_barrier.default)
+
+
 # -- exchanges with products ----------------------------------------------------------------------------------------
 _EXCHANGE = (
     "Tensor gmm_x, Tensor gmm_weight, str hcom, int ep_world_size, int[] send_counts, int[] recv_counts, *, "
@@ -231,14 +284,35 @@ def shared(x: Tensor | None, weight: Tensor | None, transposed: bool, like: Tens
     return x @ (weight.t() if transposed else weight)
 
 
-def of_ranks(counts: Sequence[int], ranks: int) -> list[int]:
-    each = len(counts) // ranks
-    return [sum(counts[r * each : (r + 1) * each]) for r in range(ranks)]
+def of_ranks(op: str, counts: Sequence[int], ranks: int, experts: int) -> list[int]:
+    need(len(counts) == ranks * experts, op, f"counts are not {ranks * experts} numbers")
+    return [sum(counts[r * experts : (r + 1) * experts]) for r in range(ranks)]
+
+
+def to_experts(
+    op: str, x: Tensor, ranks: int, experts: int, sent: Sequence[int], received: Sequence[int], hcom: str
+) -> list[Tensor]:
+    """The rows for each expert of this rank, those of one rank after another's. Counts are by rank and then by expert."""
+    got = exchanged(x, of_ranks(op, received, ranks, experts), of_ranks(op, sent, ranks, experts), hcom)
+    parts = got.split(list(received))
+    return [torch.cat([parts[r * experts + e] for r in range(ranks)]) for e in range(experts)]
+
+
+def from_experts(
+    op: str, x: Tensor, weights: Tensor, ranks: int, sent: Sequence[int], received: Sequence[int], hcom: str
+) -> Tensor:
+    """The way back: rows of each expert times its weights, to the ranks they came from."""
+    experts = weights.shape[0]
+    sizes = of_ranks(op, received, ranks, experts), of_ranks(op, sent, ranks, experts)
+    rows = x.split([sent[r * experts + e] for e in range(experts) for r in range(ranks)])
+    parts = [part @ weights[i // ranks] for i, part in enumerate(rows)]
+    return exchanged(torch.cat([parts[e * ranks + r] for r in range(ranks) for e in range(experts)]), *sizes, hcom)
 
 
 @reference(
     f"npu_alltoallv_gmm({_EXCHANGE}, bool permute_out_flag=False, str? comm_mode=None) -> (Tensor, Tensor, Tensor)",
-    opened=True,
+    ge="AlltoAllvGroupedMatMul hcom:group -> gmm_y mm_y permute_out",
+    collective=True,
 )
 def npu_alltoallv_gmm(
     gmm_x: Tensor,
@@ -257,22 +331,22 @@ def npu_alltoallv_gmm(
     permute_out_flag: bool = False,
     comm_mode: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts are by rank and then by expert there; what arrives is put by expert and then by rank."""
+    """What arrives is put by expert and then by rank."""
     op = "npu_alltoallv_gmm"
     need_types(op, FLOATS[:2], gmm_x=gmm_x, gmm_weight=gmm_weight)
     not_emulated(op, send_counts_tensor=send_counts_tensor, recv_counts_tensor=recv_counts_tensor)
-    ranks, experts = ep_world_size, gmm_weight.shape[0]
-    need(len(send_counts) == len(recv_counts) == ranks * experts, op, f"counts are not {ranks * experts} numbers")
-    got = exchanged(gmm_x, of_ranks(recv_counts, ranks), of_ranks(send_counts, ranks), hcom)
-    parts = got.split(list(recv_counts))
-    by_expert = [torch.cat([parts[r * experts + e] for r in range(ranks)]) for e in range(experts)]
+    by_expert = to_experts(op, gmm_x, ep_world_size, gmm_weight.shape[0], send_counts, recv_counts, hcom)
     weights = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
     y = torch.cat([rows @ weights[e] for e, rows in enumerate(by_expert)])
-    permuted = torch.cat(by_expert) if permute_out_flag else got.new_empty(0)
+    permuted = torch.cat(by_expert) if permute_out_flag else gmm_x.new_empty(0)
     return y, shared(mm_x, mm_weight, trans_mm_weight, gmm_x), permuted
 
 
-@reference(f"npu_gmm_alltoallv({_EXCHANGE}) -> (Tensor, Tensor)", opened=True)
+@reference(
+    f"npu_gmm_alltoallv({_EXCHANGE}) -> (Tensor, Tensor)",
+    ge="GroupedMatMulAlltoAllv hcom:group -> y mm_y",
+    collective=True,
+)
 def npu_gmm_alltoallv(
     gmm_x: Tensor,
     gmm_weight: Tensor,
@@ -288,65 +362,10 @@ def npu_gmm_alltoallv(
     trans_gmm_weight: bool = False,
     trans_mm_weight: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Rows are by expert and then by rank; counts by rank and then by expert, as in the op above."""
+    """Rows are by expert and then by rank."""
     op = "npu_gmm_alltoallv"
     need_types(op, FLOATS[:2], gmm_x=gmm_x, gmm_weight=gmm_weight)
     not_emulated(op, send_counts_tensor=send_counts_tensor, recv_counts_tensor=recv_counts_tensor)
-    ranks, experts = ep_world_size, gmm_weight.shape[0]
-    need(len(send_counts) == len(recv_counts) == ranks * experts, op, f"counts are not {ranks * experts} numbers")
-    sizes = [send_counts[r * experts + e] for e in range(experts) for r in range(ranks)]
     weights = gmm_weight.transpose(1, 2) if trans_gmm_weight else gmm_weight
-    parts = [rows @ weights[i // ranks] for i, rows in enumerate(gmm_x.split(sizes))]
-    by_rank = torch.cat([parts[e * ranks + r] for r in range(ranks) for e in range(experts)])
-    y = exchanged(by_rank, of_ranks(recv_counts, ranks), of_ranks(send_counts, ranks), hcom)
+    y = from_experts(op, gmm_x, weights, ep_world_size, send_counts, recv_counts, hcom)
     return y, shared(mm_x, mm_weight, trans_mm_weight, gmm_x)
-
-
-@reference(
-    "npu_all_to_all_matmul(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, int[]? all2all_axes=None, "
-    "bool all2all_out_flag=True, str? comm_mode=None) -> (Tensor, Tensor)",
-    opened=True,
-)
-def npu_all_to_all_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    bias: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None,
-    all2all_out_flag: bool = True,
-    comm_mode: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Rows of all ranks for this one, side by side, times x2."""
-    op = "npu_all_to_all_matmul"
-    need_types(op, FLOATS, x1=x1, x2=x2)
-    need([*(all2all_axes or (-2, -1))] == [-2, -1], op, f"all2all_axes is {all2all_axes}, and has to be [-2, -1]")
-    need(x1.shape[0] % world_size == 0, op, f"{x1.shape[0]} rows are not parts for {world_size} ranks")
-    rows = x1.shape[0] // world_size
-    got = exchanged(x1, [rows] * world_size, [rows] * world_size, hcom)
-    beside = got.view(world_size, rows, -1).transpose(0, 1).reshape(rows, -1)
-    y = (beside @ x2 if bias is None else beside @ x2 + bias).to(x1.dtype)
-    return y, beside if all2all_out_flag else beside.new_empty(0)
-
-
-@reference(
-    "npu_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, int[]? all2all_axes=None) "
-    "-> Tensor",
-    opened=True,
-)
-def npu_matmul_all_to_all(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    bias: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None,
-) -> Tensor:
-    """Columns of the product for each rank; those from all ranks, one below the other."""
-    op = "npu_matmul_all_to_all"
-    need_types(op, FLOATS, x1=x1, x2=x2)
-    need([*(all2all_axes or (-1, -2))] == [-1, -2], op, f"all2all_axes is {all2all_axes}, and has to be [-1, -2]")
-    need(x2.shape[1] % world_size == 0, op, f"{x2.shape[1]} columns are not parts for {world_size} ranks")
-    y = (x1 @ x2 if bias is None else x1 @ x2 + bias).to(x1.dtype)
-    parts = y.view(y.shape[0], world_size, -1).transpose(0, 1).reshape(world_size * y.shape[0], -1)
-    return exchanged(parts, [y.shape[0]] * world_size, [y.shape[0]] * world_size, hcom)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from airgraph.capture.patterns import FUSIONS, on_one_stream
+from airgraph.capture.patterns import FUSIONS, Fusion, on_one_stream
 from airgraph.compat.torch_npu.norms import npu_add_rms_norm
 from airgraph.compat.torch_npu.quantisation import npu_dynamic_quant, npu_quantize
 from airgraph.compat.torch_npu.references import need, not_emulated, reference
@@ -205,8 +205,8 @@ def cast(norm: Norm) -> bool:
     return True
 
 
-def at(rule: Callable[[Norm], bool]) -> tuple[Any, Callable[[Node], bool]]:
-    return npu.npu_add_rms_norm.default, lambda node: rule(Norm(node))
+def at(rule: Callable[[Norm], bool]) -> Fusion:
+    return Fusion(npu.npu_add_rms_norm.default, lambda node: rule(Norm(node)))
 
 
 FUSIONS |= {

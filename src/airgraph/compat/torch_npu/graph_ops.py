@@ -22,11 +22,19 @@ from airgraph.engine.meanings import MEANINGS
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 from airgraph.ir.ops import OPS, REQUIRED, NodeView, define
+from airgraph.ir.ops.table import Effect
 from airgraph.ir.types import UNKNOWN, DataType, TensorType
 from airgraph.torch_types import GE_TYPES, TORCH_TYPES
 
 # torch's numbers of element types, and GE's; those that torch_npu adds are GE's and 256.
-TYPE_NUMBERS = {1: int(DataType.DT_INT8), 23: int(DataType.DT_FLOAT8_E5M2), 24: int(DataType.DT_FLOAT8_E4M3FN)}
+TYPE_NUMBERS = {
+    1: int(DataType.DT_INT8),
+    5: int(DataType.DT_FLOAT16),
+    6: int(DataType.DT_FLOAT),
+    15: int(DataType.DT_BF16),
+    23: int(DataType.DT_FLOAT8_E5M2),
+    24: int(DataType.DT_FLOAT8_E4M3FN),
+}
 
 
 class Argument(NamedTuple):
@@ -81,7 +89,7 @@ class Argument(NamedTuple):
         return self.encoded(self.default) if self.default is not None else "" if self.kind == "str?" else None
 
 
-def add_graph_op(op: torch._ops.OpOverload, kinds: dict[str, str], line: str) -> None:
+def add_graph_op(op: torch._ops.OpOverload, kinds: dict[str, str], line: str, effect: Effect = "none") -> None:
     """A converter of `op`, and the GE op it emits if there is none of that type yet."""
     text, _, outputs = line.partition("->")
     op_type, *words = text.split()
@@ -92,9 +100,8 @@ def add_graph_op(op: torch._ops.OpOverload, kinds: dict[str, str], line: str) ->
     if op_type not in OPS:
         kernel = kernel_of(op, inputs, attributes)
         row = {slot: a.attribute_default for slot, a in attributes.items()}
-        define(
-            op_type, " ".join(a.input for a in inputs), type_rule(kernel, len(names)), outputs=" ".join(names), **row
-        )
+        infer = type_rule(kernel, len(names))
+        define(op_type, " ".join(a.input for a in inputs), infer, outputs=" ".join(names), effect=effect, **row)
         MEANINGS[op_type] = kernel
     register_converter(op)(converter_of(op, arguments, op_type))
 

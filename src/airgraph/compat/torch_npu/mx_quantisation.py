@@ -387,13 +387,16 @@ def npu_add_rms_norm_dynamic_mx_quant(
     need_types(op, FLOATS[:2], x1=x1, x2=x2)
     format_of(op, dst_type, round_mode, scale_alg)
     wide = x1.float() + x2.float()
+    y, rstd = normed(wide, gamma, beta, epsilon)
+    narrow, scale = quantised(y, dst_type, scale_alg)
+    return narrow, wide.to(x1.dtype), scale, rstd
+
+
+def normed(wide: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The RMS norm, and 1 / √(…)."""
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     y = wide * rstd * gamma.float()
-    return *_first(quantised(y if beta is None else y + beta.float(), dst_type, scale_alg), wide.to(x1.dtype)), rstd
-
-
-def _first(found: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return found[0], x, found[1]
+    return y if beta is None else y + beta.float(), rstd
 
 
 @reference(
@@ -413,9 +416,8 @@ def npu_rms_norm_dynamic_mx_quant(
     op = "npu_rms_norm_dynamic_mx_quant"
     need_types(op, FLOATS[:2], x=x)
     format_of(op, dst_type, round_mode, scale_alg)
-    rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + epsilon)
-    y = x.float() * rstd * gamma.float()
-    return (*quantised(y if beta is None else y + beta.float(), dst_type, scale_alg), rstd)
+    y, rstd = normed(x.float(), gamma, beta, epsilon)
+    return (*quantised(y, dst_type, scale_alg), rstd)
 
 
 @reference(

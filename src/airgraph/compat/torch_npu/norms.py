@@ -120,11 +120,12 @@ def batch_norm_gather_stats_update(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`mean` and `invstd` are the sums and the sums of squares of all ranks, [ranks, channels]: as the op has it."""
+    """`mean` and `invstd` are the sums and the sums of squares of all ranks, [ranks, channels]: as the op has it. The
+    running variance is the unbiased one."""
     total = counts.float().sum()
     middle = mean.float().sum(0) / total
     variance = invstd.float().sum(0) / total - middle.square()
-    for running, new in ((running_mean, middle), (running_var, variance)):
+    for running, new in ((running_mean, middle), (running_var, variance * (total / (total - 1)))):
         if running is not None:
             running.copy_(running.float() * (1 - momentum) + new * momentum)
     return middle.to(mean.dtype), torch.rsqrt(variance + eps).to(mean.dtype)

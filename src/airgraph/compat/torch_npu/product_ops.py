@@ -16,13 +16,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
+from airgraph.capture.patterns import FUSIONS, Fusion, on_one_stream
 from airgraph.compat.torch_npu.caching import opened_sums
 from airgraph.compat.torch_npu.mx_quantisation import in_blocks
 from airgraph.compat.torch_npu.quantisation import products, rounded, smoothing, unpacked
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
+aten = torch.ops.aten
 # The numbers by which torch and torch_npu name element types in arguments.
 TYPES = {
     1: torch.int8,
@@ -199,12 +203,83 @@ def npu_transpose_batchmatmul(
     split = batch_split_factor or 1
     need(scale is None or split == 1, op, "batch_split_factor with a scale is not one of the op's")
     a, b = x.permute(*(perm_x1 or (0, 1, 2))), weight.permute(*(perm_x2 or (0, 1, 2)))
-    y = (a.float() @ b.float()).transpose(0, 1)
     if scale is not None:
+        y = (a.float() @ b.float()).transpose(0, 1)
         factor = unpacked(scale)[0] if scale.dtype == torch.int64 else scale.float()
         return rounded(y.flatten(1).unsqueeze(1) * factor.reshape(-1), torch.int8)
-    y = y.to(x.dtype)
-    return y.clone() if split == 1 else y.unflatten(1, (split, -1)).transpose(0, 1).flatten(2).clone()
+    y = (a @ b).transpose(0, 1)
+    return (
+        y.clone(memory_format=torch.contiguous_format)
+        if split == 1
+        else y.unflatten(1, (split, -1)).transpose(0, 1).flatten(2).clone()
+    )
+
+
+def fuse_transposes(bmm: Node) -> bool:
+    """transpose(bmm(x, w), 0, 1), or bmm of a transpose(x, 0, 1), as one op: within the limits TorchAir has, where graphs
+    are captured, and where nobody sees that the fused op gives other strides."""
+    x, weight = bmm.args
+    result = only_reader(bmm)
+    if not (isinstance(x, Node) and isinstance(weight, Node) and result is not None and swaps(result)):
+        return False
+    if not all(makes_own_strides(user) for user in result.users):
+        return False
+    inner = through_views(x)
+    turned = inner if swaps(inner) and [*inner.users] == [x if x is not inner else bmm] else None
+    a, b = bmm.args[0].meta["val"], weight.meta["val"]  # type: ignore[union-attr]
+    batch, _, k = a.shape
+    small = k * batch < 65536 if turned is not None else k < 65536
+    aligned = all(statically_known_true(t.shape[2] % 128 == 0) for t in (a, b))
+    if not (a.dtype in FLOATS and b.dtype in FLOATS and aligned and statically_known_true(small)):
+        return False
+    if not on_one_stream([bmm, result, *([turned] if turned is not None else [])]):
+        return False
+    graph = bmm.graph
+    source = bmm.args[0] if turned is None else turned.args[0]
+    with graph.inserting_before(bmm):
+        order = [0, 1, 2] if turned is None else [1, 0, 2]
+        fused = graph.call_function(npu_transpose_batchmatmul.default, (source, weight), {"perm_x1": order})
+    result.replace_all_uses_with(fused)
+    graph.eliminate_dead_code()
+    return True
+
+
+def makes_own_strides(reader: Node) -> bool:
+    """Whether what it gives does not depend on how its argument lies in memory."""
+    if reader.target is aten.clone.default:
+        return reader.kwargs.get("memory_format") is torch.contiguous_format
+    return reader.target in (aten.reshape.default, aten.mm.default, aten.bmm.default, aten.addmm.default)
+
+
+def through_views(x: Node) -> Node:
+    """What a view or an expansion that changes nothing is of."""
+    while x.target in (aten.view.default, aten.expand.default) and len(x.users) == 1:
+        source = x.args[0]
+        if not isinstance(source, Node) or source.meta["val"].shape != x.meta["val"].shape:
+            break
+        x = source
+    return x
+
+
+def only_reader(x: Node) -> Node | None:
+    """The one node that reads it, behind views that change nothing."""
+    users = [*x.users]
+    if len(users) != 1:
+        return None
+    reader = users[0]
+    if reader.target is aten.view.default and reader.meta["val"].shape == x.meta["val"].shape:
+        return only_reader(reader)
+    return reader
+
+
+def swaps(node: Node) -> bool:
+    """A transpose of the first two of three axes."""
+    if node.target is not aten.transpose.int or node.meta["val"].dim() != 3:
+        return False
+    return {axis % 3 for axis in node.args[1:] if isinstance(axis, int)} == {0, 1}
+
+
+FUSIONS["transpose_batchmatmul"] = Fusion(aten.bmm.default, fuse_transposes, ("reduce-overhead",))
 
 
 @reference(

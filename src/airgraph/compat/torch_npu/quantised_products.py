@@ -175,11 +175,11 @@ def npu_transpose_quant_batchmatmul(
     need([*(perm_y or (1, 0, 2))] == [1, 0, 2], op, f"perm_y is {perm_y}, and has to be [1, 0, 2]")
     need(batch_split_factor in (None, 1), op, f"batch_split_factor is {batch_split_factor}, and has to be 1")
     need(dtype in NUMBERS, op, f"dtype is {dtype}, and has to be torch.float16 or torch.bfloat16")
-    turned = [*(perm_x2 or (0, 1, 2))] == [0, 2, 1]
-    a, b = x1.float().transpose(0, 1), x2.float().transpose(1, 2) if turned else x2.float()
+    transposed = [*(perm_x2 or (0, 1, 2))] == [0, 2, 1]
+    a, b = x1.float().transpose(0, 1), x2.float().transpose(1, 2) if transposed else x2.float()
     if x1_scale is not None and x1_scale.dim() == 4 and x2_scale is not None:
         a = a * along(x1_scale, -2, a.shape[-1]).transpose(0, 1)
-        b = b * (along(x2_scale, -2, b.shape[1]).transpose(1, 2) if turned else along(x2_scale, -3, b.shape[1]))
+        b = b * (along(x2_scale, -2, b.shape[1]).transpose(1, 2) if transposed else along(x2_scale, -3, b.shape[1]))
         y = a @ b
     else:
         y = a @ b
@@ -294,9 +294,9 @@ def npu_rotate_quant(
     size = rotation.shape[0]
     need(x.shape[-1] % size == 0, op, f"{size} does not divide {x.shape[-1]}")
     blocks = x.float().unflatten(-1, (-1, size))
-    turned = (blocks @ rotation.float()).flatten(-2).to(x.dtype).float()
-    scale = turned.abs().amax(-1) / 127
-    return rounded(turned / scale.masked_fill(scale == 0, 1.0).unsqueeze(-1), torch.int8), scale
+    rotated = (blocks @ rotation.float()).flatten(-2).to(x.dtype).float()
+    scale = rotated.abs().amax(-1) / 127
+    return rounded(rotated / scale.masked_fill(scale == 0, 1.0).unsqueeze(-1), torch.int8), scale
 
 
 @reference(

@@ -30,15 +30,17 @@ from airgraph.errors import CompatError
 
 NAMESPACE = "npu"
 REFERENCES: dict[str, Any] = {}
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # their meanings, for those who read them
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reference(
-    schema: str, *, opened: bool = False, random: bool = False, ge: str = ""
+    schema: str, *, opened: bool = False, random: bool = False, ge: str = "", collective: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Define `npu::name` by its schema, with the decorated function as its meaning; the op takes the function's place.
 
-    `random`: it may draw random numbers, so two equal calls are not one. `ge`: the GE op it is in a graph.
+    `random`: it may draw random numbers, so two equal calls are not one. `ge`: the GE op it is in a graph. `collective`:
+    other ranks wait for it, so it runs once and in the program's order.
     """
     name, bracket, _ = schema.partition("(")
     if not bracket or "->" not in schema:
@@ -55,13 +57,14 @@ def reference(
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops, NAMESPACE), packet)
         REFERENCES[name] = getattr(op, overload) if overload else op
+        FUNCTIONS[name] = meaning
         target = getattr(op, overload or "default")
         given = in_two_steps(target, schema, meaning, ge) if writes else meaning
         key = "CompositeImplicitAutograd" if opened or writes else "CompositeExplicitAutograd"
         torch.library.impl(f"{NAMESPACE}::{name}", key)(given)
         if ge and not writes:
             kinds = dict(reversed(pair) for pair in re.findall(r"(\w+(?:\[\d*\])?\??) (\w+)", schema))
-            add_graph_op(target, kinds, ge)
+            add_graph_op(target, kinds, ge, "call" if collective else "none")
         return REFERENCES[name]
 
     return register
@@ -114,7 +117,25 @@ def owner(arguments: Sequence[Any], written: Sequence[int], returned: Any) -> in
     return next(i for i in written if arguments[i].alias_info.before_set == returned.before_set)
 
 
+_WINDOWS = "it reads and writes windows of other chips' memory, by addresses that HCCL puts into its schedule_context"
+REFUSED = dict.fromkeys(
+    (
+        "attention_worker_scheduler",
+        "attention_worker_scheduler_",
+        "ffn_worker_scheduler",
+        "ffn_worker_scheduler_",
+        "npu_attention_to_ffn",
+        "npu_attention_worker_combine",
+        "npu_ffn_to_attention",
+        "npu_ffn_worker_batching",
+    ),
+    _WINDOWS,
+)
+
+
 def missing(name: str) -> AttributeError:
+    if name in REFUSED:
+        return AttributeError(f"torch_npu.{name} is not emulated: {REFUSED[name]}")
     return AttributeError(
         f"torch_npu.{name} has no reference in airgraph: docs/ascend.md lists the ops that have one\n"
         f'  try: @airgraph.compat.torch_npu.reference("{name}(Tensor x) -> Tensor") on a function that says in PyTorch '

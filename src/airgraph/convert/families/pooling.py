@@ -91,8 +91,8 @@ def average(target: Any, op: str) -> Any:
             for name, v in bound(target, args, kwargs).items()
         }
         grad = given.get("grad_output")
-        x, alone = given["self"], grad is None and given["self"].rank == spatial_rank + 1
-        inputs = [ge.Unsqueeze(x, axes=[0]) if alone else x] if grad is None else [ge.Shape(x, dtype=9), grad]
+        x, unbatched = given["self"], grad is None and given["self"].rank == spatial_rank + 1
+        inputs = [ge.Unsqueeze(x, axes=[0]) if unbatched else x] if grad is None else [ge.Shape(x, dtype=9), grad]
         attrs = {
             "ksize": given["kernel_size"],
             "strides": given["stride"],
@@ -102,7 +102,7 @@ def average(target: Any, op: str) -> Any:
             "divisor_override": given["divisor_override"] or 0,
         }
         y = emitted(op, inputs, attrs, meta_outputs)
-        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
+        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if unbatched else y
 
     convert.__doc__ = str(target._schema).removeprefix("aten::")
     return convert

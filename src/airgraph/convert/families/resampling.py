@@ -132,13 +132,13 @@ def constant_pad(self: Value, pad: Any, value: Any = 0, *, meta_outputs: TensorS
 
 def pad_more(op: str, mode: str) -> Any:
     def convert(self: Value, padding: Any, *, meta_outputs: TensorSpec) -> Value:
-        alone = self.rank == len(items(padding)) // 2 + 1
+        unbatched = self.rank == len(items(padding)) // 2 + 1
         pads = outermost_first(padding)
         if op == "MirrorPad" and not isinstance(pads, Value) and len(pads) == 4:
             pads = in_pairs([0, 0, 0, 0, *pads])
-        inputs = [ge.Unsqueeze(self, axes=[0]) if alone else self, pads]
+        inputs = [ge.Unsqueeze(self, axes=[0]) if unbatched else self, pads]
         y = emitted(op, inputs if op == "MirrorPad" else [*inputs, None], {"mode": mode}, meta_outputs)
-        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
+        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if unbatched else y
 
     return convert
 
@@ -155,10 +155,10 @@ def pad_gradient(mode: str) -> Any:
         numbers = items(padding)
         if mode == "edge" and all(isinstance(n, int) and n == 0 for n in numbers):
             return ge.Identity(grad_output)
-        alone = self.rank == len(numbers) // 2 + 1
-        grad, x = (ge.Unsqueeze(v, axes=[0]) if alone else v for v in (grad_output, self))
+        unbatched = self.rank == len(numbers) // 2 + 1
+        grad, x = (ge.Unsqueeze(v, axes=[0]) if unbatched else v for v in (grad_output, self))
         y = emitted("PadV3Grad", [grad, outermost_first(padding), ge.Shape(x, dtype=9)], {"mode": mode}, meta_outputs)
-        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if alone else y
+        return ge.Squeeze(sized(y, [1, *meta_outputs.symsize]), axis=[0]) if unbatched else y
 
     return convert
 

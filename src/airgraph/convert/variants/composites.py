@@ -98,11 +98,11 @@ def matmul_backward(grad: Value, self: Value, other: Value, mask: Sequence[bool]
     many = [shape_of(x)[:-2] for x in (grad, self, other)]
     if len({x.dtype for x in (grad, self, other)}) > 1 or self.rank < 2 or many[0] != many[1] or many[1] != many[2]:
         raise UnsupportedConversion("vectors, or matrices that are repeated")
-    left = product_of(grad, turned(other)) if mask[0] else None
-    return [left, product_of(turned(self), grad) if mask[1] else None]
+    left = product_of(grad, transposed(other)) if mask[0] else None
+    return [left, product_of(transposed(self), grad) if mask[1] else None]
 
 
-def turned(x: Value) -> Value:
+def transposed(x: Value) -> Value:
     return ge.Transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
 

@@ -33,12 +33,12 @@ def mean_as(x: Tensor, axes: Sequence[int], keep_dims: bool, dtype: int) -> Tens
     return torch.mean(x, tuple(axes) or tuple(range(x.ndim)), keepdim=keep_dims, dtype=torch_type(dtype))
 
 
-def spread(alone: Callable[..., Any], with_mean: Callable[..., Any]) -> Meaning:
+def spread(without_mean: Callable[..., Any], with_mean: Callable[..., Any]) -> Meaning:
     def meaning(x: Tensor, dim: Sequence[int], correction: int, keepdim: bool, is_mean_out: bool) -> Sequence[Tensor]:
         axes = tuple(dim) or None
         if is_mean_out:
             return with_mean(x, axes, correction=correction, keepdim=keepdim)
-        return alone(x, axes, correction=correction, keepdim=keepdim), x.new_empty(0)
+        return without_mean(x, axes, correction=correction, keepdim=keepdim), x.new_empty(0)
 
     return meaning
 

@@ -21,6 +21,7 @@ from airgraph.source_hash import source_hash
 if TYPE_CHECKING:
     from airgraph.engine.native.engine import NativeExecutable
     from airgraph.plan.steps import Plan
+    from airgraph.plan.target import Target
 
 
 class NativeEngine:
@@ -37,7 +38,8 @@ class NativeEngine:
         """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
         threading.Thread(target=prepared, name="airgraph-warm-up", daemon=True).start()
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request, target: Target | None = None) -> Plan:
+        """`target`: what to plan for instead of this process."""
         from airgraph.engine.fold import fold
         from airgraph.engine.native.target import this_cpu
         from airgraph.passes.cleanup import fulfilled_waits
@@ -52,7 +54,7 @@ class NativeEngine:
             raise UnsupportedPlan(missing)
         fulfilled_waits(request.graph)
         fold(request)
-        return make_plan(request.graph, request.boundary, this_cpu())
+        return make_plan(request.graph, request.boundary, target or this_cpu())
 
     def load(self, request: Request) -> NativeExecutable:
         from airgraph.engine.native.engine import NativeExecutable

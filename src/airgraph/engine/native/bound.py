@@ -12,10 +12,10 @@ import torch
 
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
-from airgraph.engine.native.image import FrameImage, Outside, Pack, SizesImage, TransposedCopy
-from airgraph.engine.native.kernels import blas, gemm
+from airgraph.engine.native.image import ConvPack, FrameImage, OnceStep, Outside, Pack, SizesImage, TransposedCopy
+from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
 from airgraph.engine.native.packing import Tag
 from airgraph.engine.native.tables import (
     BindingWords,
@@ -27,6 +27,7 @@ from airgraph.engine.native.tables import (
     words,
 )
 from airgraph.ir.symbols import evaluate
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Sizes, Term
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ TENSOR = 16  # bytes of a PyObject before what is behind a handle
 def native_answer(name: str) -> Callable[[Sequence[int]], int]:
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
     return lambda dims: int(function((ctypes.c_int64 * len(dims))(*dims)))
+
+
+@cache
+def pack_weights() -> Callable[[int, int, int], None]:
+    """ag_conv_pack."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernels()["ag_conv_pack"])
 
 
 class BindingTable:
@@ -92,6 +99,7 @@ class BoundFrame:
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
         self.tags: dict[int, Tag] = {}  # slot of an argument → what it was when it was packed
         self.packed = 0  # bytes of packed weights
+        self.once = 0  # steps that ran when it was made
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
@@ -106,12 +114,18 @@ class BoundFrame:
         )
         self.connect(outer)
         self.words[FrameWords.NUMBER] = number
+        known = dict(unchanging or {})
+        self.computed = self.run_once(known, outer)
+        constant = {*outer.constants, *self.computed}
         for copied in image.transposes:
-            if unchanging is not None and copied.slot in unchanging:
-                self.transpose(copied, unchanging[copied.slot], copied.slot in outer.constants)
+            if copied.slot in known:
+                self.transpose(copied, known[copied.slot], copied.slot in constant)
         for pack in image.packs:
-            if unchanging is not None and pack.slot in unchanging:
-                self.pack(pack, unchanging[pack.slot], pack.slot in outer.constants)
+            if pack.slot in known:
+                self.pack(pack, known[pack.slot], pack.slot in constant)
+        for conv in image.conv_packs:
+            if conv.slot in known:
+                self.pack_convolution(conv, known[conv.slot], conv.slot in constant)
         for i, slot in self.weights():
             self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
             if slot in self.tags:
@@ -144,6 +158,49 @@ class BoundFrame:
         for at, kind, number in zip(numbers, numbers, numbers):
             memory[at] = found[kind](number)
 
+    def run_once(self, known: dict[int, torch.Tensor], outer: Outer) -> set[int]:
+        """Run the steps that depend only on what is `known`, by slot, and add what they compute to it; gives its slots.
+
+        Whoever would read that from the arena reads it where it stays.
+        """
+        places: dict[int, Any] = {}
+        for once in self.image.once:
+            if any(slot not in known for slot in once.reads):
+                continue
+            for slot, size, needed in once.writes:
+                if slot not in places:
+                    known[slot] = torch.empty(-(-size // 4))
+                    places[slot] = words([known[slot].data_ptr()])
+                    self.redirect(slot, places[slot])
+                    self.kept += [places[slot], *([known[slot]] if needed else [])]
+            for slot in once.reads:
+                self.slots[slot] = known[slot].data_ptr()
+            self.run_step(once, outer)
+            self.once += 1
+            for slot in (s for s in once.reads if s not in places and s not in outer.constants):
+                self.only[slot] = known[slot].data_ptr()
+                self.kept.append(known[slot])
+                if type(known[slot]) is torch.Tensor and slot not in self.tags:
+                    self.tags[slot] = Tag(known[slot])
+        return {*places}
+
+    def redirect(self, slot: int, place: Any) -> None:
+        """Steps find this address where they would look for the slot's."""
+        start, _ = self.image.tables["slots"]
+        numbers = iter(self.image.links)
+        for at, to in zip(numbers, numbers):
+            if to == start + slot:
+                self.memory[at] = ctypes.addressof(place)
+
+    def run_step(self, once: OnceStep, outer: Outer) -> None:
+        """All of it, in this thread; calls skip it from now on."""
+        row = once.step * StepWords.WORDS
+        args, sizes, jobs = (self.step_table[row + n] for n in (StepWords.ARGS, StepWords.SIZES, StepWords.JOBS))
+        scratch = torch.empty(once.scratch + 64, dtype=torch.uint8)
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)
+        kind(outer.functions[once.step])(args, sizes, 0, jobs, scratch.data_ptr())
+        self.step_table[row + StepWords.JOBS] = 0
+
     def transpose(self, copied: TransposedCopy, weight: torch.Tensor, constant: bool) -> None:
         """The product reads a transposed copy of its weight; equal copies are one."""
         sizes, args = self.part(copied.sizes, Gemm.WORDS), self.part(copied.args, 2)
@@ -170,9 +227,7 @@ class BoundFrame:
         rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
-        if pack.tagged and pack.slot not in self.tags:
-            self.tags[pack.slot] = Tag(weight)
-        key = (weight.data_ptr(), *sizes, pack, self.tags[pack.slot].key if pack.tagged else None)
+        key = (weight.data_ptr(), *sizes, pack, self.tag_key(pack, weight))
         copy = self.copies.get(key)
         if copy is None:
             copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
@@ -184,6 +239,36 @@ class BoundFrame:
             self.only[pack.slot] = weight.data_ptr()
         sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
         args[1] = ctypes.addressof(place)
+
+    def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
+        """The convolution reads packed weights; equal copies are one."""
+        sizes, args = self.part(pack.sizes, ConvLast.DIMS + len(conv_last.DIMS)), self.part(pack.args, 2)
+        dims, tile = ConvSizes(*sizes[ConvLast.DIMS : ConvLast.DIMS + len(conv_last.SIZES)]), conv_last.this_tile()
+        assert tile is not None
+        if sizes[ConvLast.W_AT] // 4 + dims.o * dims.depth > weight.numel():  # not the tensor it was compiled for
+            return
+        shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
+        key = (weight.data_ptr(), sizes[ConvLast.W_AT], shape, self.tag_key(pack, weight))
+        copy = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(conv_last.packed_numbers(dims, tile))
+            start = weight.data_ptr() + sizes[ConvLast.W_AT]
+            pack_weights()(start, ctypes.addressof(sizes) + 8 * ConvLast.DIMS, copy.data_ptr())
+        place = words([copy.data_ptr()])
+        self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
+        self.packed += copy.nbytes
+        if not constant:
+            self.only[pack.slot] = weight.data_ptr()
+        sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
+        args[1] = ctypes.addressof(place)
+
+    def tag_key(self, pack: Pack | ConvPack, weight: torch.Tensor) -> Any:
+        """What a packed copy of a weight is kept under, besides its address: its content, where that may change."""
+        if not pack.tagged:
+            return self.number if pack.slot in self.computed else None
+        if pack.slot not in self.tags:
+            self.tags[pack.slot] = Tag(weight)
+        return self.tags[pack.slot].key
 
     def tag_row(self, tag: Tag) -> int:
         row = words([0] * TagWords.WORDS)

@@ -133,9 +133,9 @@ def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
     _, m, n, k = step.sizes
     a, b = step.a, step.b
     a_plain, b_plain = unit_stride(a, 2, k), unit_stride(b, 2, n)
-    b_turned = unit_stride(b, 1, k)
+    b_transposed = unit_stride(b, 1, k)
     rows = lambda matrix, axis, size, other: other if same(size, 1) else matrix.strides[axis]  # noqa: E731
-    if a_plain and b_turned and not (b_plain and same(k, 1)):
+    if a_plain and b_transposed and not (b_plain and same(k, 1)):
         return 0, rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_plain:
         return 1, rows(a, 1, m, k), rows(b, 1, k, n)

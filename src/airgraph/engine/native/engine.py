@@ -17,22 +17,25 @@ import sympy
 import torch
 
 from airgraph.config import KNOBS
+from airgraph.engine.native import runtime
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
-from airgraph.engine.native.image import ProgramImage
+from airgraph.engine.native.image import OnceStep, ProgramImage
+from airgraph.engine.native.kernels import conv_last
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
+from airgraph.engine.native.once import can_be_compared, once_steps
 from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
-from airgraph.engine.planned import THREADS, PlannedExecutable
+from airgraph.engine.planned import THREADS, PlannedExecutable, bytes_of
 from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
-from airgraph.plan.steps import CallStep
+from airgraph.plan.steps import CallStep, ConvStep
 from airgraph.torch_types import TORCH_TYPES
 
 
@@ -53,9 +56,11 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
         self.titles = [title(plan, step.origin) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
+        self.once = once_steps(self.kernels, self.table, self.frozen_state(request.state)) if request.frozen else []
+        self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
         live = request.journal.phase == "inference" and KNOBS["AIRGRAPH_PACK"].get() == "live"
         self.tagged = self.unwritten_arguments() if live else frozenset()
-        self.journal, self.packed_bytes = request.journal, 0  # what it was told of
+        self.journal, self.packed_bytes, self.ran_once = request.journal, 0, False  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
         self.by_python = bool(self.tapes.refused)  # some steps are done by Python
@@ -105,7 +110,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             products = self.products(symbols, symbolic=False) | self.products(symbols, symbolic=True)
             for step, product in products.items():
                 tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
-        tuned |= self.packed_products(symbols)
+        budget = PackingBudget()
+        tuned |= self.packed_products(symbols, budget)
+        packed = self.packed_convolutions(budget)
         steps = sized_steps(self.kernels, self.sizes, tuned)
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
@@ -121,21 +128,55 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             released=self.releases(self.kernels),
             sized=steps,
             tuned=tuned,
-            frozen=self.frozen,
+            packed=packed,
+            once=self.once_table(packed),
+            frozen=self.frozen | self.derived,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
         )
 
-    def packed_products(self, symbols: Symbols) -> dict[NativeStep, Tuned]:
+    def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
         """Those whose weight may be packed and whose sizes are known when compiling."""
-        budget, found = PackingBudget(), dict[NativeStep, Tuned]()
+        found = dict[NativeStep, Tuned]()
         for step, product in self.products(symbols, symbolic=False).items():
-            assert step.args[1] is not None
-            slot = self.table.slot(step.args[1])
-            if slot in self.constants or slot in self.frozen or slot in self.tagged:
-                strategy = budget.strategy(product)
-                if strategy is not None:
-                    found[step] = Tuned(product, strategy)
+            strategy = budget.strategy(product) if self.may_be_packed(step) else None
+            if strategy is not None:
+                found[step] = Tuned(product, strategy)
+        return found
+
+    def packed_convolutions(self, budget: PackingBudget) -> frozenset[NativeStep]:
+        """Those with channels last whose weights may be packed."""
+        tile, found = conv_last.this_tile(), list[NativeStep]()
+        for step in self.kernels:
+            if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
+                assert tile is not None
+                if budget.takes(4 * conv_last.packed_numbers(step.origin.sizes, tile)):
+                    found.append(step)
+        return frozenset(found)
+
+    def may_be_packed(self, step: NativeStep) -> bool:
+        """Its weight, the second operand: it keeps its content, or can be tagged."""
+        assert step.args[1] is not None
+        slot = self.table.slot(step.args[1])
+        return any(slot in known for known in (self.constants, self.frozen, self.derived, self.tagged))
+
+    def frozen_state(self, state: frozenset[int]) -> set[int]:
+        """Slots of constants, and of the parameters and buffers that this graph does not write to."""
+        names = [spec.name for i, spec in enumerate(self.boundary.arguments) if i in state]
+        slots = {slot for name in names if (slot := self.table.argument(name)) is not None}
+        return {*self.constants} | (slots & self.frozen)
+
+    def once_table(self, packed: frozenset[NativeStep]) -> list[OnceStep]:
+        """The steps that frames run when they are made."""
+        needed: set[int] = set()
+        for i, step in enumerate(self.kernels):
+            if i not in self.once:
+                rest = (a for j, a in enumerate(step.args) if a is not None and not (j == 1 and step in packed))
+                needed |= {self.table.slot(a) for a in rest}
+        memory, found = self.table.memory, list[OnceStep]()
+        for i in self.once:
+            writes = tuple((slot, bytes_of(memory[slot]), slot in needed) for slot in sorted(self.table.writes[i]))
+            found.append(OnceStep(i, self.kernels[i].scratch, tuple(sorted(self.table.reads[i])), writes))
         return found
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
@@ -181,21 +222,26 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
     def new_frame(self, args: Sequence[Any]) -> BoundFrame:
         frame = super().new_frame(args)
         frame.shared = self.shared
+        if frame.once and not self.ran_once:
+            self.ran_once = True
+            self.journal.remark(
+                f"{frame.once} steps depend on frozen parameters only: they run once, not in every call"
+            )
         if frame.packed not in (0, self.packed_bytes):
             self.packed_bytes = frame.packed
-            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters, for MKL")
+            self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters")
         return frame
 
     def unchanging(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Constants, and those among the arguments that keep their content or can be tagged, by slot."""
         assert self.shared is not None
+        compared = {slot for once in self.shared.once for slot in once.reads} if runtime.version_function() else set()
         return dict(super().unchanging(args)) | {
             given.value: arg
             for arg, given in zip(args, self.shared.arguments)
-            if isinstance(arg, torch.nn.Parameter)
-            and given.kind == EntryWords.TENSOR
+            if given.kind == EntryWords.TENSOR
             and given.value in self.frozen
-            and type(arg) is torch.nn.Parameter
+            and (type(arg) is torch.nn.Parameter or (given.value in compared and can_be_compared(arg)))
             and list(given.strides) == list(arg.stride())
             and DTYPE_NUMBER[arg.dtype] == given.dtype
         }

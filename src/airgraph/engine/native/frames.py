@@ -22,7 +22,17 @@ from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep
-from airgraph.engine.native.image import FrameImage, Link, Outside, Pack, Reference, SizesImage, TransposedCopy
+from airgraph.engine.native.image import (
+    ConvPack,
+    FrameImage,
+    Link,
+    OnceStep,
+    Outside,
+    Pack,
+    Reference,
+    SizesImage,
+    TransposedCopy,
+)
 from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
@@ -208,7 +218,9 @@ class Shared:
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
-    frozen: frozenset[int]  # slots of the arguments that never change
+    packed: frozenset[NativeStep]  # convolutions that read packed weights
+    once: Sequence[OnceStep]
+    frozen: frozenset[int]  # slots of the arguments that never change, and of what is computed from these alone
     time: Timeline
     memory: Arrangement
     fixed: list[torch.Tensor] = field(default_factory=list)  # constants of calls
@@ -245,6 +257,7 @@ class FrameBuilder:
         self.fixed: list[torch.Tensor] = shared.fixed
         self.transposes: list[TransposedCopy] = []
         self.packs: list[Pack] = []
+        self.conv_packs: list[ConvPack] = []
 
     def image(self) -> FrameImage:
         shared = self.shared
@@ -296,7 +309,10 @@ class FrameBuilder:
         sized = [(Link(at), x.index) for at, x in enumerate(self.words) if isinstance(x, Term)]
         self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
         self.words[FrameWords.VALUES] = values
-        image = FrameImage(objects=self.objects, transposes=self.transposes, packs=self.packs)
+        image = FrameImage(
+            objects=self.objects, transposes=self.transposes, packs=self.packs, conv_packs=self.conv_packs
+        )
+        image.once.extend(self.shared.once)
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):
@@ -416,13 +432,19 @@ class FrameBuilder:
         return [self.slots.behind(slot) for slot in slots]
 
     def note_pack(self, step: NativeStep, sizes: Link, args: Link) -> None:
-        """A product for MKL; a frame has a packed copy if the weight keeps its content, or can be tagged."""
+        """A product for MKL, or a convolution; a frame has a packed copy if the weight keeps its content, or can be
+        tagged."""
         tuned = self.shared.tuned.get(step)
-        if tuned is not None and tuned.strategy.packed:
-            assert step.args[1] is not None
-            slot = self.table.slot(step.args[1])
-            tagged = slot not in self.shared.constants and slot not in self.shared.frozen
+        multiplies = tuned is not None and tuned.strategy.packed
+        if not multiplies and step not in self.shared.packed:
+            return
+        assert step.args[1] is not None
+        slot = self.table.slot(step.args[1])
+        tagged = slot not in self.shared.constants and slot not in self.shared.frozen
+        if tuned is not None:
             self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))
+        else:
+            self.conv_packs.append(ConvPack(slot, sizes.at, args.at, tagged))
 
     def note_transpose(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"airgraph program %d\n" % FORMAT
 
 
@@ -71,6 +71,25 @@ class Pack(NamedTuple):
     tagged: bool
 
 
+class ConvPack(NamedTuple):
+    """A convolution that reads packed weights: as `Pack`."""
+
+    slot: int
+    sizes: int
+    args: int
+    tagged: bool
+
+
+class OnceStep(NamedTuple):
+    """A step that a frame runs when it is made (once.py): its number, the slots it reads, and those it writes, with their
+    bytes and whether they are needed when all convolutions that read them have packed copies."""
+
+    step: int
+    scratch: int  # bytes
+    reads: tuple[int, ...]
+    writes: tuple[tuple[int, int, bool], ...]
+
+
 @dataclass
 class FrameImage:
     """`tables`: where the parts that Python looks at begin, and how many words they have."""
@@ -82,6 +101,12 @@ class FrameImage:
     objects: int = 0  # results that Python hands in
     transposes: list[TransposedCopy] = field(default_factory=list)
     packs: list[Pack] = field(default_factory=list)
+    conv_packs: list[ConvPack] = field(default_factory=list)
+    once: list[OnceStep] = field(default_factory=list)
+
+    def tagged(self) -> set[int]:
+        """Slots of the parameters that may change and have packed copies."""
+        return {p.slot for p in self.packs if p.tagged} | {p.slot for p in self.conv_packs if p.tagged}
 
 
 class KernelName(NamedTuple):
@@ -130,6 +155,7 @@ class ProgramImage:
             "tables": self.frame.tables,
             "objects": self.frame.objects,
             "packs": self.frame.packs,
+            "conv_packs": self.frame.conv_packs,
             "symbols": self.sizes.symbols,
             "questions": self.sizes.questions,
             "functions": self.functions,
@@ -153,8 +179,9 @@ class ProgramImage:
         tensors = [as_tensor(next(parts), *spec) for spec in head["tensors"]]
         tables = {name: (start, count) for name, (start, count) in head["tables"].items()}
         slots = head["constants"]
+        packs, conv_packs = [Pack(*p) for p in head["packs"]], [ConvPack(*p) for p in head["conv_packs"]]
         image = cls(
-            FrameImage(words, links, outside, tables, head["objects"], packs=[Pack(*p) for p in head["packs"]]),
+            FrameImage(words, links, outside, tables, head["objects"], packs=packs, conv_packs=conv_packs),
             SizesImage(head["symbols"], list(definitions), list(code), head["questions"]),
             [None if f is None else KernelName(*f) for f in head["functions"]],
             head["titles"],

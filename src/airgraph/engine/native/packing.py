@@ -56,8 +56,13 @@ class PackingBudget:
 
     def strategy(self, p: ProductShape) -> ProductStrategy | None:
         """The packed one, where it pays; None: as without packing."""
-        size = 4 * p.n * p.k
-        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k) or size > self.left:
+        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k) or not self.takes(4 * p.n * p.k):
             return None
-        self.left -= size
         return ProductStrategy(COLUMNS, rule(p).threads, packed=True)
+
+    def takes(self, size: int) -> bool:
+        """Whether so many bytes are left; then they are taken."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True

@@ -155,7 +155,7 @@ class FrameRunner(TakesArguments):
 
     def unchanging(self, args: Sequence[Any]) -> Mapping[int, torch.Tensor]:
         """Constants, and arguments that keep their content or can be tagged (packing.py), by slot."""
-        tagged = {pack.slot for pack in self.image.packs if pack.tagged} if runtime.version_function() else set()
+        tagged = self.image.tagged() if runtime.version_function() else set()
         start, count = self.image.tables["arguments"]
         rows = [
             self.image.words[at : at + tables.EntryWords.WORDS]

@@ -476,8 +476,8 @@ def handed_out(f: Function, frame: str) -> str:
         f.when(has_handle, again)
         f.when(f.op(f"and i1 {called}, {f.op(f'xor i1 {has_handle}, true')}"), found)
 
-    there = f.test("ne", results, "null", "ptr")
-    f.loop("0", f.choose(there, "i64", count, "0"), 1, one)
+    present = f.test("ne", results, "null", "ptr")
+    f.loop("0", f.choose(present, "i64", count, "0"), 1, one)
     return results
 
 

@@ -21,15 +21,15 @@ def barrier() -> str:
     f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
     f.do("br label %wait")
     f.label("wait")
-    f.do("%turn = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
     f.do("%now = load atomic i64, ptr %counter acquire, align 8")
     f.do("%stopped = load atomic i64, ptr %stop monotonic, align 8")
-    f.do("%there = icmp sge i64 %now, %target")
+    f.do("%arrived = icmp sge i64 %now, %target")
     f.do("%leave = icmp ne i64 %stopped, 0")
-    f.do("%done = or i1 %there, %leave")
+    f.do("%done = or i1 %arrived, %leave")
     f.do("br i1 %done, label %out, label %again")
     f.label("again")
-    f.do("%next = add i64 %turn, 1")
+    f.do("%next = add i64 %spins, 1")
     long = f.test("eq", f.op(f"and i64 %next, {SPINS - 1}"), 0)
     f.do(f"br i1 {long}, label %rest, label %wait2")
     f.label("rest")
@@ -128,7 +128,7 @@ def wait(f: Function, counter: str, target: str, threads: str, stop: str) -> str
 
 
 def run() -> str:
-    """All steps of a frame: calls of the library alone, what lies between two of them in one parallel region.
+    """All steps of a frame: calls of the library by themselves, what lies between two of them in one parallel region.
 
     Gives back 0, or what `call` says in place of results.
     """

@@ -14,5 +14,5 @@ def rotary(view: LoweringView) -> Tensor:
     axis, size = len(x.shape) - 1, x.shape[-1]
     if not isinstance(size, int) or size % 2:
         raise UnsupportedLowering("of an odd or symbolic size")
-    turned = concat([f("neg", part(x, axis, size // 2, size // 2)), part(x, axis, 0, size // 2)], axis)
-    return f("add", f("mul", x, view["r1"]), f("mul", turned, view["r2"]))
+    rotated = concat([f("neg", part(x, axis, size // 2, size // 2)), part(x, axis, 0, size // 2)], axis)
+    return f("add", f("mul", x, view["r1"]), f("mul", rotated, view["r2"]))

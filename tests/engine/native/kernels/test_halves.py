@@ -5,6 +5,8 @@ import torch
 
 import airgraph
 import airgraph.engine.native
+from airgraph.engine.native import target
+from airgraph.engine.native.llvm import cpu
 from airgraph.plan import groups
 from airgraph.plan.steps import CallStep, GemmStep, LoopStep
 
@@ -15,6 +17,19 @@ class Function(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
         self.forward = function
+
+
+@pytest.fixture(autouse=True)
+def has_amx(monkeypatch):
+    """`has_amx(True)`: as on a CPU with AMX. Without a call as on one without, whatever this machine is."""
+    this_cpu = target.this_cpu.__wrapped__  # what is remembered stays this machine's
+
+    def pretend(has):
+        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: has)
+        monkeypatch.setattr(target, "this_cpu", this_cpu)
+
+    pretend(False)
+    return pretend
 
 
 @pytest.fixture
@@ -79,6 +94,24 @@ def test_operands_are_widened_once(plans):
     assert count(plans[0], GemmStep) == 3
     widened = [t for s in plans[0].steps if isinstance(s, LoopStep) for t in s.roots if t.attrs == "cast"]
     assert sum(t.dtype.name == "DT_FLOAT" for t in widened) == 3
+
+
+@HALVES
+def test_with_amx_bfloat16_is_left_to_pytorch(dtype, plans, has_amx):
+    has_amx(True)
+    x, w = torch.randn(33, 40).to(dtype), torch.randn(40, 24).to(dtype)
+    fast = airgraph.compile(Function(lambda x, w: torch.relu(x @ w)), (x, w), engine="native")
+    assert_as_near(fast(x, w), torch.relu(x @ w), torch.relu(x.double() @ w.double()))
+    kept = dtype == torch.bfloat16
+    assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == ((0, 1) if kept else (1, 0))
+
+
+def test_a_c_program_has_products_of_its_own_with_amx(plans, has_amx, tmp_path):
+    has_amx(True)
+    x, w = torch.randn(33, 40).bfloat16(), torch.randn(40, 24).bfloat16()
+    airgraph.build(airgraph.compile(Function(lambda x, w: x @ w), (x, w)), tmp_path)
+    assert [count(plan, CallStep) for plan in plans] == [1, 0]
+    assert (tmp_path / "model.o").exists()
 
 
 @HALVES

@@ -43,7 +43,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("super_kernel_optimize", False, boolean, NPU),
     Option("super_kernel_optimize_options", None, of_type(dict), NPU),
     Option("super_kernel_debug_options", None, of_type(dict), NPU),
-    Option("dump_tensor_data", False, boolean, To("data_dump", {True: "npy", False: None})),
+    Option("dump_tensor_data", False, boolean, To("data_dump", {True: "pt", False: None})),
     Option("data_dump_stage", "optimized", choice("original", "optimized"), To("data_dump_stage")),
     Option("data_dump_dir", "./", checks.folder, To("data_dump_path")),
     Option("deadlock_check", False, boolean, NO_SUCH_KERNELS),

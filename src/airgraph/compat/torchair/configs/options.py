@@ -189,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
         boolean,
         DumpsNodes("on"),
         _global("ge.exec.enableDump"),
-        captured=To("data_dump", {True: "npy", False: None}),
+        captured=To("data_dump", {True: "pt", False: None}),
     ),
     Option(
         "dump_config.dump_path",
@@ -296,9 +296,10 @@ OPTIONS: tuple[Option, ...] = (
         "ge_config.export_compile_stat",
         "2",
         choice("0", "1", "2"),
-        To("fusion_result", {"0": False, "1": True, "2": None}),
+        To("fusion_result", {"0": False, "1": True, "2": True}),
         _global("ge.exportCompileStat"),
         GE,
+        default_counts=True,
     ),
     Option("ge_config.aicore_num", None, CORES, NPU, _global("ge.aicoreNum"), GE),
     Option(

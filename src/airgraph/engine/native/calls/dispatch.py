@@ -204,8 +204,8 @@ def laid(f: Function) -> str:
     wanted, sizes = f.word("%node", ArgWords.WANTED, "ptr"), f.word("%node", ArgWords.SIZES, "ptr")
     rank = f.word("%node", ArgWords.DIM)
     cell = f.word("%node", ArgWords.MADE, "ptr")
-    there = f.test("ne", cell, "null", "ptr")
-    before = f.either(there, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
+    present = f.test("ne", cell, "null", "ptr")
+    before = f.either(present, "ptr", lambda: f.word(cell, 0, "ptr"), "null")
     is_made = f.test("ne", before, "null", "ptr")
 
     def strides_match() -> str:

@@ -75,7 +75,11 @@ def scratch_bytes(sizes: Sequence[Amount], machine: Machine | None = None) -> Am
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
-    parts = [declarations(host.lanes), merge(host, by_row=True), *kernels(host, "conv", turned=False, bias_by_row=True)]
+    parts = [
+        declarations(host.lanes),
+        merge(host, by_row=True),
+        *kernels(host, "conv", transposed=False, bias_by_row=True),
+    ]
     parts += [quad(host), block(host), cut(host), plane(host), whole(), count()]
     parts += [taps(host, step, fixed=False) for step in (1, 2, None)] + [
         taps(host, step, fixed=True) for step in (1, 2)
@@ -145,18 +149,18 @@ def block(host: Machine) -> str:
     o0, o1 = f.mul("%first", CHANNELS), f.min(f.mul("%last", CHANNELS), group_out)
     first_out = f.mul(group, group_out)
     here = f.at("%x", f.mul(f.add(f.mul(n, d["c"]), f.mul(group, group_in)), image))
-    there = f.at("%out", f.mul(f.add(f.mul(n, d["o"]), first_out), pixels))
+    image_out = f.at("%out", f.mul(f.add(f.mul(n, d["o"]), first_out), pixels))
     weight, panels = f.at("%weight", f.mul(first_out, depth)), f.at("%scratch", host.tile_bytes, "i8")
     bias = f.beside("%bias", first_out)
     rounds = f.max(f.ceil(group_in, f.max(f.div(str(DEEP), kernel), 1)), 1)
     each = f.ceil(group_in, rounds)
 
-    def deep(turn: str) -> None:
-        c0 = f.mul(turn, each)
+    def deep(round_: str) -> None:
+        c0 = f.mul(round_, each)
         wide = f.max(f.min(f.sub(group_in, c0), each), 0)
         k = f.mul(wide, kernel)
         apart = f.add(f.mul(k, host.panel), LINE)
-        start = f.test("eq", turn, 0)
+        start = f.test("eq", round_, 0)
         flags = f.choose(start, "i64", "0", str(ADD))
         now = f.choose(start, "ptr", bias, "null")
         image_here = f.at(here, f.mul(c0, image))
@@ -173,7 +177,7 @@ def block(host: Machine) -> str:
             some = (rows, depth, f.min(f.sub(o1, o), host.rows[0]))
 
             def tile(p: str) -> None:
-                place = f.at(f.at(there, f.mul(o, pixels)), p)
+                place = f.at(f.at(image_out, f.mul(o, pixels)), p)
                 lanes = (panel_of(p), k, f.sub(p1, p))
                 run_tile(f, host, "conv", some, lanes, (place, pixels), f.beside(now, o), flags)
 

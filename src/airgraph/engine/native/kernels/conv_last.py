@@ -3,15 +3,27 @@
 The inner kernel multiplies 14 pixels, read where they lie, with a *panel*: the weights of 32 output channels, packed so
 that those for one value of a patch are two vectors side by side. 28 accumulators, two loads and 14 broadcasts for 28
 multiply-adds (AVX-512; AVX2 has tiles of 6 × 16). 14 divides images of 7, 14, 28, 56 and 112 pixels a side, which most
-networks have.
+networks have. With AVX-512 one iteration has one value of a patch: with four, LLVM's scheduler needs a 33rd register and
+stores an accumulator in every iteration (one core of a Cascade Lake, weights packed before, GFLOP/s with one / four: 3 × 3
+of 64 channels at 56² 138 / 117, of 256 at 14² 141 / 131, 1 × 1 256→1024 at 14² 135 / 116, 64→256 at 56² 116 / 88). AVX2
+has four: 67 / 57, 67 / 58, 70 / 67 and 63 / 62 with four / one.
 
 Where a patch is read from is a *table*: for each of its taps (kh, kw) the addresses of the 14 pixels' channels, zeros for
 those in the padding. So stride, padding, dilation and groups are nothing to the kernel. With few channels (the first layer)
-there are no runs of channels to read: patches are gathered, from any layout, and the table has one row.
+there are no runs of channels to read, but runs of columns in planes: some rows at a time are copied, from any layout, as
+planes with the padding around them, and the table has a row for each plane and row of a patch (2.3 times as fast as
+gathering patches for 3 × 3 on 3 channels, 1.4 times for 7 × 7).
 
-Weights stay as they are stored, and are packed in every call, by the thread that uses them: transposing 16 × 16 costs a
-quarter of a cycle a value, which is used for pixels / 32 cycles. Threads divide the pixels, and each packs all weights;
-or, where there are few pixels, the panels.
+Weights that keep their content, and those that can be tagged (packing.py), are packed once, for a frame. Others are packed
+in every call, by the thread that uses them: transposing 16 × 16 costs a quarter of a cycle a value, which is used for
+pixels / 32 cycles. Threads divide the pixels, and each packs all weights; or, where there are few pixels, the panels.
+
+A block of pixels, four tiles or more, is multiplied with one panel after the other. Weights that do not stay in level 2
+are read from farther away by every block. So blocks are larger for these, deep panels are used in chunks that stay in
+level 2 for all tiles of a block, and meanwhile the next chunk is fetched; the pixels of a 1 × 1 convolution that lie 4 KiB
+apart are copied. Without / with all this, one core of a Cascade Lake, packed weights that come from memory, GFLOP/s: 1 × 1
+256→1024 at 14² 107 / 118, 1024→256 at 14² 89 / 115, 512→2048 at 7² 91 / 120, 2048→512 at 7² 83 / 114, 512→1024 with stride
+2 at 14² 84 / 115; 3 × 3 of 256 channels at 14² 110 / 125, of 512 at 7² 91 / 110.
 
 A depthwise convolution multiplies 8 pixels of a row, a vector of channels each, with the taps of those channels; with 3, 5
 or 7 taps in a row and a step of 1 or 2, what neighbouring pixels share is loaded once.
@@ -28,12 +40,32 @@ from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Amount, ceil, choose, less
 
 SIZES = ConvSizes._fields
-PARTS = ("zeros", "positions", "tables", "patches", "packed")  # of a thread's scratch memory
-# mode: TABLE, GATHER, DEPTHWISE; split: threads divide pixels (0) or panels (1); x's strides (floats); where PARTS begin
-DIMS = [*SIZES, "mode", "split", "xn", "xc", "xh", "xw", *PARTS]
-TABLE, GATHER, DEPTHWISE = range(3)
+PARTS = ("zeros", "positions", "tables", "pixels", "packed")  # of a thread's scratch memory
+# mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
+# already; tiles: in a block; copies, far: 1 or 0; chunk: values; strip: rows; x's strides (floats); where PARTS begin
+DIMS = [
+    *SIZES,
+    "mode",
+    "split",
+    "prepacked",
+    "tiles",
+    "copies",
+    "far",
+    "chunk",
+    "strip",
+    "xn",
+    "xc",
+    "xh",
+    "xw",
+    *PARTS,
+]
+PREPACKED = DIMS.index("prepacked")
+TABLE, PLANES, DEPTHWISE = range(3)
 DEEPEST = 1 << 16  # values of a patch
-TILES = 4  # in a block
+TILES = 4  # in a block, or more
+CHUNK = 1536  # values of a patch, at most, that all tiles of a block are multiplied with, one tile after the other
+IN_CACHE, BLOCK = 768 << 10, 512 << 10  # bytes of weights, and of the pixels of a block
+STRIP = 128 << 10  # bytes of planes that are copied
 SLOTS = 16  # addresses in a row of a table
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
 PACKING = 10  # the cost of packing a weight, in pixels that it is used for
@@ -52,6 +84,7 @@ class ConvTile:
 
     lanes: int
     rows: tuple[int, int]  # pixels, and those of a small one
+    deep: int  # values of a patch in one iteration
     vectors: int = 2
 
     @property
@@ -62,13 +95,8 @@ class ConvTile:
     def panel(self) -> int:
         return self.lanes * self.vectors
 
-    @property
-    def block(self) -> int:
-        """Pixels that share a table."""
-        return TILES * self.rows[0]
 
-
-TILE_OF = {16: ConvTile(16, (14, 7)), 8: ConvTile(8, (6, 3))}
+TILE_OF = {16: ConvTile(16, (14, 7), deep=1), 8: ConvTile(8, (6, 3), deep=4)}
 
 
 def this_tile() -> ConvTile | None:
@@ -80,7 +108,7 @@ def this_tile() -> ConvTile | None:
 def mode_of(s: ConvSizes) -> int:
     if s.depthwise:
         return DEPTHWISE
-    return GATHER if s.few else TABLE
+    return PLANES if s.few else TABLE
 
 
 def panels(s: ConvSizes, tile: ConvTile) -> int:
@@ -89,10 +117,17 @@ def panels(s: ConvSizes, tile: ConvTile) -> int:
     return s.groups * -(-s.o // s.groups // tile.panel)
 
 
+def packed_numbers(s: ConvSizes, tile: ConvTile) -> int:
+    """In a packed copy of all weights, zeros included."""
+    return panels(s, tile) * s.depth * tile.panel
+
+
 def split(s: ConvSizes, threads: Amount, tile: ConvTile) -> Amount:
     """What the threads divide, by the time that the slowest of them takes."""
     count, pixels = panels(s, tile), s.n * s.oh * s.ow
-    if count * s.depth * tile.panel * 4 > PACKED:
+    if mode_of(s) == PLANES:
+        return 0
+    if 4 * packed_numbers(s, tile) > PACKED:
         return 1
     by_pixels, by_panels = count * (PACKING + ceil(pixels, threads)), ceil(count, threads) * (PACKING + pixels)
     return choose(less(by_panels * round(100 * WHOLE_IMAGE), by_pixels * 100), 1, 0)
@@ -119,17 +154,68 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    return [*s, mode_of(s), by_panels, n, c, h, w, *offsets(s, tile).values()]
+    how = [tiles(s, tile), int(copies(s)), int(far(s, tile)), chunk(s), strip(s, tile)]
+    return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, *offsets(s, tile).values()]
+
+
+def far(s: ConvSizes, tile: ConvTile) -> bool:
+    """Whether there are too many weights for level 2: the next ones are fetched while some are used."""
+    return mode_of(s) == TABLE and 4 * packed_numbers(s, tile) > IN_CACHE
+
+
+def chunk(s: ConvSizes) -> int:
+    """How many values of a patch all tiles of a block are multiplied with, before they go on with the next ones: their
+    weights stay in level 2. Whole taps, or channels of the only one."""
+    if mode_of(s) != TABLE:
+        return s.depth
+    parts, taps = -(-s.depth // CHUNK), s.kh * s.kw
+    return -(-taps // parts) * (s.depth // taps) if taps > 1 else -(-s.depth // parts)
+
+
+def tiles(s: ConvSizes, tile: ConvTile) -> int:
+    """In a block. Every block reads all weights: where these are far, blocks are larger."""
+    if not far(s, tile):
+        return TILES
+    most = BLOCK // (4 * s.c * tile.rows[0])
+    whole = -(-s.n * s.oh * s.ow // tile.rows[0])
+    blocks = -(-whole // max(TILES, most))
+    return -(-whole // blocks)
+
+
+def copies(s: ConvSizes) -> bool:
+    """Whether the pixels of a block are copied, a line of the cache further apart each: at distances of 4 KiB those of a
+    tile have the same place in level 1, which holds eight of them."""
+    return mode_of(s) == TABLE and s.kh == s.kw == 1 and s.sw * s.c % 1024 == 0
+
+
+def taps(s: ConvSizes) -> int:
+    """In a table. Columns of a plane that lie side by side are one."""
+    if mode_of(s) == TABLE:
+        return s.kh * s.kw
+    return s.c // s.groups * s.kh * (1 if s.dw == 1 else s.kw)
+
+
+def strip(s: ConvSizes, tile: ConvTile) -> int:
+    """Rows of the result whose planes are copied at a time."""
+    one, two = (strip_bytes(s, rows, tile) for rows in (1, 2))
+    return max(1, min(s.oh, 1 + (STRIP - one) // max(two - one, 1)))
+
+
+def strip_bytes(s: ConvSizes, rows: int, tile: ConvTile) -> int:
+    if mode_of(s) != PLANES:
+        return 0
+    wide = -(-(s.w + 2 * s.pw) // tile.lanes) * tile.lanes
+    return 4 * s.c * ((rows - 1) * s.sh + (s.kh - 1) * s.dh + 1) * wide
 
 
 def offsets(s: ConvSizes, tile: ConvTile) -> dict[str, int]:
     """Where PARTS begin, in bytes."""
-    mode, slots = mode_of(s), TILES * SLOTS
+    mode, slots = mode_of(s), tiles(s, tile) * SLOTS
     sizes = {
         "zeros": 4 * (tile.lanes if mode == DEPTHWISE else s.c),
         "positions": 0 if mode == DEPTHWISE else 3 * 8 * slots,
-        "tables": 0 if mode == DEPTHWISE else 8 * slots * (s.kh * s.kw if mode == TABLE else 1),
-        "patches": 4 * slots * (s.c * s.kh * s.kw + tile.lanes) if mode == GATHER else 0,
+        "tables": 0 if mode == DEPTHWISE else 8 * slots * taps(s),
+        "pixels": 4 * slots * (s.c + tile.lanes) if copies(s) else strip_bytes(s, strip(s, tile), tile),
     }
     found, at = {}, 0
     for name, size in sizes.items():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
-from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, GATHER, SLOTS, TABLE, TILES, ConvTile, this_tile
+from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, PLANES, SLOTS, TABLE, ConvTile, this_tile
 from airgraph.engine.native.llvm.builder import Function, declarations
 
-EXPORTS = ("ag_conv_last",)
+EXPORTS = ("ag_conv_last", "ag_conv_pack")
 OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
 ACROSS = 8  # pixels in a tile of a depthwise convolution
@@ -29,10 +30,35 @@ def source(tile: ConvTile | None = None) -> str:
         f"declare void @llvm.masked.store.v{host.lanes}f32.p0({kind}, ptr, i32, {bits})\n",
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
-    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)]
-    parts += [pack(host), positions(host), plain_table(host), tables(host), patches(host), block(host)]
+    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)] + [
+        micro(host, host.rows[0], host.vectors, far=True)
+    ]
+    parts += [
+        pack(host),
+        pack_panel(host),
+        pack_all(host),
+        positions(host),
+        plain_table(host),
+        tables(host),
+        planes(host),
+        copied(host),
+        block(host),
+        strips(host),
+    ]
     parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
     return "".join([*parts, segment(host), depthwise(host), whole(host)])
+
+
+class Panels(NamedTuple):
+    """How the weights are divided: `parts` panels for each of `groups`, which have `made` output channels each; `depth`
+    values for each of them, in `taps` runs of `run`."""
+
+    groups: str
+    made: str
+    parts: str
+    depth: str
+    taps: str
+    run: str
 
 
 class LastFunction(Function):
@@ -73,20 +99,50 @@ class LastFunction(Function):
         """Where a part of the scratch memory begins; see `offsets`."""
         return self.at("%scratch", d[name], "i8")
 
+    def panels(self, d: dict[str, str]) -> Panels:
+        """(All channels of a depthwise convolution are one group here.)"""
+        kernel, depthwise = self.mul(d["kh"], d["kw"]), self.test("eq", d["mode"], DEPTHWISE)
+        groups = self.choose(depthwise, "i64", "1", d["groups"])
+        made, depth = self.div(d["o"], groups), self.mul(self.div(d["c"], d["groups"]), kernel)
+        beside = self.choose(self.test("eq", d["dw"], 1), "i64", "1", d["kw"])
+        lines = self.mul(self.mul(self.div(d["c"], d["groups"]), d["kh"]), beside)
+        taps = self.choose(self.test("eq", d["mode"], TABLE), "i64", kernel, self.choose(depthwise, "i64", "1", lines))
+        return Panels(groups, made, self.ceil(made, self.host.panel), depth, taps, self.div(depth, taps))
+
+    def panel(self, packed: str, number: str, p: Panels) -> str:
+        """Where a panel begins in memory that has them one behind the other."""
+        return self.at(packed, self.mul(number, self.mul(p.depth, self.host.panel)))
+
+    def prefetch_far(self, base: str, bytes: str) -> None:
+        """Into level 2, from memory that may end before."""
+        self.do(f"call void @llvm.prefetch.p0(ptr {self.beyond(base, bytes)}, i32 0, i32 2, i32 1)")
+
+    def beyond(self, base: str, bytes: str) -> str:
+        """An address that may lie behind the end of what it belongs to."""
+        return self.op(f"getelementptr i8, ptr {base}, i64 {bytes}")
+
     def pitch(self, d: dict[str, str]) -> str:
-        """Floats from one gathered patch to the next: the last vector of a patch may stick out."""
-        return self.add(self.mul(d["c"], self.mul(d["kh"], d["kw"])), self.host.lanes)
+        """Floats from one row of a padded plane to the next: whole vectors."""
+        lanes = self.host.lanes
+        return self.mul(self.ceil(self.add(d["w"], self.mul(d["pw"], 2)), lanes), lanes)
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
 MICRO = (
-    "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias"
+    "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias, "
+    "ptr %next, i64 %pace, i1 %more"
 )
 
 
-def micro(host: ConvTile, rows: int, vectors: int) -> str:
-    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group."""
-    f = LastFunction(host, f"micro_{rows}x{vectors}", MICRO)
+def micro_name(rows: int, vectors: int, far: bool = False) -> str:
+    return f"micro_{rows}x{vectors}{'_far' if far else ''}"
+
+
+def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
+    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: they
+    are added to what is there. `far`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes with
+    every value."""
+    f = LastFunction(host, micro_name(rows, vectors, far), MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
 
     def biased() -> list[str]:
@@ -94,9 +150,13 @@ def micro(host: ConvTile, rows: int, vectors: int) -> str:
 
     first = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *[(host.kind, "zeroinitializer")] * vectors)
 
-    def values(places: Sequence[str], panel: str, start: str, stop: str, deep: int, acc: Sequence[str]) -> list[str]:
+    def values(
+        places: Sequence[str], panel: str, ahead: str, start: str, stop: str, deep: int, acc: Sequence[str]
+    ) -> list[str]:
         def body(i: str, *tile: str) -> list[str]:
             out = list(tile)
+            if far:
+                f.prefetch_far(ahead, f.mul(i, "%pace"))
             for j in range(deep):
                 k = f.add(i, j)
                 line = f.at(panel, f.mul(k, host.panel))
@@ -109,15 +169,22 @@ def micro(host: ConvTile, rows: int, vectors: int) -> str:
 
         return f.loop(start, stop, deep, body, *[(host.kind, a) for a in acc])
 
-    def tap(t: str, panel: str, *acc: str) -> list[str]:
+    def tap(t: str, panel: str, ahead: str, *acc: str) -> list[str]:
         line = f.at("%table", f.mul(t, SLOTS), "i64")
         places = [f.at(f.op(f"load ptr, ptr {f.at(line, r, 'i64')}"), "%shift", "i8") for r in range(rows)]
-        whole = f.down("%deep", 4)
-        found = values(places, panel, whole, "%deep", 1, values(places, panel, "0", whole, 4, acc))
-        return [f.at(panel, f.mul("%deep", host.panel)), *found]
+        whole = f.down("%deep", host.deep)
+        found = values(places, panel, ahead, "0", whole, host.deep, acc)
+        if host.deep > 1:
+            found = values(places, panel, ahead, whole, "%deep", 1, found)
+        return [f.at(panel, f.mul("%deep", host.panel)), f.beyond(ahead, f.mul("%deep", "%pace")), *found]
 
-    start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
-    _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), *start)
+    def sums() -> list[str]:
+        lines = [f.at("%to", f.mul("%apart", f.min(str(r), f.sub("%count", 1)))) for r in range(rows)]
+        return [f.load_part(f.at(line, v * host.lanes), m) for line in lines for v, m in enumerate(masks)]
+
+    begun = f.when("%more", sums, *[(host.kind, first[v]) for _ in range(rows) for v in range(vectors)])
+    start = [(host.kind, value) for value in begun]
+    _, _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), ("ptr", "%next"), *start)
     for r in range(rows):
 
         def store(r: int = r) -> None:
@@ -165,6 +232,31 @@ def pack(host: ConvTile) -> str:
     return f.text()
 
 
+def pack_panel(host: ConvTile) -> str:
+    f = LastFunction(host, "pack_panel", "ptr %weight, ptr %dims, i64 %number, ptr %to")
+    d = f.dims()
+    p = f.panels(d)
+    group, first = f.div("%number", p.parts), f.mul(f.rem("%number", p.parts), host.panel)
+    weights = f.at("%weight", f.mul(f.add(f.mul(group, p.made), first), p.depth))
+    rows = f.sub(p.made, first)
+    taps = f.choose(f.test("eq", d["mode"], TABLE), "i64", p.taps, "1")  # else as they are stored
+    run = f.div(p.depth, taps)
+    f.call("@pack", f"ptr {weights}, i64 {p.depth}, i64 {rows}, i64 {taps}, i64 {run}, ptr %to")
+    return f.text()
+
+
+def pack_all(host: ConvTile) -> str:
+    """For a frame that keeps packed weights."""
+    f = LastFunction(host, "ag_conv_pack", "ptr %weight, ptr %dims, ptr %to", exported=True)
+    p = f.panels(f.dims())
+
+    def one(j: str) -> None:
+        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {f.panel('%to', j, p)}")
+
+    f.loop("0", f.mul(p.groups, p.parts), 1, one)
+    return f.text()
+
+
 def transposed(f: Function, host: ConvTile, rows: Sequence[str]) -> list[str]:
     """By halves: blocks of 1, 2, 4 … lanes change places with those of the row as far away."""
     lines, size = list(rows), 1
@@ -193,13 +285,13 @@ def positions(host: ConvTile) -> str:
     """
     f = LastFunction(host, "positions", "ptr %dims, i64 %p, i64 %last, ptr %scratch")
     d = f.dims()
-    place = f.part(d, "positions")
+    place, slots = f.part(d, "positions"), f.mul(d["tiles"], SLOTS)
 
     def slot(s: str, q: str, n: str, oh: str, ow: str) -> list[str]:
         row, column = (f.sub(f.mul(a, d[b]), d[c]) for a, b, c in ((oh, "sh", "ph"), (ow, "sw", "pw")))
         at = f.add(f.add(f.mul(n, d["xn"]), f.mul(row, d["xh"])), f.mul(column, d["xw"]))
         for i, value in enumerate((row, column, at)):
-            f.do(f"store i64 {value}, ptr {f.at(place, f.add(s, i * TILES * SLOTS), 'i64')}")
+            f.do(f"store i64 {value}, ptr {f.at(place, f.add(s, f.mul(slots, i)), 'i64')}")
         within = f.op(f"and i64 {s}, {SLOTS - 1}")
         moves = f.op(f"or i1 {f.test('slt', within, host.rows[0] - 1)}, {f.test('eq', within, SLOTS - 1)}")
         moves = f.op(f"and i1 {moves}, {f.test('slt', q, '%last')}")
@@ -213,7 +305,7 @@ def positions(host: ConvTile) -> str:
 
     rows = f.div("%p", d["ow"])
     start = [("i64", v) for v in ("%p", f.div(rows, d["oh"]), f.rem(rows, d["oh"]), f.rem("%p", d["ow"]))]
-    f.loop("0", str(TILES * SLOTS), 1, slot, *start)
+    f.loop("0", slots, 1, slot, *start)
     return f.text()
 
 
@@ -232,90 +324,107 @@ def plain_table(host: ConvTile) -> str:
         place = f.op(f"add {INDEX} {base}, {f.op(f'mul {INDEX} {pixel}, {step}')}")
         f.do(f"store {INDEX} {place}, ptr {f.at(table, f.mul(t, SLOTS), 'i64')}, align 8")
 
-    f.loop("0", str(TILES), 1, tile)
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
 def tables(host: ConvTile) -> str:
-    """For every tile and tap the addresses of the pixels' channels; zeros where a tap lies in the padding."""
+    """For every tile and tap the addresses of the pixels' channels; zeros where a tap lies in the padding. Of planes: the
+    addresses of a pixel's columns, for every plane of a group and every row."""
     f = LastFunction(host, "tables", "ptr %x, ptr %dims, ptr %scratch")
     d = f.dims()
-    table, place, taps = f.part(d, "tables"), f.part(d, "positions"), f.mul(d["kh"], d["kw"])
+    table, place, taps = f.part(d, "tables"), f.part(d, "positions"), f.panels(d).taps
+    of_planes = f.test("eq", d["mode"], PLANES)
+    count = f.choose(of_planes, "i64", f.div(d["c"], d["groups"]), "1")
+    beside = f.op(f"and i1 {of_planes}, {f.test('eq', d['dw'], 1)}")
+    columns_apart = f.choose(beside, "i64", "1", d["kw"])
     zeros = f.spread(f.op(f"ptrtoint ptr {f.part(d, 'zeros')} to i64"), SLOTS)
     base = f.spread(f.op("ptrtoint ptr %x to i64"), SLOTS)
     high, wide = f.spread(d["h"], SLOTS), f.spread(d["w"], SLOTS)
 
     def tile(t: str) -> None:
         def held(i: int) -> str:
-            at = f.at(place, f.add(f.mul(t, SLOTS), i * TILES * SLOTS), "i64")
+            at = f.at(place, f.mul(f.add(t, f.mul(d["tiles"], i)), SLOTS), "i64")
             return f.op(f"load {INDEX}, ptr {at}, align 8")
 
         rows, columns, at = held(0), held(1), held(2)
         start = f.op(f"add {INDEX} {base}, {f.op(f'shl {INDEX} {at}, {numbers([2] * SLOTS)}')}")
 
-        def tap(kh: str, kw: str) -> None:
+        def tap(c: str, kh: str, kw: str) -> None:
             down, right = f.mul(kh, d["dh"]), f.mul(kw, d["dw"])
             row, column = (f.op(f"add {INDEX} {a}, {f.spread(b, SLOTS)}") for a, b in ((rows, down), (columns, right)))
             within = [f.op(f"icmp ult {INDEX} {a}, {b}") for a, b in ((row, high), (column, wide))]
             inside = f.op(f"and <{SLOTS} x i1> {within[0]}, {within[1]}")
-            far = f.mul(f.add(f.mul(down, d["xh"]), f.mul(right, d["xw"])), 4)
+            far = f.mul(f.add(f.mul(c, d["xc"]), f.add(f.mul(down, d["xh"]), f.mul(right, d["xw"]))), 4)
             address = f.op(f"add {INDEX} {start}, {f.spread(far, SLOTS)}")
             found = f.op(f"select <{SLOTS} x i1> {inside}, {INDEX} {address}, {INDEX} {zeros}")
-            number = f.add(f.mul(t, taps), f.add(f.mul(kh, d["kw"]), kw))
+            line = f.add(f.mul(c, d["kh"]), kh)
+            number = f.add(f.mul(t, taps), f.add(f.mul(line, columns_apart), kw))
             f.do(f"store {INDEX} {found}, ptr {f.at(table, f.mul(number, SLOTS), 'i64')}, align 8")
 
-        f.loop("0", d["kh"], 1, lambda kh: f.loop("0", d["kw"], 1, lambda kw: tap(kh, kw)))
+        def plane(c: str) -> None:
+            f.loop("0", d["kh"], 1, lambda kh: f.loop("0", columns_apart, 1, lambda kw: tap(c, kh, kw)))
 
-    f.loop("0", str(TILES), 1, tile)
+        f.loop("0", count, 1, plane)
+
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
-def patches(host: ConvTile) -> str:
-    """The patches of the block's pixels, k = (channel, kh, kw) as in a weight, and a table with one row for each tile.
-
-    Columns that lie side by side are read as a vector, of which the lanes in the padding are zeros.
-    """
-    f = LastFunction(host, "patches", "ptr %x, ptr %dims, ptr %scratch")
+def planes(host: ConvTile) -> str:
+    """Rows from %top on of all planes of an image, in %to, with the padding around them; %lines of each."""
+    f = LastFunction(host, "planes", "ptr %x, ptr %dims, i64 %top, i64 %lines, ptr %to")
     d = f.dims()
-    table, place, memory, pitch = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "patches"), f.pitch(d)
-    wide = f.spread(d["w"], host.lanes)
-    beside = [f.test("eq", d["xw"], 1), f.test("eq", d["dw"], 1), f.test("sle", d["kw"], host.lanes)]
-    vectors = f.op(f"and i1 {f.op(f'and i1 {beside[0]}, {beside[1]}')}, {beside[2]}")
-    kernel = f.mask(d["kw"])
+    pitch = f.pitch(d)
+    beside = f.test("eq", d["xw"], 1)
+
+    def line(c: str, i: str) -> None:
+        row, to = f.add("%top", i), f.at("%to", f.mul(f.add(f.mul(c, "%lines"), i), pitch))
+        f.loop("0", pitch, host.lanes, lambda j: f.store(host.kind, "zeroinitializer", f.at(to, j)))
+
+        def copy() -> None:
+            source = f.at("%x", f.add(f.mul(c, d["xc"]), f.mul(row, d["xh"])))
+            inner = f.at(to, d["pw"])
+
+            def some(j: str) -> None:
+                mask = f.mask(f.sub(d["w"], j))
+                f.store_part(f.load_part(f.at(source, j), mask), f.at(inner, j), mask)
+
+            def one(j: str) -> None:
+                f.store("float", f.load("float", f.at(source, f.mul(j, d["xw"]))), f.at(inner, j))
+
+            f.when(beside, lambda: f.loop("0", d["w"], host.lanes, some) and None)
+            f.when(f.op(f"xor i1 {beside}, true"), lambda: f.loop("0", d["w"], 1, one) and None)
+
+        f.when(f.test("ult", row, d["h"]), copy)
+
+    f.loop("0", d["c"], 1, lambda c: f.loop("0", "%lines", 1, lambda i: line(c, i)))
+    return f.text()
+
+
+def copied(host: ConvTile) -> str:
+    """The pixels of a 1 × 1 convolution, a line of the cache further apart each, and a table of them."""
+    f = LastFunction(host, "copied", "ptr %x, ptr %dims, ptr %scratch")
+    d = f.dims()
+    table, place, memory = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "pixels")
+    pitch = f.add(d["c"], host.lanes)
+    offsets = f.at(place, f.mul(d["tiles"], 2 * SLOTS), "i64")
 
     def slot(s: str) -> None:
-        row, column, at = (f.load("i64", f.at(place, f.add(s, i * TILES * SLOTS), "i64")) for i in range(3))
-        to = f.at(memory, f.mul(s, pitch))
+        to, source = f.at(memory, f.mul(s, pitch)), f.at("%x", f.load("i64", f.at(offsets, s, "i64")))
         f.do(f"store ptr {to}, ptr {f.at(table, s, 'i64')}, align 8")
-        lane = f.op(f"add <{host.lanes} x i64> {f.lanes()}, {f.spread(column, host.lanes)}")
-        seen = f.op(f"icmp ult <{host.lanes} x i64> {lane}, {wide}")
-        bits = f"<{host.lanes} x i1>"
-        seen = f.op(f"and {bits} {seen}, {kernel}")
 
-        def line(c: str, kh: str) -> None:
-            down = f.mul(kh, d["dh"])
-            within = f.test("ult", f.add(row, down), d["h"])
-            source = f.op(
-                f"getelementptr float, ptr %x, i64 {f.add(f.add(at, f.mul(c, d['xc'])), f.mul(down, d['xh']))}"
-            )
-            line_to = f.at(to, f.mul(f.add(f.mul(c, d["kh"]), kh), d["kw"]))
+        def part(c: str) -> None:
+            mask = f.mask(f.sub(d["c"], c))
+            f.store_part(f.load_part(f.at(source, c), mask), f.at(to, c), mask)
 
-            def one(kw: str) -> None:
-                right = f.mul(kw, d["dw"])
-                inside = f.op(f"and i1 {within}, {f.test('ult', f.add(column, right), d['w'])}")
-                value = f.either(inside, "float", lambda: f.load("float", f.at(source, f.mul(right, d["xw"]))), "0.0")
-                f.store("float", value, f.at(line_to, kw))
+        f.loop("0", d["c"], host.lanes, part)
 
-            def together() -> None:
-                mask = f.choose(within, bits, seen, "zeroinitializer")
-                f.store(host.kind, f.load_part(source, mask), line_to)
+    def tile(t: str) -> None:
+        first = f.mul(t, SLOTS)
+        f.loop(first, f.add(first, host.rows[0]), 1, slot)
 
-            f.when(vectors, together)
-            f.when(f.op(f"xor i1 {vectors}, true"), lambda: f.loop("0", d["kw"], 1, one) and None)
-
-        f.loop("0", d["c"], 1, lambda c: f.loop("0", d["kh"], 1, lambda kh: line(c, kh)))
-
-    f.loop("0", str(TILES * SLOTS), 1, slot)
+    f.loop("0", d["tiles"], 1, tile)
     return f.text()
 
 
@@ -326,11 +435,13 @@ def block(host: ConvTile) -> str:
     f = LastFunction(host, "block", params)
     d = f.dims()
     last, count = f.sub("%stop", 1), f.sub("%stop", "%p")
-    gathers = f.test("eq", d["mode"], GATHER)
     ones = [f.test("eq", d[name], 1) for name in ("kh", "kw", "sh", "sw")] + [
         f.test("eq", d[n], 0) for n in ("ph", "pw")
     ]
     ones += [f.test("eq", d["mode"], TABLE), f.test("eq", f.mul(d["w"], d["xw"]), d["xh"])]
+    in_turn = f.op(f"or i1 {f.test('eq', d['split'], 0)}, {f.test('ne', d['prepacked'], 0)}")
+    copies = f.op(f"and i1 {f.test('ne', d['copies'], 0)}, {in_turn}")  # else there would be a copy for each panel
+    ones += [f.op(f"xor i1 {copies}, true")]
     ones += [f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
     plain = ones[0]
     for condition in ones[1:]:
@@ -338,40 +449,100 @@ def block(host: ConvTile) -> str:
 
     def any_table() -> None:
         f.call("@positions", f"ptr %dims, i64 %p, i64 {last}, ptr %scratch")
-        f.when(gathers, lambda: f.call("@patches", "ptr %x, ptr %dims, ptr %scratch"))
-        f.when(f.op(f"xor i1 {gathers}, true"), lambda: f.call("@tables", "ptr %x, ptr %dims, ptr %scratch"))
+        how = f.choose(copies, "ptr", "@copied", "@tables")
+        f.call(how, "ptr %x, ptr %dims, ptr %scratch")
 
     f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
     f.when(f.op(f"xor i1 {plain}, true"), any_table)
-    table, kernel = f.part(d, "tables"), f.mul(d["kh"], d["kw"])
-    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
-    parts, whole_depth = f.ceil(made, host.panel), f.mul(mine, kernel)
-    taps = f.choose(gathers, "i64", "1", kernel)
-    deep = f.choose(gathers, "i64", whole_depth, mine)
+    table = f.part(d, "tables")
+    found = f.panels(d)
+    taps, deep, of_planes = found.taps, found.run, f.test("eq", d["mode"], PLANES)
+    pace = f.ceil(str(4 * host.panel), f.ceil(count, host.rows[0]))  # all tiles together fetch the next weights
+    many, chunk, far = f.test("sgt", taps, 1), d["chunk"], f.test("ne", d["far"], 0)
 
     def panel(number: str) -> None:
-        group, part = f.div(number, parts), f.rem(number, parts)
-        o = f.add(f.mul(group, made), f.mul(part, host.panel))
-        left = f.sub(made, f.mul(part, host.panel))
-        shift = f.mul(f.mul(group, deep), 4)
-        weights = f.at("%packed", f.mul(f.sub(number, "%first"), f.mul(whole_depth, host.panel)))
-        bias = f.beside("%bias", o)
+        group, part = f.div(number, found.parts), f.rem(number, found.parts)
+        o = f.add(f.mul(group, found.made), f.mul(part, host.panel))
+        left = f.sub(found.made, f.mul(part, host.panel))
+        all_weights = f.panel("%packed", f.sub(number, "%first"), found)
         thin = f.test("sle", left, host.lanes)
+        own = f.mul(group, f.choose(of_planes, "i64", f.mul(f.div(d["c"], d["groups"]), d["xc"]), deep))
+        f.loop("0", found.depth, chunk, lambda k: several(k, own, o, left, all_weights, thin))
+
+    def several(k: str, channel: str, o: str, left: str, all_weights: str, thin: str) -> None:
+        """The values from k on, of all tiles: whole taps, or channels of the only one."""
+        first = f.choose(many, "i64", f.div(k, deep), "0")
+        count_taps = f.choose(many, "i64", f.min(f.sub(taps, first), f.div(chunk, deep)), "1")
+        run = f.choose(many, "i64", deep, f.min(f.sub(deep, k), chunk))
+        shift = f.mul(f.add(channel, f.choose(many, "i64", "0", k)), 4)
+        weights = f.at(all_weights, f.mul(k, host.panel))
+        part = f.mul(count_taps, run)
+        after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
+        bias = f.beside("%bias", o)
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)
             low = f.test("sle", here, host.rows[1])
-            names = [[f"@micro_{r}x{v}" for v in (host.vectors, 1)] for r in host.rows]
+            ahead = f.beyond(after, f.mul(f.mul(number, part), pace))
+            names = [["@" + micro_name(r, v) for v in (host.vectors, 1)] for r in host.rows]
+            names[0][0] = f.choose(far, "ptr", "@" + micro_name(host.rows[0], host.vectors, far=True), names[0][0])
             kernels = [f.choose(thin, "ptr", narrow, wide) for wide, narrow in names]
             chosen = f.choose(low, "ptr", kernels[1], kernels[0])
-            rows = f.at(table, f.mul(f.mul(number, taps), SLOTS), "i64")
+            rows = f.at(table, f.mul(f.add(f.mul(number, taps), first), SLOTS), "i64")
             to = f.at(f.at("%out", f.mul(f.add("%p", p), d["o"])), o)
-            where = f"ptr {rows}, i64 {taps}, i64 {shift}, i64 {deep}, ptr {weights}, ptr {to}, i64 {d['o']}"
-            f.call(chosen, f"{where}, i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}")
+            where = f"ptr {rows}, i64 {count_taps}, i64 {shift}, i64 {run}, ptr {weights}, ptr {to}, i64 {d['o']}"
+            rest = f"i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}, ptr {ahead}, i64 {pace}, i1 {more}"
+            f.call(chosen, f"{where}, {rest}")
 
         f.loop("0", count, host.rows[0], tile)
 
     f.loop("%first", "%end", 1, panel)
+    return f.text()
+
+
+def strips(host: ConvTile) -> str:
+    """Pixels job0 .. job1 - 1 of a convolution with few channels, some rows at a time: these are copied as planes with the
+    padding around them, of which the block sees a convolution without padding."""
+    f = LastFunction(host, "strips", f"{SIGNATURE}, ptr %packed")
+    inner = f.op(f"alloca [{len(DIMS)} x i64]")
+    d = f.dims()
+    for i, name in enumerate(DIMS):
+        f.do(f"store i64 {d[name]}, ptr {f.at(inner, i, 'i64')}")
+    memory, found, pitch = f.part(d, "pixels"), f.panels(d), f.pitch(d)
+    block, every = f.mul(d["tiles"], host.rows[0]), f.mul(found.groups, found.parts)
+    reach = f.add(f.mul(f.sub(d["kh"], 1), d["dh"]), 1)
+
+    def set_inner(values: dict[str, str]) -> None:
+        for name, value in values.items():
+            f.do(f"store i64 {value}, ptr {f.at(inner, DIMS.index(name), 'i64')}")
+
+    set_inner({"n": "1", "w": pitch, "ph": "0", "pw": "0", "xn": "0", "xh": pitch, "xw": "1"})
+    first, last = f.div("%job0", d["ow"]), f.ceil("%job1", d["ow"])
+
+    def image(n: str) -> None:
+        start, end = f.mul(n, d["oh"]), f.mul(f.add(n, 1), d["oh"])
+
+        def some(r: str) -> None:
+            rows = f.min(f.sub(f.min(end, last), r), d["strip"])
+            lines = f.add(f.mul(f.sub(rows, 1), d["sh"]), reach)
+            top = f.sub(f.mul(f.sub(r, start), d["sh"]), d["ph"])
+            f.call("@planes", f"ptr {f.at('%x', f.mul(n, d['xn']))}, ptr %dims, i64 {top}, i64 {lines}, ptr {memory}")
+            set_inner({"h": lines, "xc": f.mul(lines, pitch), "oh": rows})
+            before = f.mul(r, d["ow"])
+            low = f.max(f.sub("%job0", before), 0)
+            high = f.min(f.sub("%job1", before), f.mul(rows, d["ow"]))
+            out = f.at("%out", f.mul(before, d["o"]))
+
+            def one(p: str) -> None:
+                until = f.min(f.add(p, block), high)
+                operands = f"ptr {memory}, ptr %weight, ptr %bias, ptr {out}, ptr {inner}"
+                f.call("@block", f"{operands}, i64 {p}, i64 {until}, i64 0, i64 {every}, ptr %packed, ptr %scratch")
+
+            f.loop(low, high, block, one)
+
+        f.loop(f.max(start, first), f.min(end, last), d["strip"], some)
+
+    f.loop(f.div(first, d["oh"]), f.ceil(last, d["oh"]), 1, image)
     return f.text()
 
 
@@ -385,36 +556,31 @@ def whole(host: ConvTile) -> str:
     size = f.choose(deep, "i64", str(host.lanes), d["c"])
     f.loop("0", size, 1, lambda i: f.store("float", "0.0", f.at(zeros, i)))
     f.leave(deep, lambda: f.call("@depthwise", SIGNATURE))
-    packed, kernel = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
-    mine, made = f.div(d["c"], d["groups"]), f.div(d["o"], d["groups"])
-    parts, depth_of = f.ceil(made, host.panel), f.mul(mine, kernel)
-    gathers = f.test("eq", d["mode"], GATHER)
-    taps = f.choose(gathers, "i64", "1", kernel)
-    channels = f.choose(gathers, "i64", depth_of, mine)
-    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+    scratch, found = f.part(d, "packed"), f.panels(d)
+    pixels, block = f.mul(d["n"], f.mul(d["oh"], d["ow"])), f.mul(d["tiles"], host.rows[0])
+    packs, ready = f.test("eq", d["prepacked"], 0), f.test("ne", d["prepacked"], 0)
 
-    def packs(number: str, to: str) -> None:
-        group, part = f.div(number, parts), f.rem(number, parts)
-        o = f.add(f.mul(group, made), f.mul(part, host.panel))
-        rows = f.sub(made, f.mul(part, host.panel))
-        weights = f.at("%weight", f.mul(o, depth_of))
-        f.call("@pack", f"ptr {weights}, i64 {depth_of}, i64 {rows}, i64 {taps}, i64 {channels}, ptr {to}")
-
-    def one_block(p: str, stop: str, first: str, end: str) -> None:
-        until = f.min(f.add(p, host.block), stop)
+    def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
+        until = f.min(f.add(p, block), stop)
         f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
 
     def by_panels() -> None:
         def panel(j: str) -> None:
-            packs(j, packed)
-            f.loop("0", pixels, host.block, lambda p: one_block(p, pixels, j, f.add(j, 1)))
+            f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {scratch}")
+            f.loop("0", pixels, block, lambda p: one_block(p, pixels, j, f.add(j, 1), scratch))
 
-        f.loop("%job0", "%job1", 1, panel)
+        def every_panel(p: str) -> None:
+            one_block(p, pixels, "%job0", "%job1", f.panel("%weight", "%job0", found))
+
+        f.when(packs, lambda: f.loop("%job0", "%job1", 1, panel) and None)
+        f.when(ready, lambda: f.loop("0", pixels, block, every_panel) and None)
 
     f.leave(f.test("eq", d["split"], 1), by_panels)
-    every = f.mul(d["groups"], parts)
-    f.loop("0", every, 1, lambda j: packs(j, f.at(packed, f.mul(j, f.mul(depth_of, host.panel)))))
-    f.loop("%job0", "%job1", host.block, lambda p: one_block(p, "%job1", "0", every))
+    f.when(packs, lambda: f.call("@ag_conv_pack", f"ptr %weight, ptr %dims, ptr {scratch}"))
+    packed, every = f.choose(ready, "ptr", "%weight", scratch), f.mul(found.groups, found.parts)
+    of_planes = f.test("eq", d["mode"], PLANES)
+    f.leave(of_planes, lambda: f.call("@strips", f"{SIGNATURE}, ptr {packed}"))
+    f.loop("%job0", "%job1", block, lambda p: one_block(p, "%job1", "0", every, packed))
     return f.text()
 
 
@@ -514,24 +680,24 @@ def depthwise(host: ConvTile) -> str:
     """As ag_conv_last, row by row."""
     f = LastFunction(host, "depthwise", SIGNATURE)
     d = f.dims()
-    packed, deep = f.part(d, "packed"), f.mul(d["kh"], d["kw"])
+    scratch, found = f.part(d, "packed"), f.panels(d)
     pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
     by_panels = f.test("eq", d["split"], 1)
     c0 = f.choose(by_panels, "i64", f.mul("%job0", host.panel), "0")
     c1 = f.choose(by_panels, "i64", f.min(f.mul("%job1", host.panel), d["c"]), d["c"])
     p0, p1 = f.choose(by_panels, "i64", "0", "%job0"), f.choose(by_panels, "i64", pixels, "%job1")
 
+    first, packs = f.div(c0, host.panel), f.test("eq", d["prepacked"], 0)
+    packed = f.choose(packs, "ptr", scratch, f.panel("%weight", first, found))
+
     def one(j: str) -> None:
-        c, to = f.mul(j, host.panel), f.at(packed, f.mul(f.mul(j, host.panel), deep))
-        rows = f.sub(c1, f.add(c0, c))
-        weights = f.at("%weight", f.mul(f.add(c0, c), deep))
-        f.call("@pack", f"ptr {weights}, i64 {deep}, i64 {rows}, i64 1, i64 {deep}, ptr {to}")
+        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {f.add(first, j)}, ptr {f.panel(scratch, j, found)}")
 
     def row(r: str) -> None:
         p = f.max(f.mul(r, d["ow"]), p0)
         stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
         f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
 
-    f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one)
+    f.when(packs, lambda: f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one) and None)
     f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)
     return f.text()

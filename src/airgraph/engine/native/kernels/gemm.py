@@ -11,9 +11,9 @@ One inner kernel serves all three. It multiplies *rows* R[r][k], read where they
 Four steps of k take 8 vectors of R and 8 of P for 64 multiply-adds (`fmla` by element): 16 loads beside 32 cycles of
 arithmetic, 81 instructions where the core could issue 128. What is packed is the operand that is small or used often:
 
-    nt   rows = B (the weight, read once, never copied), panel = Aᵀ; the tile is turned by 4×4 shuffles when it is stored
+    nt   rows = B (the weight, read once, never copied), panel = Aᵀ; 4×4 shuffles transpose the tile when it is stored
     nn   rows = A, panel = B
-    tn   rows = Aᵀ (turned, 8 rows at a time into level 1), panel = B
+    tn   rows = Aᵀ (transposed, 8 rows at a time into level 1), panel = B
 
 AVX-512 has tiles of 12 rows × 32 lanes. One core of a Xeon (Sapphire Rapids), GFLOP/s at rows×K→N 256×512→512, 384×768→768,
 32×1024→1024, 56×288→1152: 148, 150, 138, 136 (MKL: 156, 160, 134, 172; the AVX2 kernel: 86, 85, 82, 82). Tiles of 8, 10 and
@@ -116,23 +116,25 @@ def scratch_bytes(form: str, m: Amount, n: Amount, k: Amount, machine: Machine |
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
-    parts = [declarations(host.lanes), turn(), clear(host), merge(host, by_row=False), copy(host), gather(host)]
-    parts += kernels(host, "nt", turned=True, bias_by_row=False) + kernels(host, "nn", turned=False, bias_by_row=False)
+    parts = [declarations(host.lanes), transpose(), clear(host), merge(host, by_row=False), copy(host), gather(host)]
+    parts += kernels(host, "nt", transposed=True, bias_by_row=False) + kernels(
+        host, "nn", transposed=False, bias_by_row=False
+    )
     parts += [dots(host, m) for m in range(1, host.dots + 1)] + [sweeps(host, m) for m in (1, 2, 3)]
     parts += [product(host, form) for form in FORMS]
     return "".join(parts)
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
-def kernels(host: Machine, stem: str, turned: bool, bias_by_row: bool) -> list[str]:
-    return [micro(host, stem, r, p, turned, bias_by_row) for r in host.rows for p in (host.vectors, 1)]
+def kernels(host: Machine, stem: str, transposed: bool, bias_by_row: bool) -> list[str]:
+    return [micro(host, stem, r, p, transposed, bias_by_row) for r in host.rows for p in (host.vectors, 1)]
 
 
 def kernel_name(stem: str, rows: int, vectors: int) -> str:
     return f"{stem}_{rows}x{vectors}"
 
 
-def micro(host: Machine, stem: str, rows: int, vectors: int, turned: bool, bias_by_row: bool) -> str:
+def micro(host: Machine, stem: str, rows: int, vectors: int, transposed: bool, bias_by_row: bool) -> str:
     """tile = rows · panel, then + bias, + C, as asked; row i is row min(i, last), which exists."""
     f = Function(kernel_name(stem, rows, vectors), MICRO)
     row = [f.at("%rows", f.mul(f.min(str(i), "%last"), "%ldr")) for i in range(rows)]
@@ -158,8 +160,8 @@ def micro(host: Machine, stem: str, rows: int, vectors: int, turned: bool, bias_
     whole = f.down("%k", 4)
     tile = loop(whole, "%k", 1, loop("0", whole, 4, ["zeroinitializer"] * (rows * vectors)))
     lines = [tile[r * vectors : (r + 1) * vectors] for r in range(rows)]
-    if turned:
-        finish_turned(f, host, lines)
+    if transposed:
+        finish_transposed(f, host, lines)
     else:
         finish(f, straight_pieces(host, lines), bias_by_row)
     return f.text()
@@ -169,8 +171,8 @@ def straight_pieces(host: Machine, lines: Sequence[Sequence[str]]) -> list[Piece
     return [(r, v * host.lanes, host.kind, value) for r, line in enumerate(lines) for v, value in enumerate(line)]
 
 
-def finish_turned(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> None:
-    """+ bias, + C, then the tile with its rows as columns: a block is stored as soon as it is turned.
+def finish_transposed(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> None:
+    """+ bias, + C, then the tile with its rows as columns: a block is stored as soon as it is transposed.
 
     (All blocks at once, behind one branch for each addend, were 96 values with AVX-512: memory in place of registers.)
     """
@@ -186,7 +188,7 @@ def finish_turned(f: Function, host: Machine, lines: Sequence[Sequence[str]]) ->
     lines = [flat[at : at + across] for at in range(0, len(flat), across)]
 
     def store(add: bool) -> None:
-        for i, j, kind, value in turned_pieces(f, host, lines):
+        for i, j, kind, value in transposed_pieces(f, host, lines):
             place = f.at(f.at("%c", f.mul("%ldc", i)), j)
             f.store(kind, f.fadd(kind, value, f.load(kind, place)) if add else value, place)
 
@@ -195,15 +197,15 @@ def finish_turned(f: Function, host: Machine, lines: Sequence[Sequence[str]]) ->
     f.when(f.op(f"xor i1 {adds}, true"), lambda: store(False))
 
 
-def turned_pieces(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> Iterator[Piece]:
+def transposed_pieces(f: Function, host: Machine, lines: Sequence[Sequence[str]]) -> Iterator[Piece]:
     """The tile with its rows as columns: blocks of 4 lanes × 4 (or 2) rows, all blocks of a vector at once."""
     for v in range(len(lines[0])):
         for r in range(0, len(lines), 4):
             some = [line[v] for line in lines[r : r + 4]]
-            turned = turn_four(f, host.kind, some) if len(some) == 4 else turn_two(f, host.kind, some)
+            transposed = transpose_four(f, host.kind, some) if len(some) == 4 else transpose_two(f, host.kind, some)
             wide = len(some)
             for part in range(host.lanes // 4):
-                for i, value in enumerate(turned):
+                for i, value in enumerate(transposed):
                     piece = part_of(f, host.lanes // 4 * wide, value, part * wide, wide)
                     yield v * host.lanes + 4 * part + i, r, vector(wide), piece
 
@@ -218,7 +220,7 @@ def by_blocks(kind: str, pattern: Sequence[int]) -> list[int]:
     return [block + (p if p < 4 else lanes + p - 4) for block in range(0, lanes, 4) for p in pattern]
 
 
-def turn_four(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
+def transpose_four(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
     """Four rows → the four columns of each block of 4 lanes."""
     a, b, c, d = rows
     low = [f.shuffle(kind, p, q, by_blocks(kind, (0, 4, 2, 6))) for p, q in ((a, b), (c, d))]
@@ -227,7 +229,7 @@ def turn_four(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
     return firsts + [f.shuffle(kind, p, q, by_blocks(kind, (2, 3, 6, 7))) for p, q in (low, high)]
 
 
-def turn_two(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
+def transpose_two(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
     return [f.shuffle(kind, rows[0], rows[1], by_blocks(kind, (lane, lane + 4))) for lane in range(4)]
 
 
@@ -286,15 +288,15 @@ def merge(host: Machine, by_row: bool) -> str:
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
-def turn() -> str:
+def transpose() -> str:
     """to[j·ldt + i] = from[i·ldf + j] for i < rows, j < columns, by 4×4 blocks."""
-    f = Function("turn", "ptr %from, i64 %ldf, ptr %to, i64 %ldt, i64 %rows, i64 %columns")
+    f = Function("transpose", "ptr %from, i64 %ldf, ptr %to, i64 %ldt, i64 %rows, i64 %columns")
 
     def block(i: str, j: str) -> None:
         source = f.at(f.at("%from", f.mul(i, "%ldf")), j)
         rows = [f.load(V4, f.at(source, f.mul("%ldf", r))) for r in range(4)]
         place = f.at(f.at("%to", f.mul(j, "%ldt")), i)
-        for c, column in enumerate(turn_four(f, V4, rows)):
+        for c, column in enumerate(transpose_four(f, V4, rows)):
             f.store(V4, column, f.at(place, f.mul("%ldt", c)))
 
     def cell(i: str, j: str) -> None:
@@ -511,7 +513,7 @@ def product(host: Machine, kind: str) -> str:
             count = f.min(f.sub(p1, p), host.panel)
             corner = f.at(f.at("%a", f.mul(p, "%lda")), k0)
             to = panel_of(p, p0)
-            f.call("@turn", f"ptr {corner}, i64 %lda, ptr {to}, i64 {host.panel}, i64 {count}, i64 {k}")
+            f.call("@transpose", f"ptr {corner}, i64 %lda, ptr {to}, i64 {host.panel}, i64 {count}, i64 {k}")
             partial_panel = f.test("slt", count, host.panel)
             f.when(partial_panel, lambda: f.call("@clear", f"ptr {to}, i64 {k}, i64 {count}"))
 
@@ -519,7 +521,7 @@ def product(host: Machine, kind: str) -> str:
             count = f.min(f.sub(rows[1], r), host.rows[0])
             if kind == "tn":
                 corner = f.at(f.at("%a", f.mul(k0, "%lda")), r)
-                f.call("@turn", f"ptr {corner}, i64 %lda, ptr {held}, i64 {k}, i64 {k}, i64 {count}")
+                f.call("@transpose", f"ptr {corner}, i64 %lda, ptr {held}, i64 {k}, i64 {k}, i64 {count}")
                 here, stride = held, k
             else:
                 matrix, stride = ("%b", "%ldb") if kind == "nt" else ("%a", "%lda")

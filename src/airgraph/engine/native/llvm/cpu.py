@@ -42,6 +42,17 @@ def build_target() -> BuildTarget:
     return TARGETS[KNOBS["AIRGRAPH_BUILD_TARGET"].get()]
 
 
+def features() -> set[str]:
+    """What this machine's CPU can do, as Linux or LLVM names it, with underscores."""
+    return set(re.split("[ ,+]", machine()["features"].replace("-", "_")))
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this machine has matrix instructions for bfloat16 (AMX)."""
+    return build_target().triple is None and "amx_bf16" in features()
+
+
 @cache
 def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
@@ -50,7 +61,7 @@ def vector_lanes() -> int:
         return lanes
     if not is_x86_64():
         return 4
-    return 16 if "avx512f" in re.split("[ ,+]", machine()["features"]) else 8
+    return 16 if "avx512f" in features() else 8
 
 
 @cache

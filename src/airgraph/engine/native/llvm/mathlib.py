@@ -387,14 +387,14 @@ LARGEST_ANGLE = 500000.0  # n is exact up to here; libm takes over beyond
 
 def sine(b: Body, a: SsaValue, quarters: int) -> SsaValue:
     """sin(a + quarters·π/2) for a ≥ 0: with a = n·π/2 + r, r found in doubles, ±sin(r) = r + r³P(r²) or ±cos(r)."""
-    turned = b.fma(a, 2 / pi, ROUND)
-    n = b.cast("fpext", ROUND - turned, "double")  # which is -n
+    shifted = b.fma(a, 2 / pi, ROUND)
+    n = b.cast("fpext", ROUND - shifted, "double")  # which is -n
     r = b.cast("fptrunc", b.fma(n, HALF_PI[1], b.fma(n, HALF_PI[0], b.cast("fpext", a, "double"))), "float")
     z = r * r
     sin_r = b.fma(z * r, b.polynomial(z, (-0.166666538, 0.0083321128, -0.000195087414)), r)  # fit 2^-27
     c = b.polynomial(z, (0.0416666456, -0.00138872513, 2.44256807e-05))
     cos_r = b.fma(b.fma(c, z, -0.5), z, 1.0)
-    quadrant = b.cast("bitcast", turned, "i32") + quarters
+    quadrant = b.cast("bitcast", shifted, "i32") + quarters
     return flip(b, b.select(b.compare("eq", quadrant & 1, 0), sin_r, cos_r), (quadrant & 2) << 30)
 
 

@@ -236,8 +236,8 @@ class VectorMath:
             return x
         type = f"<{self.lanes} x {COMPUTED[dtype]}>"
         below = self.compare("lt", dtype, x, spread_literal(0, dtype, self.lanes))
-        turned = self.emit(f"sub {type} zeroinitializer, {x}")
-        return self.emit(f"select <{self.lanes} x i1> {below}, {type} {turned}, {type} {x}")
+        negated = self.emit(f"sub {type} zeroinitializer, {x}")
+        return self.emit(f"select <{self.lanes} x i1> {below}, {type} {negated}, {type} {x}")
 
     def sign(self, dtype: DataType, x: str) -> str:
         zero = spread_literal(0, dtype, self.lanes)
@@ -285,8 +285,8 @@ class VectorMath:
             return self.emit(f"select <{self.lanes} x i1> {off}, {type} {fixed}, {type} {r}")
         fixed = self.emit(f"sub {type} {q}, {one}")
         floor = self.emit(f"select <{self.lanes} x i1> {off}, {type} {fixed}, {type} {q}")
-        turned = self.emit(f"sub {type} zeroinitializer, {a}")
-        return self.emit(f"select <{self.lanes} x i1> {minus}, {type} {turned}, {type} {floor}")
+        negated = self.emit(f"sub {type} zeroinitializer, {a}")
+        return self.emit(f"select <{self.lanes} x i1> {minus}, {type} {negated}, {type} {floor}")
 
 
 def is_floating(dtype: DataType) -> bool:

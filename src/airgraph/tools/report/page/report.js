@@ -132,9 +132,11 @@ function tree(graph) {
   own(root);
   return (graph.tree = root);
 }
+const keyOf = (group) => `g${group.path}`;
+const isOpen = (group) => !group.parent || state.open.has(group.path);
 function visible(graph, id) {  // the outermost closed group a node is in, or the node itself
   let shown = `n${id}`;
-  for (let group = graph.owner[id]; group.parent; group = group.parent) if (!state.open.has(group.path)) shown = `g${group.path}`;
+  for (let group = graph.owner[id]; group.parent; group = group.parent) if (!isOpen(group)) shown = keyOf(group);
   return shown;
 }
 function drawing(graph) {
@@ -147,7 +149,7 @@ function drawing(graph) {
   search.addEventListener("input", () => { state.search = search.value; mark(graph, picture, found); });
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") { reveal(graph); draw(graph, picture); mark(graph, picture, found); } });
   fold.addEventListener("click", () => { state.open.clear(); draw(graph, picture); mark(graph, picture, found); });
-  const legend = el("span", { class: "legend" }, "click a module to unfold it, a node's background to fold its module; Enter opens what was found");
+  const legend = el("span", { class: "legend" }, "click a module to unfold it, its frame or one of its nodes to fold it; Enter opens what was found");
   queueMicrotask(() => { draw(graph, picture); mark(graph, picture, found); });
   return [el("div", { class: "tools" }, search, fold, found, legend), picture];
 }
@@ -176,63 +178,145 @@ function mark(graph, picture, found) {
   for (const box of picture.querySelectorAll("g.box")) box.classList.toggle("found", boxes.has(box.dataset.key));
   found.textContent = state.search ? `${list.length} found` : `${graph.nodes.length} nodes`;
 }
-function layout(graph) {  // kept for each set of open modules, so that folding lays out nothing
-  const key = [...state.open].sort().join("\n");
-  graph.layouts ??= new Map();
-  if (!graph.layouts.has(key)) graph.layouts.set(key, laidOut(graph));
-  return graph.layouts.get(key);
+// A group is laid out by itself, once, with its groups folded: unfolding one lays out its inside only, and makes room for
+// it around its box. An edge belongs to the innermost group that both its ends are in; on its way there it goes through
+// the points "in" and "out" of the groups between.
+function links(graph) {
+  if (graph.links) return;
+  const chain = (id) => { const groups = []; for (let g = graph.owner[id]; g; g = g.parent) groups.unshift(g); return groups; };
+  const all = (group) => { Object.assign(group, { links: [], edges: new Set() }); for (const child of group.children.values()) all(child); };
+  all(tree(graph));
+  graph.nodes.forEach((node, to) => {
+    const below = chain(to);
+    for (const [from, type] of node.in) {
+      const above = chain(from);
+      let depth = 0;
+      while (above[depth + 1] && above[depth + 1] === below[depth + 1]) depth += 1;
+      const keys = (groups, id) => [...groups.slice(depth + 1).map(keyOf), `n${id}`];
+      const out = keys(above, from), into = keys(below, to);
+      above[depth].links.push({ from, to, type, above: above.slice(depth + 1), below: below.slice(depth + 1) });
+      above[depth].edges.add(`${out[0]}\n${into[0]}`);
+      out.slice(1).forEach((key, i) => above[depth + 1 + i].edges.add(`${key}\nout`));
+      into.slice(1).forEach((key, i) => below[depth + 1 + i].edges.add(`in\n${key}`));
+    }
+  });
+  graph.links = true;
 }
-function laidOut(graph) {
-  const plan = new dagre.graphlib.Graph();
+function boxesOf(graph, group) {
+  const box = (key, title, under, rest) => ({ key, title, under, width: 7 * Math.max(title.length, under.length, 8) + 16, height: 34, ...rest });
+  return [...[...group.children.values()].map((g) => box(keyOf(g), g.path, `${g.count} nodes`, { group: g, kind: "group", first: firstNode(g) })),
+    ...group.nodes.map((id) => box(`n${id}`, graph.nodes[id].op, graph.nodes[id].name, { kind: kindOf(graph.nodes[id].op), first: id }))].sort((a, b) => a.first - b.first);
+}
+const firstNode = (group) => Math.min(...group.nodes.slice(0, 1), ...[...group.children.values()].map(firstNode));
+function folded(graph, group) {
+  graph.layouts ??= new Map();
+  if (!graph.layouts.has(group)) graph.layouts.set(group, laidOut(graph, group));
+  return graph.layouts.get(group);
+}
+function laidOut(graph, group) {
+  links(graph);
+  const plan = new dagre.graphlib.Graph(), boxes = boxesOf(graph, group);
   plan.setGraph({ nodesep: 18, ranksep: 28, rankdir: "TB" });
   plan.setDefaultEdgeLabel(() => ({}));
-  const boxes = new Map();
-  graph.nodes.forEach((node, id) => {
-    const key = visible(graph, id);
-    if (!boxes.has(key)) {
-      const group = key[0] === "g";
-      const title = group ? key.slice(1) || "graph" : node.op, under = group ? "" : node.name;
-      boxes.set(key, { key, group, title, under, id, count: 0, kind: group ? "group" : kindOf(node.op) });
-      plan.setNode(key, { width: 7 * Math.max(title.length, under.length, 8) + 16, height: 34 });
-    }
-    boxes.get(key).count += 1;
-  });
-  const seen = new Map();
-  graph.nodes.forEach((node, id) => {
-    for (const [from, type] of node.in) {
-      const a = visible(graph, from), b = visible(graph, id);
-      if (a === b) continue;
-      const name = `${a}\n${b}`;
-      if (!seen.has(name)) { seen.set(name, type); plan.setEdge(a, b, {}); }
-    }
-  });
+  for (const box of boxes) plan.setNode(box.key, { width: box.width, height: box.height });
+  for (const edge of group.edges) {
+    const [from, to] = edge.split("\n");
+    if (from === "in" || to === "out") plan.setNode(from === "in" ? from : to, { width: 8, height: 0 });
+    plan.setEdge(from, to);
+  }
   dagre.layout(plan);
-  return { plan, boxes, seen };
+  const routes = new Map(plan.edges().map((e) => [`${e.v}\n${e.w}`, plan.edge(e).points]));
+  const at = (key) => (plan.hasNode(key) ? plan.node(key) : null);
+  return { boxes: boxes.map((box) => ({ ...box, ...at(box.key) })), routes, ports: { in: at("in"), out: at("out") }, width: plan.graph().width, height: plan.graph().height };
+}
+const PAD = 14, TITLE = 22;
+function unfolded(graph, group) {  // the layout with room for the open groups: their rows become higher, and what is beside them moves away
+  const base = folded(graph, group), inner = new Map(), rows = new Map();
+  for (const box of base.boxes) {
+    if (!box.group || !isOpen(box.group)) continue;
+    const inside = unfolded(graph, box.group);
+    const size = { inside, width: Math.max(inside.width + 2 * PAD, box.width), height: inside.height + TITLE + PAD };
+    inner.set(box.key, size);
+    const row = rows.get(box.y) ?? { y: box.y, height: 34, more: 0, wider: [] };
+    row.more = Math.max(row.more, size.height - row.height);
+    row.wider.push({ x: box.x, more: Math.max(0, size.width - box.width) / 2 });
+    rows.set(box.y, row);
+  }
+  if (!inner.size) return { ...base, inner };
+  const all = [...rows.values()];
+  const downBy = (y) => all.reduce((sum, r) => sum + r.more * Math.min(1, Math.max(0, (y - r.y) / r.height + 0.5)), 0);
+  const rowAt = (y) => all.find((r) => Math.abs(y - r.y) < r.height / 2 - 1);
+  const asideBy = (row, x) => row.wider.reduce((sum, c) => sum + Math.sign(x - c.x) * c.more, 0);
+  const moved = (p) => { const row = rowAt(p.y); return { x: p.x + (row ? asideBy(row, p.x) : 0), y: p.y + downBy(p.y) }; };
+  const boxes = base.boxes.map((box) => ({ ...box, ...moved(box), ...(inner.has(box.key) ? { width: inner.get(box.key).width, height: inner.get(box.key).height } : {}) }));
+  const byKey = new Map(boxes.map((box) => [box.key, box]));
+  const routes = new Map();
+  for (const [name, points] of base.routes) {
+    const [from, to] = name.split("\n").map((key) => byKey.get(key));
+    const route = points.flatMap((p, i) => {  // beside an open group: straight down its whole height
+      const row = i && i < points.length - 1 && rowAt(p.y), at = moved(p);
+      return row ? [{ x: at.x, y: row.y - row.height / 2 + downBy(row.y - row.height / 2) }, { x: at.x, y: row.y + row.height / 2 + downBy(row.y + row.height / 2) }] : [at];
+    });
+    const within = (p, box, side) => ({ x: Math.min(Math.max(p.x, box.x - box.width / 2), box.x + box.width / 2), y: box.y + (side * box.height) / 2 });
+    if (from) route[0] = within(route[0], from, 1);
+    if (to) route[route.length - 1] = within(route[route.length - 1], to, -1);
+    routes.set(name, route);
+  }
+  const ports = { in: base.ports.in && { ...base.ports.in, ...moved(base.ports.in) }, out: base.ports.out && { ...base.ports.out, ...moved(base.ports.out) } };
+  const xs = [...boxes.flatMap((b) => [b.x - b.width / 2, b.x + b.width / 2]), ...[...routes.values()].flat().map((p) => p.x)];
+  const left = Math.min(...xs), shift = (p) => ({ ...p, x: p.x - left });
+  return { inner, boxes: boxes.map(shift), routes: new Map([...routes].map(([name, points]) => [name, points.map(shift)])),
+    ports: { in: ports.in && shift(ports.in), out: ports.out && shift(ports.out) }, width: Math.max(...xs) - left, height: base.height + all.reduce((sum, r) => sum + r.more, 0) };
+}
+function placed(graph) {  // boxes, frames of open groups, and edges with the points they go through
+  const found = { boxes: [], frames: [], edges: new Map() }, at = new Map();
+  const put = (group, layout, x, y) => {
+    at.set(group, { layout, x, y });
+    for (const box of layout.boxes) {
+      const there = { ...box, x: box.x + x, y: box.y + y }, size = layout.inner.get(box.key);
+      (size ? found.frames : found.boxes).push(there);
+      if (size) put(box.group, size.inside, there.x - size.inside.width / 2, there.y - there.height / 2 + TITLE);
+    }
+    found.edges.set(group, []);
+  };
+  const whole = unfolded(graph, tree(graph));
+  put(tree(graph), whole, 0, 0);
+  const route = (group, from, to) => { const { layout, x, y } = at.get(group); return layout.routes.get(`${from}\n${to}`).map((p) => ({ x: p.x + x, y: p.y + y })); };
+  const edges = new Map();
+  for (const group of at.keys()) {
+    for (const { from, to, type, above, below } of group.links) {
+      const a = visible(graph, from), b = visible(graph, to);
+      if (edges.has(`${a}\n${b}`)) continue;
+      const steps = (groups, id) => [...groups.map(keyOf), `n${id}`];
+      const out = steps(above, from), into = steps(below, to);
+      const points = route(group, out[0], into[0]), middle = points[Math.floor(points.length / 2)];
+      for (let i = 0; i < above.length && at.has(above[i]); i += 1) points.unshift(...route(above[i], out[i + 1], "out"));
+      for (let i = 0; i < below.length && at.has(below[i]); i += 1) points.push(...route(below[i], "in", into[i + 1]));
+      edges.set(`${a}\n${b}`, { points, type, middle });
+    }
+  }
+  return { boxes: found.boxes, frames: found.frames, edges: [...edges.values()], width: whole.width };
 }
 function draw(graph, picture) {
-  const { plan, boxes, seen } = layout(graph);
+  const { boxes, frames, edges, width: across } = placed(graph);
   const layer = svg("g");
-  for (const edge of plan.edges()) {
-    const points = plan.edge(edge).points;
+  const boxed = (box, kind, ...texts) => svg("g", { class: kind, "data-key": box.key, transform: `translate(${box.x - box.width / 2},${box.y - box.height / 2})` },
+    svg("rect", { width: box.width, height: box.height, rx: 6 }), ...texts);
+  for (const frame of frames) layer.append(boxed(frame, "frame", svg("text", { class: "type", x: 8, y: 14 }, frame.title)));
+  for (const { points, type, middle } of edges) {
     layer.append(svg("path", { d: "M" + points.map((p) => `${p.x},${p.y}`).join("L"), "marker-end": "url(#arrow)" }));
-    const middle = points[Math.floor(points.length / 2)];
-    layer.append(svg("text", { class: "type", x: middle.x + 3, y: middle.y }, seen.get(`${edge.v}\n${edge.w}`)));
+    layer.append(svg("text", { class: "type", x: middle.x + 3, y: middle.y }, type));
   }
-  for (const box of boxes.values()) {
-    const at = plan.node(box.key);
-    const text = box.group ? `${box.count} nodes` : box.under;
-    layer.append(svg("g", { class: `box ${box.group ? "group" : ""} kind-${box.kind}`, "data-key": box.key, transform: `translate(${at.x - at.width / 2},${at.y - at.height / 2})` },
-      svg("rect", { width: at.width, height: at.height, rx: 6 }), svg("text", { x: 8, y: 14 }, box.title), svg("text", { class: "type", x: 8, y: 27 }, text)));
-  }
+  for (const box of boxes)
+    layer.append(boxed(box, `box ${box.group ? "group" : ""} kind-${box.kind}`, svg("text", { x: 8, y: 14 }, box.title), svg("text", { class: "type", x: 8, y: 27 }, box.under)));
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 6 6", refX: 6, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto" }, svg("path", { d: "M0,0L6,3L0,6z" }));
   picture.replaceChildren(svg("defs", {}, arrow), layer);
-  const size = plan.graph();
   const width = picture.clientWidth || 800, height = picture.clientHeight || 600;
-  const view = { x: -10, y: -10, w: Math.max(size.width + 20, 300) };
+  const view = { y: -10, w: Math.max(across + 20, 0.7 * width) };
+  view.x = (across - view.w) / 2;
   if (view.w > 1.6 * width) {  // too wide to be read at once: begin where the graph does
     view.w = 1.6 * width;
-    const first = plan.node(boxes.keys().next().value);
-    view.x = first.x - view.w / 2;
+    view.x = boxes[0].x - view.w / 2;
   }
   const show = () => picture.setAttribute("viewBox", `${view.x} ${view.y} ${view.w} ${(view.w * height) / width}`);
   show();
@@ -254,10 +338,11 @@ function draw(graph, picture) {
     show();
   };
   picture.onclick = (event) => {
-    const box = event.target.closest("g.box");
+    const box = event.target.closest("g.box, g.frame");
     if (!box || moved > 4) return;
     const key = box.dataset.key;
-    if (key[0] === "g") state.open.add(key.slice(1));
+    if (box.classList.contains("frame")) state.open.delete(key.slice(1));
+    else if (key[0] === "g") state.open.add(key.slice(1));
     else if (graph.owner[+key.slice(1)].parent) state.open.delete(graph.owner[+key.slice(1)].path);
     else return;
     draw(graph, picture);

@@ -1,0 +1,114 @@
+"""Several entry points of a model, built together: one file of weights, and state that instances share."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.errors import BuildError, ConfigError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from c_model import CModel
+
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here to link a shared library")
+DIM, PLACES = 16, 32
+
+
+class Decoder(nn.Module):
+    """One head of attention over a cache in a buffer, which prefill fills and decode extends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.qkv = nn.Embedding(50, DIM), nn.Linear(DIM, 3 * DIM)
+        self.register_buffer("cache", torch.zeros(PLACES, 2 * DIM))
+        self.register_buffer("table", torch.arange(PLACES).float())
+
+    def forward(self, ids, places):
+        q, kv = self.qkv(self.embed(ids)).split([DIM, 2 * DIM], -1)
+        self.cache.scatter_(0, places[:, None].expand(-1, 2 * DIM), kv)
+        keys, values = self.cache.chunk(2, -1)
+        scores = q @ keys.t() + torch.where(self.table <= places[:, None], 0.0, -1e9)
+        return (scores.softmax(-1) @ values) @ self.embed.weight.t()
+
+
+def entry_points():
+    model = Decoder().eval()
+    prefill = airgraph.compile(model, (torch.arange(5), torch.arange(5)))
+    return model, {"prefill": prefill, "decode": airgraph.compile(model, (torch.tensor([3]), torch.tensor([5])))}
+
+
+def tokens(prefill, decode):
+    """Greedy, from a prompt of five."""
+    found = [int(prefill(torch.tensor([7, 1, 8, 2, 8]), torch.arange(5))[-1].argmax())]
+    for place in range(5, 12):
+        found.append(int(decode(torch.tensor(found[-1:]), torch.tensor([place]))[-1].argmax()))
+    return found
+
+
+@needs_cc
+@pytest.mark.parametrize("saved", [False, True])
+def test_entry_points_share_weights_and_state(tmp_path, saved):
+    model, entries = entry_points()
+    source = airgraph.save(entries, tmp_path / "model.airp") if saved else entries
+    folder = airgraph.build(source, tmp_path / "out")
+    names = {"model.h", "libmodel.so", "weights.bin", *(f"model_{e}.{k}" for e in entries for k in "oh")}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "model.h").read_text() == '#include "model_prefill.h"\n#include "model_decode.h"\n'
+    once = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    assert once <= (folder / "weights.bin").stat().st_size < 1.5 * once
+    with torch.no_grad():
+        wanted = tokens(model, model)
+    prefill, decode = (CModel(folder, prefix=f"model_{name}") for name in entries)
+    decode.share(prefill)
+    decode.share(decode)  # nothing happens
+    assert tokens(prefill, decode) == wanted
+    decode.close(), prefill.close()
+
+
+@needs_cc
+def test_only_instances_of_one_model_share(tmp_path):
+    _, entries = entry_points()
+    folder = airgraph.build(entries, tmp_path / "a", entry="decode")
+    other = airgraph.build(airgraph.compile(nn.Linear(4, 4), torch.randn(2, 4)), tmp_path / "b")
+    decode, linear = CModel(folder), CModel(other)
+    with pytest.raises(RuntimeError, match="the other instance is of another model"):
+        decode.share(linear)
+    decode.close(), linear.close()
+
+
+def test_names(tmp_path):
+    _, entries = entry_points()
+    with pytest.raises(BuildError, match="'model_décode' cannot begin the names of C functions"):
+        airgraph.build({"prefill": entries["prefill"], "décode": entries["decode"]}, tmp_path / "out")
+    with pytest.raises(ConfigError, match="no entry point 'first'"):
+        airgraph.build(entries, tmp_path / "out", entry="first")
+    with pytest.raises(ConfigError, match="a Linear is not compiled"):
+        airgraph.build(nn.Linear(2, 2), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+KILLED = """
+import os, signal, sys, torch, airgraph
+os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+airgraph.build(airgraph.compile(torch.nn.Linear(4, 3), torch.randn(2, 4)), sys.argv[1])
+"""
+
+
+@needs_cc
+@pytest.mark.slow
+def test_a_build_that_is_killed_leaves_the_former_one(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    folder = airgraph.build(airgraph.compile(model, x), tmp_path)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    built = CModel(folder)
+    torch.testing.assert_close(built(x), model(x), rtol=1e-4, atol=1e-5)
+    built.close()
