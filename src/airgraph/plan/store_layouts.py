@@ -20,7 +20,7 @@ Strides = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
-class TrialMemory:
+class AssumedMemory:
     """As if every root had memory already: as `given` says, else contiguous (kernels.Memory)."""
 
     allocations: Mapping[int, Allocation]
@@ -46,7 +46,7 @@ def store_layouts(
             while t.id not in roots and t.op in VIEWS:
                 (t,) = t.inputs
             readers.setdefault(t.id, []).append(step)
-    memory = TrialMemory(allocations, roots, {})
+    memory = AssumedMemory(allocations, roots, {})
     found: dict[int, Strides] = {}
     for t in roots.values():
         order = ORDERS.get(len(t.shape))
@@ -66,7 +66,7 @@ def ordered_strides(shape: Sequence[Dim], order: Sequence[int]) -> Strides:
     return tuple(inside[i] for i in range(len(shape)))
 
 
-def copies(step: KernelStep | TorchCall, memory: TrialMemory) -> int:
+def copies(step: KernelStep | TorchCall, memory: AssumedMemory) -> int:
     """How many operands the step would copy."""
     made: list[Tensor] = []
 
