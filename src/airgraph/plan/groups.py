@@ -35,6 +35,7 @@ from airgraph.plan.opaque import (
     written_back,
 )
 from airgraph.plan.operands import Operands, dense, is_contiguous
+from airgraph.plan.prologues import fuse_prologues
 from airgraph.plan.split import HALVES, split_reduction
 from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.store_layouts import store_layouts
@@ -363,6 +364,8 @@ class Planner:
         self.drop_unread()
         if self.target.epilogues:
             self.steps = fuse_epilogues(self.steps, self.allocations, self.made_by, self.target)
+        if self.target.prologue_columns:
+            self.steps = fuse_prologues(self.steps, self.allocations, self.target)
         self.drop_known()
         self.drop_places()
         schedule_loops(self.steps, self.target)

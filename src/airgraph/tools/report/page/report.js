@@ -146,7 +146,7 @@ function drawing(graph) {
   const fold = el("button", { id: "fold" }, "fold all");
   const found = el("span", { class: "legend", id: "found" });
   const picture = svg("svg", { id: "drawing" });
-  search.addEventListener("input", () => { state.search = search.value; mark(graph, picture, found); });
+  search.addEventListener("input", () => { state.search = search.value; mark(graph, picture, found); prepare(graph); });
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") { reveal(graph); draw(graph, picture); mark(graph, picture, found); } });
   fold.addEventListener("click", () => { state.open.clear(); draw(graph, picture); mark(graph, picture, found); });
   const legend = el("span", { class: "legend" }, "click a module to unfold it, its frame or one of its nodes to fold it; Enter opens what was found");
@@ -163,15 +163,20 @@ const hits = (graph) => {
     return `${n.op} ${n.name} ${n.module}`.toLowerCase().includes(word);
   }) : [];
 };
-function reveal(graph) {  // the modules of the first hits, as many as can be laid out at once
+function withHits(graph) {  // the modules of the first hits, as many as can be drawn at once
+  const found = new Set();
   let room = CHUNK;
   for (const id of hits(graph)) {
     for (let g = graph.owner[id]; g.parent; g = g.parent) {
-      if (!state.open.has(g.path)) room -= g.nodes.length + g.children.size;
-      state.open.add(g.path);
+      if (!found.has(g) && !isOpen(g)) room -= g.nodes.length + g.children.size;
+      found.add(g);
     }
-    if (room < 0) return;
+    if (room < 0) break;
   }
+  return found;
+}
+function reveal(graph) {
+  for (const group of withHits(graph)) state.open.add(group.path);
 }
 function mark(graph, picture, found) {
   const list = hits(graph), boxes = new Set(list.map((id) => visible(graph, id)));
@@ -212,6 +217,13 @@ function folded(graph, group) {
   graph.layouts ??= new Map();
   if (!graph.layouts.has(group)) graph.layouts.set(group, laidOut(graph, group));
   return graph.layouts.get(group);
+}
+const next = (graph) => [...withHits(graph), ...graph.shown].find((group) => !graph.layouts.has(group));
+function prepare(graph) {  // in idle time: the insides of what may be unfolded next
+  (window.requestIdleCallback ?? setTimeout)(() => {
+    const group = next(graph);
+    if (group) { folded(graph, group); prepare(graph); }
+  });
 }
 function laidOut(graph, group) {
   links(graph);
@@ -299,6 +311,8 @@ function placed(graph) {  // boxes, frames of open groups, and edges with the po
 }
 function draw(graph, picture) {
   const { boxes, frames, edges, width: across } = placed(graph);
+  graph.shown = boxes.filter((box) => box.group).map((box) => box.group);
+  prepare(graph);
   const layer = svg("g");
   const boxed = (box, kind, ...texts) => svg("g", { class: kind, "data-key": box.key, transform: `translate(${box.x - box.width / 2},${box.y - box.height / 2})` },
     svg("rect", { width: box.width, height: box.height, rx: 6 }), ...texts);
