@@ -24,7 +24,7 @@ from gpu_models import MODELS
 from torch import nn
 
 import airgraph
-from airgraph.pipeline import wrapping
+from airgraph.compilation import wrapping
 
 LENGTHS = range(65, 129)
 

@@ -230,7 +230,7 @@ class Block(nn.Module):
 
 
 def stream(requests: int = 2000) -> dict[str, Any]:
-    from airgraph.pipeline import wrapping
+    from airgraph.compilation import wrapping
     from airgraph.runtime.buckets import BucketedProgram, Buckets
 
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import airgraph
-from airgraph import pipeline
+from airgraph import compilation, pipeline
 from airgraph.journal import JOURNALS
 
 ROOT = Path(__file__).parents[1]
@@ -58,9 +58,29 @@ def test_stages_in_order():
     assert stages[:3] == ["fx_passes", "cache", "convert"] and stages[-2:] == ["plan", "load"]
 
 
+SECTION = (
+    (ROOT / "docs" / "architecture.md")
+    .read_text(encoding="utf-8")
+    .partition("## From `linear` + GELU to machine code")[2]
+    .partition("\n## ")[0]
+)
+
+
 def test_the_files_that_docs_architecture_names_are_there():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = text.partition("## From `linear` + GELU to machine code")[2].partition("\n## ")[0]
-    files = re.findall(r"^\d+\. \*\*`([\w/]+\.py)`\*\*", section, re.MULTILINE)
+    files = re.findall(r"^\d+\. \*\*`([\w/]+\.py)`\*\*", SECTION, re.MULTILINE)
     assert 10 <= len(files) <= 15
     assert [f for f in files if not (ROOT / "src" / "airgraph" / f).exists()] == []
+
+
+def test_what_docs_architecture_shows_is_what_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    linear, programs = torch.nn.Linear(16, 32).eval(), []
+    backend = airgraph.backend(dump="py", dump_path=str(tmp_path))
+    with torch.no_grad(), compilation.wrapping(lambda gm, program, config: programs.append(program) or program):
+        torch.compile(lambda x: torch.nn.functional.gelu(linear(x)), backend=backend)(torch.randn(5, 16))
+    shown = {line.strip() for line in SECTION.splitlines()}
+    plan = programs[-1].native.plan.text().splitlines()
+    assert {line.strip() for line in plan[plan.index("t0: float[5, 32] arena") :]} <= shown
+    graphs = [line for file in tmp_path.glob("*.py") for line in file.read_text(encoding="utf-8").splitlines()]
+    nodes = [re.sub(r', node_name="\w+"', "", line) for line in graphs if re.match(r"[A-Z]\w+ = ge\.", line)]
+    assert len(nodes) == 8 and set(nodes) <= shown

@@ -29,8 +29,9 @@ from airgraph.capture.gear_marks import gear_marks
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.marks import bucket_marks
 from airgraph.capture.model_call import as_module, state_of
+from airgraph.compilation import Compilation
 from airgraph.config import Config
-from airgraph.convert import REGISTRY, convert
+from airgraph.convert import REGISTRY, any_op, convert
 from airgraph.engine import find_engine, warm_up
 from airgraph.errors import AirgraphError, ConfigError, ExportError
 from airgraph.gears import gears_of
@@ -38,8 +39,8 @@ from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph
 from airgraph.journal import Journal, get_logger
 from airgraph.passes import FAMILIES, PASSES
-from airgraph.pipeline import Compilation, analysed, anything, compile_graph, converted, made_ready
-from airgraph.runtime.buckets import Buckets, Limits
+from airgraph.pipeline import compile_graph, converted, made_ready
+from airgraph.runtime.buckets import Buckets, Limits, Padded, wanted_buckets
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.runtime.program import Program, Runner
@@ -258,10 +259,11 @@ def ready(
     c: Compilation, stored: StoredModel, rehearse: Callable[[Mapping[Any, Any]], None] | None = None
 ) -> tuple[Runner, Graph]:
     padding = None
-    if c.config.buckets is not None:
+    buckets = wanted_buckets(c.config, c.journal) if c.config.buckets is not None else None
+    if buckets is not None:
         with c.journal.stage("buckets"):
             limits = Limits.of_contract(stored.contract, rehearse)
-            padding = analysed(c, stored.graph, stored.boundary, limits, {})
+            padding = Padded.of(stored.graph, stored.boundary, buckets, {}, limits, c.journal)
     weights = frozenset(range(len(stored.weights)))
     program, graph = made_ready(c, stored.graph, stored.boundary, torch.device(stored.device), weights)
     return padding.around(program) if padding else program, graph
@@ -335,4 +337,4 @@ def graph_to_analyse(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Co
     """The graph of GE ops of an FX graph, for somebody who only wants to read it."""
     gm = run_fx_passes(gm, inputs, config, observe=lambda step, g: None)
     with _disable_current_modes():
-        return convert(gm, "graph", REGISTRY, Journal(), has_kernel=anything)
+        return convert(gm, "graph", REGISTRY, Journal(), has_kernel=any_op)

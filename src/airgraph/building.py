@@ -20,11 +20,11 @@ from typing import Any
 from airgraph.api import make_config
 from airgraph.artifacts import ONLY, captured_graph, checked_name, graph_entry, versions
 from airgraph.capture.compiled import CompiledModel
+from airgraph.compilation import Compilation
 from airgraph.config import KNOBS, Config
 from airgraph.deploy import Begun, build_stored
 from airgraph.engine.native.llvm.cpu import TARGETS
 from airgraph.errors import BuildError, ConfigError, did_you_mean
-from airgraph.pipeline import Compilation
 from airgraph.store.artifact import Artifact, write_artifact
 from airgraph.store.load_export import moved, read_export
 from airgraph.store.rehearsal import rehearsal_of

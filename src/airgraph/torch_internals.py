@@ -50,6 +50,11 @@ PYTHON = (
     Internal("torch._C._set_grad_enabled", "replay: the grad mode, without the cost of a context manager"),
     Internal("torch._C._cuda_endAllocateToPool", "leaving a failed CUDA capture", "a failed capture ends in an error"),
     Internal("torch._C._cuda_getCurrentRawStream", "the address of the current CUDA stream", "CUDA programs fail"),
+    Internal(
+        "torch._C._cuda_isCurrentStreamCapturing",
+        "replay: whether the user captures a CUDA graph",
+        "CUDA programs fail",
+    ),
     Internal("torch._foreach_copy_", "replay: all arguments copied by one kernel"),
     Internal("torch.autograd.profiler._is_profiler_enabled", "whether a call has to appear in a profile"),
     # -- the native engine

@@ -236,6 +236,39 @@ def test_a_converter_of_an_op_that_writes(tmp_path):
     assert found == ["TensorMove", "AddTo", "TensorMove", "AddTo", "Assign"]
 
 
+DEFINITIONS.define("my_inplace(Tensor(a!) x, Tensor y) -> Tensor")
+
+
+@torch.library.impl(DEFINITIONS, "my_inplace", "PrivateUse1")
+def my_inplace(x, y):
+    x.add_(y)
+    return x * y
+
+
+@torch.library.impl(DEFINITIONS, "my_inplace", "Meta")
+def my_inplace_meta(x, y):
+    return torch.empty_like(x)
+
+
+def both_written_and_returned(x, y):
+    z = ops.my_inplace(x, y)
+    return z + x
+
+
+def test_the_documents_op_that_writes_and_returns(tmp_path):
+    """By position: the new values come first, so that `z` is the second output."""
+
+    def converter_my_inplace(x, y):
+        out = torchair.ge.custom_op("MyInplace", x, y)
+        return out[1]
+
+    (names,) = emitted(both_written_and_returned, tmp_path, (ops.my_inplace.default, converter_my_inplace))
+    assert ["".join(pair) for pair in names] == ["TensorMove", "MyInplace", "Assign"]
+    (dump,) = tmp_path.glob("dynamo_original*")
+    assert "ge.Assign(arg0_1_0, MyInplace_0," in dump.read_text()
+    assert "ge.Add(MyInplace_1, MyInplace_0," in dump.read_text()
+
+
 def test_converters_of_an_op_and_of_its_gradient(tmp_path):
     def op(name):
         def convert(*args, meta_outputs=None):

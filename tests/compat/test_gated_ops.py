@@ -186,3 +186,28 @@ def test_what_is_not_emulated() -> None:
         torch_npu.npu_dequant_swiglu_quant(x)
     with pytest.raises(CompatError, match="npu_gelu_quant: quant_mode 'static' is not emulated"):
         torch_npu.npu_gelu_quant(x, input_scale=torch.ones(8).npu(), quant_mode="static")
+
+
+def plain_geglu(x: Tensor, approximate: int, left: bool) -> Tensor:
+    a, b = x.chunk(2, -1)
+    through, gate = (b, a) if left else (a, b)
+    return through * torch.nn.functional.gelu(gate, approximate="tanh" if approximate else "none")
+
+
+@pytest.mark.parametrize("backend", [None, "airgraph"])
+@pytest.mark.parametrize("approximate, left", [(1, False), (0, True)])
+def test_gradients_of_gates(approximate: int, left: bool, backend: str | None) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch_npu.npu_geglu(x, -1, approximate, left)[0] * torch_npu.fast_gelu(x[:, :3])
+
+    def plain(x: Tensor) -> Tensor:
+        part = x[:, :3]
+        return plain_geglu(x, approximate, left) * part * torch.sigmoid(1.702 * part)
+
+    torch._dynamo.reset()
+    run = f if backend is None else torch.compile(f, backend=backend, fullgraph=True)
+    x = torch.randn(4, 6).npu().requires_grad_()
+    wide = x.detach().cpu().double().requires_grad_()
+    run(x).sum().backward()
+    plain(wide).sum().backward()
+    torch.testing.assert_close(x.grad.cpu().double(), wide.grad, rtol=1e-4, atol=1e-5)

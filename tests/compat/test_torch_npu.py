@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -82,6 +83,32 @@ def test_tensors_shown_from_inside_a_graph(capsys: pytest.CaptureFixture[str], t
     assert [t.tolist() for t in saved["last_device_0.pt"]] == [[2, 2], [3, 3]]
     torch_npu.print_npugraph_tensor(torch.ones(1))
     assert capsys.readouterr().out == "tensor=tensor([1.]), shape=[1], dtype=torch.float32\n"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_several_tensors_and_their_names(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu's examples of saving lists; without a name it is the time."""
+    import torch_npu
+
+    monkeypatch.chdir(tmp_path)
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch_npu.save_npugraph_tensor((x, y), save_name="inputs", save_dir="made/for_it", suffix=".pt")
+        z = x + y
+        torch_npu.save_npugraph_tensor(z, save_name="outputs", save_dir=".", suffix=".bin")
+        torch_npu.save_npugraph_tensor(z)
+        return z
+
+    run = torch.compile(f, backend="npugraph_ex", fullgraph=True) if compiled else f
+    run(torch.ones(2).npu(), torch.ones(2).npu())
+    names = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*_device_*"))
+    assert names[:3] == [*(f"made/for_it/inputs_{i}_device_0_0.pt" for i in range(2)), "outputs_device_0_0.bin"]
+    assert re.fullmatch(r"tensor_\d+_device_0_0\.pt", names[3]) and len(names) == 4
+    assert torch.load(names[3]).tolist() == [2, 2]
+    torch_npu.save_npugraph_tensor.tensorlist([torch.zeros(1)], save_name="more")
+    assert (tmp_path / "more_0_device_0_0.pt").exists()
+    with pytest.raises(ValueError, match=r"must be .pt or .bin: .txt"):
+        torch_npu.save_npugraph_tensor([torch.zeros(1)], suffix=".txt")
 
 
 # The two examples of torch_npu's page on torch.compile, in our words.

@@ -295,3 +295,17 @@ def test_the_tools_by_hand(tmp_path, capsys):
     main(["filter_operators", path])
     main(["align_trace", path])
     assert {file.name for file in tmp_path.iterdir()} >= {"graph_1_filtered.json", "graph_1.aligned.json"}
+
+
+SECOND_VERSION = """query key value query_rope key_rope pse_shift atten_mask actual_seq_qlen actual_seq_kvlen block_table
+dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope
+quant_scale_out quant_offset_out quant_scale_p learnable_sink num_query_heads num_key_value_heads softmax_scale pre_tokens
+next_tokens input_layout sparse_mode block_size query_quant_mode key_quant_mode value_quant_mode inner_precise
+return_softmax_lse query_dtype key_dtype value_dtype query_rope_dtype key_rope_dtype key_shared_prefix_dtype
+value_shared_prefix_dtype dequant_scale_query_dtype dequant_scale_key_dtype dequant_scale_value_dtype
+dequant_scale_key_rope_dtype out_dtype"""
+
+
+def test_the_second_attention_has_every_documented_argument():
+    schema = torch.ops.npu.npu_fused_infer_attention_score_v2.default._schema
+    assert {argument.name for argument in schema.arguments} == set(SECOND_VERSION.split())

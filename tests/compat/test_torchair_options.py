@@ -220,3 +220,38 @@ def test_export_compile_stat(value, there, tmp_path, monkeypatch):
         torch.ones(3)
     )
     assert (tmp_path / "fusion_result.json").exists() == there
+
+
+# -- TorchAir's own counts -------------------------------------------------------------------------------------------
+def viewed(x):
+    return x.view(6, 6).transpose(0, 1).view(3, 2, 2, 3).transpose(1, 3) + 1
+
+
+def to_reshape(x, a):
+    return x.view(a, 32, 1, 128).permute(0, 2, 1, 3).view(a, 1, 4096).view(a, 4096) + 1
+
+
+def squeezed(x, a, b, c):
+    return x.squeeze(1) + 1, x.squeeze(2) + 1, a.squeeze() + 1, b.squeeze() + 1, c.squeeze() + 1
+
+
+SQUEEZED = (torch.ones(2, 1, 3), torch.ones(2, 3, 4), torch.ones(2, 1, 1), torch.ones(1, 1, 1))
+COUNTS = [
+    (viewed, (torch.ones(36),), False, {"Transpose": 1, "Reshape": 1}),
+    (to_reshape, (torch.ones(256, 1, 128), 8), True, {"Transpose": 0, "Reshape": 1}),
+    (squeezed, SQUEEZED, True, {"Identity": 2, "Squeeze": 3}),
+    (squeezed, SQUEEZED, False, {"Identity": 2, "Squeeze": 3}),
+]
+
+
+@pytest.mark.parametrize("f, args, dynamic, wanted", COUNTS)
+def test_views_are_as_many_nodes_as_in_torchair(f, args, dynamic, wanted, tmp_path):
+    """The numbers of TorchAir's own tests, in the dump before the passes."""
+    config = torchair.CompilerConfig()
+    config.debug.graph_dump.type, config.debug.graph_dump.path = "py", str(tmp_path)
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend=torchair.get_npu_backend(compiler_config=config), dynamic=dynamic)
+    torch.testing.assert_close(compiled(*args), f(*args))
+    (dump,) = tmp_path.glob("dynamo_original*")
+    text = dump.read_text()
+    assert {op: text.count(f"= ge.{op}(") for op in wanted} == wanted

@@ -203,3 +203,32 @@ def test_group_norm_takes_statistics_of_its_own_type(dtype: torch.dtype, weights
     for mine, theirs, right in zip(ours, eager, exact):
         allowed = 3 * (theirs - right).abs().max() + torch.finfo(theirs.dtype).eps * right.abs().max()
         assert (mine - right).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("parameters", ["same", "float32"])
+@pytest.mark.parametrize("shape", [(8, 6, 12, 10), (512, 3)], ids=str)
+def test_batch_norm_of_halves_in_training(dtype: torch.dtype, parameters: str, shape: tuple[int, ...]) -> None:
+    """Formulas in float32; running statistics as well."""
+    x, kind = randn(*shape, dtype=dtype), dtype if parameters == "same" else torch.float32
+    numbers = [randn(shape[1], dtype=kind) for _ in range(3)] + [randn(shape[1], dtype=kind).abs()]
+
+    def function(x, weight, bias, mean, var):
+        return F.batch_norm(x, mean, var, weight, bias, training=True, momentum=0.3)
+
+    def run(function, dtype):
+        args = [a.detach().clone().to(dtype or a.dtype) for a in (x, *numbers)]
+        for a in args[:3]:
+            a.requires_grad_()
+        out = function(*args)
+        torch.manual_seed(1)
+        out.backward(torch.randn_like(x).to(out.dtype))
+        return [out, *(a.grad for a in args[:3]), *args[3:]]
+
+    eager, exact, ours = run(function, None), run(function, torch.float64), run(compiled(function), None)
+    assert [f for j in JOURNALS for f in j.fallbacks] == []
+    assert [(t.dtype, t.stride()) for t in ours] == [(t.dtype, t.stride()) for t in eager]
+    for mine, theirs, right in zip(ours, eager, exact):
+        units = 64 if theirs.dtype == torch.float32 else 1  # sums of hundreds of numbers that nearly cancel out
+        allowed = 3 * (theirs - right).abs().max() + units * torch.finfo(theirs.dtype).eps * right.abs().max()
+        assert (mine - right).abs().max() <= allowed

@@ -23,7 +23,7 @@ def same(model, *calls, whole=True, **options):
     """How many graphs were compiled. `whole`: each without a break, which would leave part of the model to eager."""
     graphs = []
     run = torch.compile(model, backend="airgraph", fullgraph=whole, **options)
-    with airgraph.pipeline.wrapping(lambda gm, program, config: graphs.append(gm) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: graphs.append(gm) or program):
         for args in calls:
             torch.testing.assert_close(run(*args), model(*args))
     return len(graphs)

@@ -32,7 +32,7 @@ def program_of(model, *args, **options):
     """The result, and what the model was compiled to."""
     made = []
     backend = airgraph.backend(engine="numpy", **options)
-    with torch.no_grad(), airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with torch.no_grad(), airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         result = torch.compile(model, backend=backend)(*args)
     return result, made[-1]
 

@@ -47,6 +47,11 @@ def test_a_target_says_how_many_jobs_it_wants(planned, target):
     assert partial_sizes(planned, [8, 20000], [1], replace(target, unsplit=20000)) == []
 
 
+def test_a_target_says_how_long_a_part_may_be(planned, target):
+    assert partial_sizes(planned, [8, 20000], [1], replace(target, part=1000)) == [[8, 20]]
+    assert partial_sizes(planned, [8, 20000], [1], replace(target, part=5000)) == [[8, 8]]
+
+
 def test_halves_with_several_uses_stay_halves_in_memory(planned):
     """Their float32 copy would need twice the memory and is exact: it is made where it is read."""
     plan = planned("""

@@ -109,9 +109,9 @@ class Decoder(torch.nn.Module):
 def programs():
     """The programs that are made meanwhile, in order."""
     found = []
-    from airgraph import pipeline
+    from airgraph import compilation
 
-    with pipeline.wrapping(lambda gm, program, config: found.append(program) or program):
+    with compilation.wrapping(lambda gm, program, config: found.append(program) or program):
         yield found
 
 

@@ -203,7 +203,7 @@ def test_types(tensor, dtype):
 def test_what_can_go_wrong(tmp_path):
     with pytest.raises(ConfigError, match=r"data_dump_path '.*none' is not a folder\n  try: mkdir -p"):
         airgraph.backend(data_dump="npy", data_dump_path=str(tmp_path / "no" / "none"))
-    with pytest.raises(ConfigError, match="data_dump cannot be 'txt'\n  allowed: 'npy', None"):
+    with pytest.raises(ConfigError, match="data_dump cannot be 'txt'\n  allowed: 'npy', 'pt', None"):
         airgraph.backend(data_dump="txt")
     dump = DataDump(str(tmp_path), "graph_1")
     (tmp_path / "worldsize1_global_rank0").write_text("in the way")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import airgraph
-from airgraph.pipeline import wrapping
+from airgraph.compilation import wrapping
 from airgraph.tools import cli
 from airgraph.tools.profile import profiling, short
 

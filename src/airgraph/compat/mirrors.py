@@ -33,6 +33,7 @@ COMMANDS = {
     for tool in TRACE_TOOLS
 }
 CONVERTERS = ("fx2ge_converter", "ge_apis", "supported_declaration", "utils")
+OLD_PATCH = ("ge_converter", "ge_converter.experimental", "ge_converter.experimental.patch_for_hcom_allreduce")
 
 
 class Mirror(NamedTuple):
@@ -68,6 +69,8 @@ MIRRORS: dict[str, tuple[Mirror, ...]] = {
             "ge_concrete_graph", "What `torchair._ge_concrete_graph` was called once. Using it warns, once a module."
         ),
         *(Mirror(f"ge_concrete_graph.{m}", f"An old name of `torchair._ge_concrete_graph.{m}`.") for m in CONVERTERS),
+        *(Mirror(f"ge_concrete_graph.{m}", "For `patch_for_hcom_allreduce`.") for m in OLD_PATCH[:-1]),
+        Mirror(f"ge_concrete_graph.{OLD_PATCH[-1]}", "Importing it made collectives traceable; they are."),
     ),
     "npugraph_ex": (
         *shared("aclgraph_check"),

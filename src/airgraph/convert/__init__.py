@@ -2,6 +2,15 @@
 
 from airgraph.convert import families, variants  # noqa: F401  (they register our converters)
 from airgraph.convert.registry import EMPTY, REGISTRY, Registry, TensorSpec, UnsupportedConversion, register_converter
-from airgraph.convert.walk import convert
+from airgraph.convert.walk import any_op, convert
 
-__all__ = ["EMPTY", "REGISTRY", "Registry", "TensorSpec", "UnsupportedConversion", "convert", "register_converter"]
+__all__ = [
+    "EMPTY",
+    "REGISTRY",
+    "Registry",
+    "TensorSpec",
+    "UnsupportedConversion",
+    "any_op",
+    "convert",
+    "register_converter",
+]

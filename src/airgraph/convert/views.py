@@ -45,7 +45,7 @@ class PendingView:
 
     def emit(self) -> Value:
         value = self.base
-        for step in self.steps:
+        for step in shortest(self.base.type.shape, self.steps):
             if isinstance(step, Permute):
                 value = permuted(value, step)
             elif all(isinstance(d, int) for d in step.shape):
@@ -53,6 +53,48 @@ class PendingView:
             else:
                 value = ge.Reshape(value, ge.Pack(list(step.shape), N=len(step.shape)))
         return value
+
+
+def shortest(shape: Sequence[Any] | None, steps: tuple[Step, ...]) -> Sequence[Step]:
+    """A long chain as one Reshape and one Permute where there are such: a Permute that only moves axes of size 1 is a
+    Reshape, and fixed sizes have strides, which say what the whole chain does."""
+    if len(steps) < 3 or shape is None:
+        return steps
+    merged: list[Step] = []
+    at: tuple[Any, ...] = tuple(shape)
+    for step in steps:
+        if isinstance(step, Permute):
+            after = tuple(at[axis] for axis in step.perm)
+            given = merged and isinstance(merged[-1], Reshape)  # its sizes are ints and host values
+            step = Reshape(after, is_identity=False) if given and moves_only_ones(at, step.perm) else step
+            at = after
+        else:
+            at = step.shape
+        if merged and isinstance(step, Reshape) and isinstance(merged[-1], Reshape):
+            merged.pop()
+        merged.append(step)
+    return by_strides(shape, merged) or merged if len(merged) > 2 else merged
+
+
+def by_strides(shape: Sequence[Any], steps: Sequence[Step]) -> list[Step] | None:
+    """Reshape to the sizes in the order of their strides, then Permute; None where sizes are symbolic or a step copies."""
+    sizes = [*shape, *(size for step in steps if isinstance(step, Reshape) for size in step.shape)]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    view = torch.empty(tuple(shape), device="meta")
+    try:
+        for step in steps:
+            view = view.permute(step.perm) if isinstance(step, Permute) else view.view(step.shape)
+    except RuntimeError:  # a reshape that is no view
+        return None
+    strides = view.stride()
+    order = sorted(range(view.ndim), key=lambda axis: (-strides[axis], view.shape[axis] != 1))
+    through = tuple(view.shape[axis] for axis in order)
+    found: list[Step] = [
+        Reshape(through, is_identity=through == tuple(shape)),
+        Permute(tuple(order.index(axis) for axis in range(view.ndim))),
+    ]
+    return [step for step in found if not identity(step)]
 
 
 def permuted(x: Value, step: Permute) -> Value:

@@ -131,15 +131,16 @@ def functionalised(
     ]
     count, graph = len(schema.returns), current_graph()
     before = len(graph.nodes)
+    graph.results_wanted = count + len(copies)
     outputs = metas[:count] if count != 1 else metas[0]
     result = converter.function(*args, **({"meta_outputs": outputs} if converter.wants_meta else {}))
-    new = [written_by(graph.nodes[before:], copy) for copy in copies]
+    new = [written_by(graph.nodes[before:], copy, i) for i, copy in enumerate(copies)]
     results = list(result) if isinstance(result, list | tuple) else [result]
     return [*(results[:count] if count else [None]), *new]
 
 
-def written_by(emitted: Sequence[Node], copy: Value) -> Value:
-    """The output that has the name of the input which the copy is."""
+def written_by(emitted: Sequence[Node], copy: Value, place: int) -> Value:
+    """The output that has the name of the input which the copy is. Where names are numbers, new values come first."""
     for node in emitted:
         row = OPS.get(node.op) if "output_names" not in node.attrs else None
         inputs = [slot.name for slot in row.slots] if row is not None else node.attrs["input_names"]
@@ -147,4 +148,6 @@ def written_by(emitted: Sequence[Node], copy: Value) -> Value:
         for name, value in zip(inputs, node.inputs):
             if value is copy and name in outputs:
                 return node.outputs[outputs.index(name)]
+            if value is copy and name.startswith("x") and name[1:].isdigit() and outputs[:1] == ("y0",):
+                return node.outputs[place]
     raise UnsupportedConversion("its converter emits no output of the written input's name")

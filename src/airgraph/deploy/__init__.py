@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from airgraph.compilation import Compilation
 from airgraph.deploy.interface import header, interface_of
 from airgraph.deploy.objects import object_file, shared_library
 from airgraph.deploy.program import BuildExecutable, ProgramWriter
@@ -25,7 +26,7 @@ from airgraph.engine.native import NativeEngine
 from airgraph.engine.native.llvm.cpu import build_target
 from airgraph.engine.native.target import this_cpu
 from airgraph.errors import BuildError
-from airgraph.pipeline import Compilation, optimised
+from airgraph.pipeline import optimised
 from airgraph.plan.widening import HALVES
 from airgraph.store.convention import StoredModel
 from airgraph.torch_types import TORCH_TYPES

@@ -30,7 +30,7 @@ from airgraph.plan.lifetimes import Access, Timeline, lifetimes, timeline
 from airgraph.plan.memory import Arrangement, buffers, memory
 from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import CallStep, LoopStep, Plan, Step, step_reads, step_writes
+from airgraph.plan.steps import CallStep, GemmStep, LoopStep, Plan, Step, product_reads, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.torch_types import TORCH_TYPES
 
@@ -179,16 +179,20 @@ class PlannedExecutable(TakesArguments):
     def arrangement(self, time: Timeline, symbols: Symbols) -> Arrangement:
         """Where intermediates lie, for any sizes; `symbols`: for which the arrangement shall be good."""
         table, term = self.table, self.sizes.term
-        over = {
-            step: [(table.slot(t), table.slot(x)) for t, x in overwrites(step)]
-            for step in self.plan.steps
-            if isinstance(step, LoopStep)
-        }
-        alive = lifetimes(time, table.memory, over, table.outputs)
+        alive = lifetimes(time, table.memory, {s: self.overwrites(s) for s in self.plan.steps}, table.outputs)
         sizes = {slot: term(bytes_of(t)) for slot, t in table.memory.items()}
         values = self.sizes.run(symbols)
         now = {slot: self.sizes.value(size, values) for slot, size in sizes.items()}
         return memory(buffers(alive, now, sizes, table.outputs), sizes)
+
+    def overwrites(self, step: Step) -> list[tuple[int, int]]:
+        """The slots of (a result, what it may be written over). What the product of a prologue reads stays."""
+        loop = step.prologue if isinstance(step, GemmStep) else step
+        if not isinstance(loop, LoopStep):
+            return []
+        stays = {self.table.slot(t) for t in product_reads(step)} if isinstance(step, GemmStep) else set()
+        pairs = [(self.table.slot(t), self.table.slot(x)) for t, x in overwrites(loop)]
+        return [(t, x) for t, x in pairs if x not in stays]
 
     def releases(self, steps: Sequence[EngineStep]) -> dict[int, Released]:
         """For each library call what nothing reads from there on. (A result that is a view of an argument needs it.)"""

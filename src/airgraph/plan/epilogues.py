@@ -67,7 +67,7 @@ def in_arena(place: Allocation) -> bool:
 
 def stores_one(loop: LoopStep, allocations: Mapping[int, Allocation]) -> bool:
     """One float32 tensor, contiguous, in memory of its own."""
-    if loop.sequential or loop.domain.axes or len(loop.roots) != 1 or len(loop.kernel.parts) != 1:
+    if loop.sequential or len(loop.roots) != 1 or len(loop.kernel.parts) != 1:
         return False
     (t,) = loop.roots
     place = allocations[t.id]
@@ -115,9 +115,12 @@ def by_rows_and_columns(part: Part, m: Dim, n: Dim) -> Part | None:
 
 
 def schedule_loops(steps: Sequence[Step], target: Target) -> None:
-    """Decide how each loop runs. Those of an epilogue stay two, since threads divide the rows or columns of a product."""
+    """Decide how each loop runs. Those of a prologue or an epilogue keep a loop over the rows of their product, of which
+    each thread has its share."""
     for step in steps:
         if isinstance(step, LoopStep):
             step.nests = [schedule(p, target) for p in step.kernel.parts]
-        elif isinstance(step, GemmStep) and step.epilogue is not None:
-            step.epilogue.nests = [schedule(p, target, merge=False) for p in step.epilogue.kernel.parts]
+        elif isinstance(step, GemmStep):
+            for loop in (step.prologue, step.epilogue):
+                if loop is not None:
+                    loop.nests = [schedule(p, target, merge=False) for p in loop.kernel.parts]

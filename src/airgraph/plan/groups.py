@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,11 +31,14 @@ from airgraph.plan.opaque import (
     channels_last,
     new_buffer,
     opaque,
+    with_bias,
     written_back,
 )
 from airgraph.plan.operands import Operands, dense, is_contiguous
+from airgraph.plan.prologues import fuse_prologues
 from airgraph.plan.split import HALVES, split_reduction
 from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
+from airgraph.plan.store_layouts import store_layouts
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
 from airgraph.plan.widening import Widening, pays
@@ -92,6 +95,7 @@ class Planner:
         self.makers: list[tuple[int, Node]] = []
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
+        self.stored: dict[int, tuple[Dim, ...]] = {}  # strides of roots that are not contiguous
         self.symbols = {
             s
             for spec in boundary.arguments
@@ -188,7 +192,8 @@ class Planner:
         self.opaque[node] = TorchCall(node, reads, [new_buffer(value) for value in node.outputs])
         self.order.append(node)
         for value, t in zip(node.outputs, self.opaque[node].outputs):
-            self.allocations[t.id] = Allocation(t, "call", strides_of(t.shape), 0, value)
+            strides = self.target.call_strides(value) or strides_of(t.shape)
+            self.allocations[t.id] = Allocation(t, "call", strides, 0, value)
             self.tensors[id(value)] = t
             self.calls.add(t.id)
 
@@ -202,13 +207,17 @@ class Planner:
             raise UnsupportedLowering(refused)
         if isinstance(found, Convolution) and self.target.channels_last:
             found = channels_last(found, self.target.weights_last)
+        bias = None
+        if isinstance(found, Convolution) and found.bias is not None and not self.target.adds_bias(found):
+            found, bias = replace(found, bias=None), found.bias
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            result = from_last(t) if isinstance(found, Convolution) and found.last else t
-            self.tensors[id(value)] = rounded = cast(result, value.dtype)
-            if rounded is not result:
-                self.order.append(rounded)
+            made = from_last(t) if isinstance(found, Convolution) and found.last else t
+            summed = made if bias is None else with_bias(made, bias)
+            self.tensors[id(value)] = result = cast(summed, value.dtype)
+            if result is not made:
+                self.order.append(result)
         if isinstance(found, Scatter) and found.in_place:
             memory = self.allocations[found.x.id]
             self.allocations[found.out.id] = Allocation(
@@ -234,6 +243,9 @@ class Planner:
         done = [written_back(n) for n, found in self.opaque.items() if isinstance(found, Scatter) and found.in_place]
         self.writes = [self.write(node) for node in self.graph.of("Assign") if node not in done]
         self.share()
+        if self.target.stores_as_read:
+            steps = [found for found in self.opaque.values() if not isinstance(found, Scatter)]
+            self.stored = store_layouts(steps, self.roots, self.allocations)
 
     def layouts(self) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -284,6 +296,7 @@ class Planner:
         uses: dict[int, set[int]] = {}
         seen: set[int] = set()
         partial: set[int] = set()
+        shared: dict[int, Tensor] = {}
         stack: list[Tensor] = [*self.roots.values(), *(m for _, m in self.writes)]
         for found in self.opaque.values():
             stack += found.operands
@@ -297,7 +310,7 @@ class Planner:
             if t.op == "reduce" and t.id not in partial:
                 first = split_reduction(t, self.target)
                 if first is not None:
-                    partial.add(first.id)
+                    partial |= {t.id, first.id}
                     self.need(first)
             if t.op == "slice" and any(not same(step, 1) for step in t.attrs[1]) and base(t.inputs[0]).op in JOINED:
                 self.need(t.inputs[0])  # loops are cut where parts meet, which reading in steps does not allow
@@ -317,9 +330,13 @@ class Planner:
                         and whole.op in ("point", "reduce", "gather", *JOINED)
                         and (whole.cost > CHEAP or self.ends_product(whole))
                     ):
-                        self.need(narrow(whole))
+                        shared[whole.id] = whole
                     if len(uses[whole.id]) > 3 and whole.op in JOINED:
                         self.need(whole)
+        for t in shared.values():
+            dear = self.ends_product(t) or cost_beyond(t, partial) > CHEAP
+            for x in (t,) if dear else spread_inputs(t):
+                self.need(narrow(x))
 
     def gather_source(self, t: Tensor) -> None:
         x = t.inputs[0]
@@ -347,6 +364,8 @@ class Planner:
         self.drop_unread()
         if self.target.epilogues:
             self.steps = fuse_epilogues(self.steps, self.allocations, self.made_by, self.target)
+        if self.target.prologue_columns:
+            self.steps = fuse_prologues(self.steps, self.allocations, self.target)
         self.drop_known()
         self.drop_places()
         schedule_loops(self.steps, self.target)
@@ -388,7 +407,7 @@ class Planner:
         if t.dtype not in TYPES:
             raise UnsupportedPlan(f"{t.dtype.name} would have to be moved, and loops have no such type")
         if t.id not in self.allocations:
-            self.allocations[t.id] = Allocation(t, "arena", strides_of(t.shape))
+            self.allocations[t.id] = Allocation(t, "arena", self.stored.get(t.id, strides_of(t.shape)))
         reads = self.reads_of(t)
         last = max((self.made_by.get(i, -1) for i in reads), default=-1)
         step = self.steps[last] if last >= 0 else None
@@ -579,6 +598,35 @@ def base(t: Tensor) -> Tensor:
     while t.op == "reshape":
         t = t.inputs[0]
     return t
+
+
+def cost_beyond(t: Tensor, kept: set[int]) -> int:
+    """What an element of t costs where these tensors are in memory."""
+    found: dict[int, int] = dict.fromkeys(kept, 0)
+    stack = [t]
+    while stack:
+        x = stack[-1]
+        todo = [i for i in x.inputs if i.id not in found]
+        if x.id in found or not todo:
+            stack.pop()
+            found.setdefault(x.id, x.cost - sum(i.cost - found[i.id] for i in x.inputs))
+        else:
+            stack += todo
+    return found[t.id]
+
+
+def spread_inputs(t: Tensor) -> list[Tensor]:
+    """What is not cheap in the formula of t and has fewer elements: the mean of each row, say."""
+    found, stack = [], list(t.inputs)
+    while stack:
+        x = stack.pop()
+        while x.op in VIEWS:
+            (x,) = x.inputs
+        if x.cost > CHEAP and x.shape == t.shape:
+            stack += x.inputs
+        elif x.cost > CHEAP:
+            found.append(x)
+    return found
 
 
 def narrow(t: Tensor) -> Tensor:

@@ -26,7 +26,18 @@ from airgraph.plan.steps import (
     GemmStep,
     Matrix,
 )
-from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor, broadcast, buffer, expand_to, permute, reshape, to_last
+from airgraph.plan.tensors import (
+    FROM_LAST,
+    TO_LAST,
+    Tensor,
+    broadcast,
+    buffer,
+    expand_to,
+    permute,
+    point,
+    reshape,
+    to_last,
+)
 
 Of = Callable[[Value], Tensor]
 
@@ -310,6 +321,11 @@ def channels_last(found: Convolution, weights: bool) -> Convolution:
     out = found.out
     moved = buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs)
     return replace(found, out=moved, last=True, weights_last=weights)
+
+
+def with_bias(image: Tensor, bias: Tensor) -> Tensor:
+    """[n, c, h, w] with a number for each channel added."""
+    return point("add", (image, reshape(bias, (1, *bias.shape, 1, 1))), image.dtype)
 
 
 def written_back(node: Node) -> Node | None:

@@ -25,11 +25,21 @@ class Operands:
         try:
             e = reader.read(t, index)
         except (UnsupportedPlan, SplitVar, CutVar, NeedsRows):
-            return None
+            return self.moved(t) if t.op in ("reshape", "permute") else None
         if e.op != "load" or e.picks or e.at is None:
             return None
         strides = tuple(e.at.coefficient(v) for v in variables)
         return None if any(map(backwards, strides)) else Matrix(e.source, e.at.const, strides)
+
+    def moved(self, t: Tensor) -> Matrix | None:
+        """A permuted tensor, or a reshaped one where axes of the one below lie as one in memory."""
+        (x,) = t.inputs
+        found = self.view(x)
+        if found is None:
+            return None
+        permuted = tuple(found.strides[i] for i in t.attrs) if t.op == "permute" else None
+        strides = permuted or reshaped_strides(x.shape, found.strides, t.shape)
+        return Matrix(found.tensor, found.offset, strides) if strides is not None else None
 
     def copied(self, t: Tensor) -> Matrix:
         return Matrix(self.copy(t), 0, strides_of(t.shape))
@@ -53,6 +63,33 @@ class Operands:
 def lies_plain(m: Matrix, t: Tensor, axis: int) -> bool:
     """The elements of t along this axis lie side by side."""
     return same(m.strides[axis], 1) or same(t.shape[axis], 1)
+
+
+def reshaped_strides(shape: Sequence[Dim], strides: Sequence[Dim], new: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The strides of the same memory in another shape; None where there are none."""
+    axes: list[tuple[Dim, Dim]] = []  # (size, stride): those that lie as one are one
+    for size, stride in zip(shape, strides):
+        if same(size, 1):
+            continue
+        if axes and same(axes[-1][1], stride * size):
+            axes[-1] = (expand(axes[-1][0] * size), stride)
+        else:
+            axes.append((size, stride))
+    found: list[Dim] = []
+    inside: Dim = 1  # of the last axis that is left: what the axes behind took of it
+    for size in reversed(new):
+        if same(size, 1):
+            found.append(1)
+            continue
+        if not axes:
+            return None
+        whole, stride = axes[-1]
+        found.append(expand(stride * inside))
+        inside = expand(inside * size)
+        if same(inside, whole):
+            axes.pop()
+            inside = 1
+    return tuple(found[::-1]) if not axes and same(inside, 1) else None
 
 
 def is_contiguous(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:

@@ -18,7 +18,7 @@ from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim, dim
 from airgraph.plan.epilogues import schedule_loops
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS
-from airgraph.plan.index import Affine, Var, strides_of
+from airgraph.plan.index import Affine, Var, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
 from airgraph.plan.steps import (
     Allocation,
@@ -69,6 +69,7 @@ class PlanReader:
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[int, str] = {}
         self.kernel: KernelReader | None = None  # of the loop whose lines follow
+        self.prologue: LoopStep | None = None  # of the product that follows
         outputs = list(graph.net_output.values())
         self.found = Plan(graph, boundary, [], {}, [], outputs, set(), [], target)
 
@@ -88,6 +89,8 @@ class PlanReader:
             plan.allocations[id_].alias = plan.allocations[self.tensor(name).id]
         if len(plan.outputs) != len(plan.output_values):
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
+        if self.prologue is not None:
+            raise VerifyError("a plan ends with a prologue, and no product follows it")
         schedule_loops(plan.steps, plan.target)
         return plan
 
@@ -206,8 +209,14 @@ class PlanReader:
         if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep):
             product.epilogue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
             return
+        if self.prologue is not None and (kind != "gemm" or number != len(steps)):
+            raise VerifyError("the product of a prologue is expected")
         if number != len(steps):
             raise VerifyError(f"step {len(steps)} expected")
+        if kind == "first":
+            self.prologue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
+            return
+        self.kernel = None
         steps.append(self.new_step(kind, line))
 
     def new_step(self, kind: str, line: Line) -> Step:
@@ -221,7 +230,8 @@ class PlanReader:
                 b = self.matrix(line)
                 bias = self.matrix(line) if line.take("+") else None
                 ends = self.matrix(line) if line.take("rows") else None
-                return GemmStep(out, a, b, bias, self.sizes(line, GemmSizes), ends)
+                prologue, self.prologue = self.prologue, None
+                return self.checked(GemmStep(out, a, b, bias, self.sizes(line, GemmSizes), ends, prologue=prologue))
             case "attention":
                 return self.attention(line)
             case "conv":
@@ -234,6 +244,12 @@ class PlanReader:
             case "call":
                 return self.call(line)
         raise VerifyError(f"{kind} is not a kind of step")
+
+    def checked(self, step: GemmStep) -> GemmStep:
+        loop = step.prologue
+        if loop is not None and (loop.roots != [step.a.tensor] or not same(loop.domain.shape[0], step.sizes.m)):
+            raise VerifyError("its prologue does not make the rows of its first operand")
+        return step
 
     def result(self, line: Line) -> Tensor:
         found = self.tensor(line.next("name"))
@@ -318,9 +334,7 @@ class PlanReader:
         return step
 
     def body(self, line: Line) -> None:
-        last = self.found.steps[-1] if self.found.steps else None
-        in_a_loop = isinstance(last, LoopStep) or (isinstance(last, GemmStep) and last.epilogue is not None)
-        if self.kernel is None or not in_a_loop:
+        if self.kernel is None:
             raise VerifyError("this belongs to no loop")
         self.kernel.line(line)
 

@@ -34,6 +34,9 @@ def split_reduction(t: Tensor, target: Target) -> Tensor | None:
     first, last = longest_run(axes, x.shape)
     length = math.prod(x.shape[first : last + 1])
     count = parts(length, -(-target.jobs // max(jobs, 1)))
+    row = math.prod(x.shape) // max(kept, 1)
+    if target.part and row > count * target.part:
+        count = next((n for n in range(count, length) if length % n == 0 and row <= n * target.part), count)
     if count < FEWEST:
         return None
     split = reshape(x, (*x.shape[:first], count, length // count, *x.shape[last + 1 :]))

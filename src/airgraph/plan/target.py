@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from airgraph.ir.types import DataType
 
 if TYPE_CHECKING:
-    from airgraph.plan.opaque import KernelStep
+    from airgraph.ir.graph import Value
+    from airgraph.ir.types import Dim
+    from airgraph.plan.opaque import Convolution, KernelStep
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class Target:
     grain: int = 64  # iterations that a thread gets at least when the vectorised loop is the parallel one
     jobs: int = 64  # parts that a long reduction with few rows is split in, at most; 1: none is split
     split: int = 1 << 16  # elements from which on splitting a reduction pays
+    part: int = 0  # elements that a part has at most, where the length allows it; 0: any number
     unsplit: int = 0  # elements of a contiguous row that one kernel reduces and goes on with
     channels_last: bool = False  # convolutions make their results with channels last
     weights_last: bool = False  # and want their weights so
     epilogues: int = 0  # additions per element up to which a loop becomes the epilogue of a product; 0: none does
     epilogue_columns: int = 1024  # and the columns that the product must have
+    prologue_columns: int = 0  # columns up to which a product takes the loop that makes its rows as its prologue
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
+    stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
     widens: tuple[DataType, ...] = ()  # the half precisions whose matrix products are done in float32
 
     def refuses(self, step: KernelStep) -> str | None:
@@ -42,3 +47,11 @@ class Target:
         The step is asked for before its operands have memory: shapes and element types are what it is about.
         """
         return "the engine has no kernel for it"
+
+    def call_strides(self, value: Value) -> tuple[Dim, ...] | None:
+        """How PyTorch lays out this result of a call; None: contiguous. What it makes otherwise is copied so."""
+        return None
+
+    def adds_bias(self, step: Convolution) -> bool:
+        """Whether the kernel of a convolution adds its bias; else the loop that reads the result does."""
+        return True

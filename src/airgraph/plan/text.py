@@ -11,7 +11,8 @@
 
 First the memory: each tensor with its type and what kind of memory it has, then the steps in order, then the outputs and
 the notes. Outer loops are o0, o1, …, inner ones i0, i1, …; `sum_i(…)` reduces over the inner loops. Expressions with
-several uses have names: x0, x1, …. An element type is written behind an expression where it does not follow.
+several uses have names: x0, x1, …. An element type is written behind an expression where it does not follow. A product may
+have a prologue before it and an epilogue behind it, with its number: `3 first …`, `3 gemm …`, `3 then …`.
 """
 
 from __future__ import annotations
@@ -188,10 +189,7 @@ class PlanText:
                 rows = f" rows {self.matrix(step.ends)}" if step.ends else ""
                 product = f"{self.matrix(step.a)} @ {self.matrix(step.b)}{bias}{rows}"
                 line = f"{number} gemm {self.name(step.out)} = {product} {self.sizes(step.sizes)}"
-                if step.epilogue is None:
-                    return [line]
-                (part,) = step.epilogue.kernel.parts
-                return [line, *self.part(number, step.epilogue, part, "then")]
+                return [*self.fused(number, step.prologue, "first"), line, *self.fused(number, step.epilogue, "then")]
             case AttentionStep():
                 out = ", ".join(map(self.name, (step.out, *([step.lse] if step.lse is not None else []))))
                 operands = ", ".join(self.matrix(m) for m in (step.q, step.k, step.v))
@@ -207,6 +205,10 @@ class PlanText:
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)
+
+    def fused(self, number: int, loop: LoopStep | None, kind: str) -> list[str]:
+        """A loop that is part of a product."""
+        return [line for part in loop.kernel.parts for line in self.part(number, loop, part, kind)] if loop else []
 
     def sizes(self, sizes: Any) -> str:
         return "for " + ", ".join(f"{name} {self.size(d)}" for name, d in zip(sizes._fields, sizes))

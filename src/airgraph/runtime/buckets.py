@@ -30,8 +30,10 @@ import torch
 
 from airgraph.analysis.padding.facts import has
 from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
+from airgraph.config import Config
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import AirgraphError, ConfigError
+from airgraph.gears import gears_of
 from airgraph.ir.boundary import Boundary, Fresh, Layout, NumberIn, OfInput, OfOutput, TensorIn
 from airgraph.ir.boundary import Number as NumberOut
 from airgraph.ir.graph import Graph
@@ -469,8 +471,33 @@ class Padded:
     limits: Limits
     journal: Journal
 
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        boundary: Boundary,
+        buckets: Buckets,
+        marks: Mapping[Any, str],
+        limits: Limits,
+        journal: Journal,
+    ) -> Padded | None:
+        """None where no size can be padded; `graph`: with GE ops, which the analysis knows."""
+        dimensions = padded_dimensions(graph, boundary, buckets, marks, journal)
+        return cls(boundary, dimensions, buckets, limits, journal) if dimensions else None
+
     def around(self, inner: Any) -> BucketedProgram:
         return BucketedProgram(inner, self.boundary, self.dimensions, self.buckets, self.limits, self.journal)
+
+
+def wanted_buckets(config: Config, journal: Journal) -> Buckets | None:
+    """The buckets that are set, for graphs of inference."""
+    gears = gears_of(config)
+    if config.buckets is None and not gears:
+        return None
+    if journal.phase != "inference":
+        journal.remark(f"buckets: a {journal.phase} graph runs at its true sizes; only inference is padded")
+        return None
+    return Buckets.make({**(config.buckets or {}), **{g.type: g.gears for g in gears}})
 
 
 def padded_dimensions(

@@ -10,10 +10,12 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from airgraph.engine.native.address_watch import AddressWatch
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
 from airgraph.runtime.handout import Handout
@@ -65,12 +67,16 @@ class Recording:
         self.grown = 0  # bytes by which the arena grew for it
 
     # -- a call ---------------------------------------------------------------------------------------------------------
-    def fits(self, args: Sequence[Any]) -> bool:
+    @cached_property
+    def watch(self) -> AddressWatch:
+        return AddressWatch(len(self.addresses), self.addresses, self.pinned)
+
+    def fits(self, args: list[Any]) -> bool:
         for i, shape, dtype, device in self.expected:
             arg = args[i]
             if arg.shape != shape or arg.dtype is not dtype or arg.device != device:
                 return False
-        return same_addresses(args, self.addresses, self.pinned)
+        return bool(self.watch.same(args))
 
     def free(self) -> bool:
         """Whether its results may be written again."""
@@ -173,15 +179,6 @@ class Recording:
         self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
 
     __del__ = drop
-
-
-# -- addresses ----------------------------------------------------------------------------------------------------------
-def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
-    return all(args[i].data_ptr() == addresses[i] for i in which)
-
-
-# PyTorch has the same in C++, in its CUDA builds.
-same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", compare_addresses)
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class ReplayProgram(Program):
             return owned[result.index]  # on this device
         return super().result(result, args, owned, symbols)
 
-    def find(self, entry: SizeEntry, args: Sequence[Any]) -> Recording | None:
+    def find(self, entry: SizeEntry, args: list[Any]) -> Recording | None:
         if self.arena.busy or capturing(self.arena):
             return None
         for recording in entry.recordings:
@@ -201,7 +201,7 @@ class ReplayProgram(Program):
             outputs = self.outputs(args, given, symbols)
         return [self.result(r, args, outputs, symbols) for r in self.boundary.results]
 
-    def outputs(self, args: Sequence[Any], given: Sequence[Any], symbols: Symbols) -> list[Any]:
+    def outputs(self, args: Sequence[Any], given: list[Any], symbols: Symbols) -> list[Any]:
         if self.config.force_eager or self.arena.busy or capturing(self.arena):
             return self.compute(args, symbols)
         key = self.key(given)
@@ -253,7 +253,7 @@ class ReplayProgram(Program):
         return step is None or PartRecorder(self.executable, self.sizes, self.refused).why(step) is None
 
     # -- recording ------------------------------------------------------------------------------------------------------
-    def record(self, entry: SizeEntry, given: Sequence[Any], symbols: Symbols) -> list[Any]:
+    def record(self, entry: SizeEntry, given: list[Any], symbols: Symbols) -> list[Any]:
         """A new recording, and its results: recording runs the program once."""
         pinned = self.pinned(entry, given)
         known = [r for r in entry.recordings if r.fits(given)]
@@ -440,7 +440,7 @@ def is_fixed(result: Any) -> bool:
 # -- small things -------------------------------------------------------------------------------------------------------
 def capturing(arena: Arena) -> bool:
     """The user captures a graph of his own: our ops become part of that."""
-    return arena.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return arena.device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def reserved(arena: Arena) -> int:

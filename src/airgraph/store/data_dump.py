@@ -27,8 +27,11 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from airgraph.config import Config
+from airgraph.convert import scopes
 from airgraph.errors import DumpError
-from airgraph.journal import rank
+from airgraph.journal import Journal, rank
+from airgraph.runtime.interpret import InterpretedProgram
 
 Filter = Callable[[torch.fx.Node], Any]
 # Types NumPy has no name for → the smallest one that holds their values.
@@ -113,6 +116,19 @@ def opened(target: Path) -> Iterator[IO[bytes]]:
             where={"reason": str(error)},
             hint="another data_dump_path, or a data_dump_filter",
         ) from error
+
+
+def interpreted(gm: torch.fx.GraphModule, name: str, config: Config, journal: Journal) -> InterpretedProgram:
+    """The FX graph by PyTorch, op by op; with `data_dump` every tensor goes into a file."""
+    option = "data_dump" if config.data_dump else "summary_only" if config.summary_only else "run_eagerly"
+    journal.remark(f"{option}: PyTorch runs the FX graph op by op; no GE graph is made of it, dumped or run")
+    journal.classification = "FX graph, run op by op"
+    wanted = scopes.only_in_dump_scopes(gm, config.data_dump_filter)
+    kind = TensorDump if config.data_dump == "pt" and not config.force_eager else DataDump
+    dump = kind(config.data_dump_path, name, wanted) if config.data_dump else None
+    if dump:
+        journal.remark(f"data_dump: every call writes its tensors below {dump.root}")
+    return InterpretedProgram(name, gm, journal, dump)
 
 
 def tensors(values: Sequence[Any] | Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,9 +20,10 @@ import torch
 
 from airgraph.config import KNOBS, Config, check_dump_path
 from airgraph.errors import DumpError
+from airgraph.ir.boundary import Boundary, TensorIn
 from airgraph.ir.graph import Graph
 from airgraph.ir.text import to_py
-from airgraph.journal import OWN, log_to_file, rank
+from airgraph.journal import OWN, Journal, log_to_file, rank
 
 
 def render(graph: Graph, kind: str, prefix: str, names: bool = False) -> tuple[str, dict[str, np.ndarray]]:
@@ -109,6 +110,17 @@ class Dumper:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         write_graph(self.folder / file, graph, kind, stem, self.names)
+
+
+def show_ref_data(graph: Graph, boundary: Boundary, journal: Journal) -> None:
+    """Dumps show the arguments that are written to as RefData, GE's word for them."""
+    written = {node.inputs[0].node.name for node in graph.of("Assign")}  # type: ignore[union-attr]
+    for argument in boundary.arguments:
+        if isinstance(argument, TensorIn) and argument.name in written:
+            graph.ref_data.add(argument.name)
+            words = [*(argument.type.shape or ()), *argument.strides, 0, argument.name]
+            name = "_".join(map(str, ["RefData", *words]))
+            journal.log.debug("Replace %s:RefData with %s:Data in graph %s", name, argument.name, graph.name)
 
 
 # -- the debug bundle -----------------------------------------------------------------------------------------------

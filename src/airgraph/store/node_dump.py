@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from airgraph.convert.scopes import DUMP
-from airgraph.engine.protocol import Symbols
+from airgraph.engine.protocol import Request, Symbols
 from airgraph.engine.reference import ReferenceExecutable
 from airgraph.errors import DumpError
 from airgraph.ir.graph import Graph, Node
+from airgraph.runtime.program import Program
 from airgraph.store.data_dump import to_numpy, world_and_rank
 
 STATISTICS = (
@@ -101,6 +102,16 @@ class DumpingExecutable(ReferenceExecutable):
 
     def run(self, inputs: Mapping[str, Any], symbols: Symbols, observe: Any = None) -> Any:
         return super().run(inputs, symbols, self.dump.observe if self.dump.start() else observe)
+
+
+def dumping_program(name: str, request: Request, wanted: Mapping[str, str]) -> Program:
+    """The graph by the reference engine, which writes the tensors of its nodes."""
+    executable = DumpingExecutable(request.graph, request.device, request.map_device)
+    executable.dump = NodeDump(wanted, name, request.graph)
+    request.journal.remark(
+        f"node_dump: the reference engine runs this graph, and writes tensors below {executable.dump.root}"
+    )
+    return Program(name, request.boundary, executable, request.journal)
 
 
 def wanted_nodes(graph: Graph, layers: Sequence[str]) -> set[Node]:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from airgraph.config import KNOBS, Config
-from airgraph.disk_cache import Cache, Key
+from airgraph.convert import Registry
+from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import SymbolSource
 from airgraph.runtime.programs import ProgramMaker
+from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import KIND, KeptPrograms, Remembered
 
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
@@ -70,6 +72,24 @@ def facts_of(config: Config) -> dict[str, str]:
     options = {name: repr(getattr(config, name)) for name in MATTER}
     knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
     return {**options, "engines": " ".join(ENGINES), **knobs}
+
+
+def entry_of(
+    gm: torch.fx.GraphModule, registry: Registry, maker: ProgramMaker, device: torch.device, again: Callable[[], Any]
+) -> ProgramEntry | str:
+    """Where the program of this graph is in the cache, or why it cannot be there."""
+    refusal = not_kept(maker.config, device)
+    if refusal is not None:
+        return refusal
+    cache = open_cache()
+    if cache.secret is None:
+        return "the cache folder cannot be used"
+    try:
+        text = graph_text(gm, registry)
+    except NotKept as reason:
+        return str(reason)
+    key = program_key(text, {**facts_of(maker.config), "phase": maker.journal.phase, "device": str(device)})
+    return ProgramEntry(cache, key, text, maker, again)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from airgraph.api import backend
+from airgraph.compilation import registry_of, wrapping
 from airgraph.config import Config
 from airgraph.convert import convert
 from airgraph.convert.fx_text import node_code, source_line, target_text
@@ -46,7 +47,6 @@ from airgraph.errors import AirgraphError
 from airgraph.ir.graph import Node, Value
 from airgraph.journal import Journal
 from airgraph.passes import run_passes
-from airgraph.pipeline import registry_of, wrapping
 from airgraph.runtime.device import computing_device, host_op
 from airgraph.runtime.interpret import interpret
 from airgraph.runtime.program import Program, from_host, to_host

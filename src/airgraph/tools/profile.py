@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from airgraph.compilation import wrapping
 from airgraph.config import Config
 from airgraph.engine.native.profiled import PREFIX
 from airgraph.engine.protocol import Planned
 from airgraph.errors import AirgraphError
-from airgraph.pipeline import wrapping
 from airgraph.plan.origins import notes_of, title
 from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor

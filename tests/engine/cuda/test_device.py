@@ -37,7 +37,7 @@ def compiled(programs, **options):
         fast = torch.compile(function, backend=airgraph.backend(verify=True), **options)
 
         def call(*args):
-            with airgraph.pipeline.wrapping(lambda gm, program, config: programs.append(program) or program):
+            with airgraph.compilation.wrapping(lambda gm, program, config: programs.append(program) or program):
                 return fast(*args)
 
         return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import textwrap
 
 import pytest
@@ -14,18 +15,23 @@ from airgraph.engine.cuda.order import grouped
 from airgraph.engine.cuda.render import Merged, render
 from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
 from airgraph.ir.text import from_py
-from airgraph.ir.types import DataType
+from airgraph.ir.types import DataType, TensorType
 from airgraph.plan.functions import FUNCTIONS
 from airgraph.plan.groups import make_plan
 from airgraph.plan.index import strides_of
 from airgraph.plan.kernels import build
 from airgraph.plan.nest import schedule
-from airgraph.plan.steps import LoopStep
+from airgraph.plan.steps import ConvStep, LoopStep, step_reads
 from airgraph.plan.tensors import buffer, point
 
 
-def plan(text):
+def plan(text, **shapes):
+    """`shapes`: of the results of ops whose shapes no rule tells."""
     graph = from_py(textwrap.dedent(text))
+    for name, shape in shapes.items():
+        (node,) = [n for n in graph.nodes if n.name == name]
+        for output, sizes in zip(node.outputs, shape):
+            output.type = TensorType(node.inputs[0].dtype, sizes, "NPU")
     inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
     outputs = [
         Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())
@@ -116,7 +122,7 @@ def test_softmax_reads_its_row_once():
 
 def test_a_long_row_is_read_once_per_stage():
     (source,) = sources("""
-        x_0 = ge.Data(index=0, dtype=0, shape=[4, 40000], placement="NPU", node_name="x")
+        x_0 = ge.Data(index=0, dtype=0, shape=[300, 40000], placement="NPU", node_name="x")
         SoftmaxV2_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="SoftmaxV2")
         _ = ge.NetOutput([SoftmaxV2_0], dependencies=[])
     """)
@@ -276,3 +282,104 @@ def test_the_engine_says_why_it_does_not_serve():
     assert "replays PyTorch's own ops" in engine.serves(torch.device("cuda"), "reduce-overhead")
     with pytest.raises(Exception, match="the CUDA engine cannot run this graph"):
         torch.compile(lambda x: x + 1, backend=__import__("airgraph").backend(engine="cuda"))(torch.ones(2))
+
+
+# -- layouts --------------------------------------------------------------------------------------------------------
+def test_a_layout_change_is_done_in_square_tiles():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=1, shape=[100, 256], placement="NPU", node_name="x")
+        y_0 = ge.Data(index=1, dtype=1, shape=[100], placement="NPU", node_name="y")
+        Transpose_0 = ge.Transpose(x_0, [1, 0], node_name="Transpose")
+        Add_0 = ge.Add(Transpose_0, y_0, node_name="Add")
+        _ = ge.NetOutput([Add_0], dependencies=[])
+    """)
+    same(
+        body(source),
+        """
+        zero = tl.zeros([1, 1], INDEX)
+        across = tl.cdiv(100, XBLOCK)
+        r = (pid // across).to(INDEX) * RBLOCK + tl.arange(0, RBLOCK)[None, :].to(INDEX)
+        pid = pid % across
+        x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+        xmask = x < 100
+        v1 = tl.load(p0 + (x * 256 + r), xmask, other=0).to(tl.float32)
+        v2 = tl.load(p1 + (x), xmask, other=0).to(tl.float32)
+        v3 = (v1 + v2).to(tl.float16).to(tl.float32)
+        tl.store(p2 + (x + r * 100), (v3).to(tl.float16), xmask)
+    """,
+    )
+    assert source.grid(int) == 2 * 4
+
+
+def test_a_number_for_each_row_makes_no_layout_change():
+    (source,) = sources("""
+        x_0 = ge.Data(index=0, dtype=1, shape=[100, 256], placement="NPU", node_name="x")
+        y_0 = ge.Data(index=1, dtype=1, shape=[100, 1], placement="NPU", node_name="y")
+        Add_0 = ge.Add(x_0, y_0, node_name="Add")
+        _ = ge.NetOutput([Add_0], dependencies=[])
+    """)
+    assert not source.tile.blocks
+
+
+def test_a_result_lies_as_its_reader_wants_it():
+    found = plan("""
+        x_0 = ge.Data(index=0, dtype=1, shape=[4, 8, 32], placement="NPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=1, shape=[8, 16], placement="NPU", node_name="w")
+        Erf_0 = ge.Erf(x_0, node_name="Erf")
+        Transpose_0 = ge.Transpose(Erf_0, [0, 2, 1], node_name="Transpose")
+        Reshape_0 = ge.Reshape(Transpose_0, ge.Const([128, 8], dtype=9), node_name="Reshape")
+        MatMulV2_0 = ge.MatMulV2(Reshape_0, w_0, None, None, node_name="MatMulV2")
+        _ = ge.NetOutput([MatMulV2_0], dependencies=[])
+    """)
+    assert [p.strides for p in found.allocations.values() if p.kind == "arena"] == [(256, 1, 8)]
+    assert len(found.steps) == 2
+
+
+def test_attention_is_read_as_pytorch_lays_it_out():
+    found = plan(
+        """
+        q_0 = ge.Data(index=0, dtype=1, shape=[2, 4, 16, 8], placement="NPU", node_name="q")
+        w_0 = ge.Data(index=1, dtype=1, shape=[32, 32], placement="NPU", node_name="w")
+        [A_0, A_1] = ge.FlashAttentionScore(q_0, q_0, q_0, None, scale_value=1.0, is_causal=False, node_name="A")
+        Transpose_0 = ge.Transpose(A_0, [0, 2, 1, 3], node_name="Transpose")
+        Reshape_0 = ge.Reshape(Transpose_0, ge.Const([32, 32], dtype=9), node_name="Reshape")
+        MatMulV2_0 = ge.MatMulV2(Reshape_0, w_0, None, None, node_name="MatMulV2")
+        _ = ge.NetOutput([MatMulV2_0], dependencies=[])
+    """,
+        A=[(2, 4, 16, 8)],
+        Transpose=[(2, 16, 4, 8)],
+    )
+    assert [type(step).__name__ for step in found.steps] == ["CallStep", "CallStep"]
+
+
+def test_the_bias_of_a_convolution_is_added_by_the_loop_behind_it():
+    found = plan(
+        """
+        x_0 = ge.Data(index=0, dtype=1, shape=[2, 8, 16, 16], placement="NPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=1, shape=[8, 8, 3, 3], placement="NPU", node_name="w")
+        b_0 = ge.Data(index=2, dtype=1, shape=[8], placement="NPU", node_name="b")
+        Conv2D_0 = ge.Conv2D(x_0, w_0, b_0, strides=[1, 1, 1, 1], pads=[1, 1, 1, 1], dilations=[1, 1, 1, 1], groups=1, data_format="NCHW", node_name="Conv2D")
+        Relu_0 = ge.Relu(Conv2D_0, node_name="Relu")
+        _ = ge.NetOutput([Relu_0], dependencies=[])
+    """,
+        Conv2D=[(2, 8, 16, 16)],
+        Relu=[(2, 8, 16, 16)],
+    )
+    (conv,) = [step for step in found.steps if isinstance(step, ConvStep)]
+    *_, last = found.steps
+    assert conv.bias is None and "b" in {p.source for p in map(found.allocation, step_reads(last))}
+
+
+def test_what_costs_little_beyond_a_split_reduction_is_computed_again():
+    """x - mean of a batch norm, for the variance and for the result: nothing of x's size is kept."""
+    found = plan(
+        """
+        x_0 = ge.Data(index=0, dtype=0, shape=[16, 64, 112, 112], placement="NPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=0, shape=[64], placement="NPU", node_name="w")
+        [y_0, y_1, y_2, y_3, y_4] = ge.BatchNormV3(x_0, w_0, w_0, w_0, w_0, epsilon=1e-05, momentum=0.1, is_training=True, node_name="y")
+        _ = ge.NetOutput([y_0], dependencies=[])
+    """,
+        y=[(16, 64, 112, 112), *[(64,)] * 4],
+    )
+    sizes = [math.prod(p.tensor.shape) for p in found.allocations.values() if p.kind == "arena"]
+    assert sizes and max(sizes) <= 64 * 16

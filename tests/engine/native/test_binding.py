@@ -34,7 +34,7 @@ def compiled(model, *args, **options):
     """(the function, the native executables that came of calling it)."""
     made = []
     run = torch.compile(model, backend="airgraph", dynamic=True, **options)
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run(*args)
     return run, [p.native for p in made]
 

@@ -28,7 +28,7 @@ def native(monkeypatch):
 def programs(run, *args):
     """Compile by calling; the native programs that came of it."""
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run(*args)
     assert all(isinstance(p, NativeProgram) for p in made)
     return made

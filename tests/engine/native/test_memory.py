@@ -33,7 +33,7 @@ def compiled(model, args, train=False):
     """Call it; (the function, the native executables that came of it)."""
     made = []
     run = torch.compile(model, backend="airgraph")
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         step(run, args, train)
     return run, [p.native for p in made]
 

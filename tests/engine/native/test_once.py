@@ -36,7 +36,7 @@ def image() -> torch.Tensor:
 def compiled(module, *args, **options):
     """(the compiled model after a call, its native executable)"""
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run = airgraph.compile(module, args, frozen_parameter=True, **options)
     run(*args)
     return run, made[-1].native
@@ -65,7 +65,7 @@ def test_a_folded_batch_norm_is_computed_once():
 def test_by_torch_compile():
     module, x = model(), image()
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program), torch.no_grad():
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program), torch.no_grad():
         run = torch.compile(module, backend="airgraph", options={"frozen_parameter": True})
         assert_as_near_as_eager(run(x), module, x)
         assert made[-1].native.frames[-1].once >= 2

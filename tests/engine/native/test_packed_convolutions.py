@@ -38,7 +38,7 @@ def model() -> nn.Sequential:
 def compiled(module, x, **options):
     """(the compiled model after a call, its native executable)"""
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run = airgraph.compile(module, (x,), **options)
     run(x)
     return run, made[-1].native
@@ -90,7 +90,7 @@ def test_the_results_do_not_depend_on_it(live):
 def test_training_graphs_pack_nothing(live):
     module, x = model(), image()
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         torch.compile(module, backend="airgraph")(x).sum().backward()
     assert made and not any(program.native.image.conv_packs for program in made)
 

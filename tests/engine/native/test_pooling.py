@@ -28,7 +28,7 @@ def native(monkeypatch):
 
 def check(function, x):
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         got = torch.compile(function, backend="airgraph", dynamic=False)(x)
     want = function(x)
     torch.testing.assert_close(got, want, equal_nan=True)
@@ -68,7 +68,7 @@ def test_halves_and_other_layouts():
 def test_windows_at_the_border_are_loops_of_their_own():
     """Those that stick out at the top, on the left, in the corner, nowhere: two loops are cut, and nothing is padded first."""
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend="airgraph", dynamic=False)(spotted(1, 3, 14, 14))
     (native,) = (program.native for program in made)
     assert len(native.plan.steps) == 1 and len(native.kernels) == 4

@@ -10,12 +10,13 @@ y, scale = torch_npu.npu_gelu_quant(x)
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from airgraph.compat.torch_npu.activations import halves, npu_fast_gelu
+from airgraph.compat.torch_npu.activations import fast_gelu_gradient, halves, keep_input, npu_fast_gelu
 from airgraph.compat.torch_npu.caching import opened_sums
 from airgraph.compat.torch_npu.quantisation import npu_dynamic_quant
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
@@ -38,6 +39,35 @@ def npu_geglu(x: Tensor, dim: int = -1, approximate: int = 1, activate_left: boo
     through, gate = (b, a) if activate_left else (a, b)
     gelu = functional.gelu(gate, approximate="tanh" if approximate else "none")
     return (through * gelu).to(x.dtype), gelu.to(x.dtype)
+
+
+@reference(
+    "npu_geglu_grad(Tensor grad_output, Tensor self, Tensor gelu, int dim=-1, int approximate=1, "
+    "bool activate_left=False) -> Tensor"
+)
+def npu_geglu_grad(
+    grad: Tensor, x: Tensor, gelu: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
+) -> Tensor:
+    a, b = halves("npu_geglu_grad", x, dim)
+    through, gate = (b, a) if activate_left else (a, b)
+    form = "tanh" if approximate else "none"
+    of_gate = torch.ops.aten.gelu_backward(grad.float() * through, gate, approximate=form)
+    of_through = grad.float() * gelu.float()
+    return torch.cat([of_gate, of_through] if activate_left else [of_through, of_gate], dim).to(x.dtype)
+
+
+def keep_geglu(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.rest = inputs[1:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def geglu_gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    return npu_geglu_grad(grad, *ctx.saved_tensors, *ctx.rest), None, None, None
+
+
+torch.library.register_autograd("npu::fast_gelu", fast_gelu_gradient, setup_context=keep_input)
+torch.library.register_autograd("npu::npu_geglu", geglu_gradient, setup_context=keep_geglu)
 
 
 @reference(

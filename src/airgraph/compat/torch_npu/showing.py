@@ -1,15 +1,18 @@
 """Ops that show a tensor from inside a captured graph: at each replay, when the graph gets there.
 
     torch_npu.print_npugraph_tensor(x, tensor_name="x")
-    torch_npu.save_npugraph_tensor([x, y], save_path="values.pt")   values_device_0_0.pt, values_device_0_1.pt, …
+    torch_npu.save_npugraph_tensor(x, save_path="x.pt")              x_device_0_0.pt, x_device_0_1.pt, …
     torch_npu.save_npugraph_tensor(x, save_path="x.bin")             x_device_0_0.bin: the bytes of the elements alone
+    torch_npu.save_npugraph_tensor([x, y], save_name="in")           in_0_device_0_0.pt, in_1_device_0_0.pt
+    torch_npu.save_npugraph_tensor(x)                                tensor_1763308800_device_0_0.pt: the time
 
-Outside a capture they act at once.
+Outside a capture they act at once. Folders are made. With a list, `save_path` is one file for all of it.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +24,7 @@ from airgraph.compat.npu.capture import only_at_replay
 
 torch.library.define("npu::print_npugraph_tensor", "(Tensor x, *, str? tensor_name=None) -> ()")
 torch.library.define("npu::save_npugraph_tensor", "(Tensor[] x, *, str? save_path=None, bool overwrite=False) -> ()")
+TIME = "<time>"  # in a path: when the file is written
 _numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -31,11 +35,12 @@ def _print(x: Tensor, *, tensor_name: str | None = None) -> None:
 
 @torch.library.impl("npu::save_npugraph_tensor", "CompositeExplicitAutograd")
 def _save(x: Sequence[Tensor], *, save_path: str | None = None, overwrite: bool = False) -> None:
-    path = Path(save_path or "npugraph_tensor.pt")
+    path = Path((save_path or f"tensor_{TIME}.pt").replace(TIME, str(int(time.time()))))
     index = x[0].get_device() if x and not x[0].is_cpu else 0
     number = "" if overwrite else f"_{next(_numbers[str(path.resolve())])}"
     values = [t.detach().cpu() for t in x]
     stem = f"{path.stem}_device_{index}{number}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".bin":
         path.with_name(f"{stem}.bin").write_bytes(b"".join(map(memory_of, values)))
     else:
@@ -60,7 +65,26 @@ def print_npugraph_tensor(x: Tensor, *, tensor_name: str | None = None) -> None:
 
 
 def save_npugraph_tensor(
-    x: Tensor | Sequence[Tensor], *, save_path: str | None = None, overwrite: bool = False
+    input: Tensor | Sequence[Tensor],
+    save_path: str | None = None,
+    save_name: str | None = None,
+    save_dir: str | None = None,
+    suffix: str | None = None,
+    *,
+    overwrite: bool = False,
 ) -> None:
-    """Save a tensor, or a list of them, with torch.save: a new file each time, unless `overwrite`."""
-    torch.ops.npu.save_npugraph_tensor([x] if isinstance(x, Tensor) else [*x], save_path=save_path, overwrite=overwrite)
+    """Save a tensor by torch.save, or each of a list: a new file each time, unless `overwrite`."""
+    if suffix not in (None, ".pt", ".bin"):
+        raise ValueError(f"Invalid file extension, must be .pt or .bin: {suffix}")
+    many = not isinstance(input, Tensor)
+    if save_path is not None or not (many or save_name):
+        given = [*input] if many else [input]
+        torch.ops.npu.save_npugraph_tensor(given, save_path=save_path, overwrite=overwrite)
+        return
+    stem, end = f"{save_dir or '.'}/{save_name or f'tensor_{TIME}'}", suffix or ".pt"
+    for i, tensor in enumerate(input if many else [input]):
+        path = f"{stem}_{i}{end}" if many else f"{stem}{end}"
+        torch.ops.npu.save_npugraph_tensor([tensor], save_path=path, overwrite=overwrite)
+
+
+save_npugraph_tensor.tensorlist = save_npugraph_tensor  # type: ignore[attr-defined] # as the op's overload is called

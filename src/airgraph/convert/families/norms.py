@@ -19,6 +19,7 @@ from airgraph.ir.types import DataType, Dim
 
 aten = torch.ops.aten
 Outputs = list[Value | None]
+HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
 direct(aten.native_layer_norm.default, "LayerNormV4", "x=input normalized_shape gamma=weight beta=bias epsilon=eps")
 direct(
     aten.batch_norm_backward_reduce.default,
@@ -270,7 +271,26 @@ def normalised(
     inputs: Sequence[Value | None], training: bool, momentum: Any, eps: Any, expected: list[Any]
 ) -> list[Any]:
     attrs = {"epsilon": constant("eps", eps), "momentum": constant("momentum", momentum), "is_training": training}
-    return emitted("BatchNormV3", inputs, attrs, expected)
+    make = widened if is_wide(inputs[0], training) else emitted
+    return make("BatchNormV3", inputs, attrs, expected)
+
+
+def is_wide(x: Value | None, training: bool) -> bool:
+    """A GPU keeps float32 statistics of halves, and FX knows it. (A CPU rounds them.)"""
+    return training and x is not None and x.dtype in HALVES and x.type.place == "NPU"
+
+
+def widened(op: str, inputs: Sequence[Value | None], attrs: dict[str, Any], meta_outputs: list[Any]) -> list[Any]:
+    """The node in float32, its results as FX expects them; the first has the shape of the first input."""
+    given = [v if v is None else to(v, DataType.DT_FLOAT) for v in inputs]
+    if "output_mask" in attrs:
+        attrs = {**attrs, "output_mask": [meta is not None for meta in meta_outputs]}
+    results = getattr(ge, op)(*given, **attrs)
+    shapes = [given[0].type.shape if given[0] is not None else None, *(m and m.symsize for m in meta_outputs[1:])]
+    return [
+        None if meta is None else to(sized(value, shape or ()), meta.dtype)
+        for value, meta, shape in zip(results, meta_outputs, shapes)
+    ]
 
 
 @converts(aten.native_batch_norm_backward.default)
@@ -294,7 +314,8 @@ def batch_norm_backward(
     dy, x, scale = batch.taken(grad_out), batch.taken(input), batch.given(weight, 1.0)
     attrs = {"is_training": train, "epsilon": constant("eps", eps), "output_mask": output_mask}
     inputs = [dy, x, scale, running_mean, running_var, save_mean, save_invstd]
-    dx, *rest = emitted("BatchNormGradV3", inputs, attrs, meta_outputs)
+    make = widened if is_wide(input, train) else emitted
+    dx, *rest = make("BatchNormGradV3", inputs, attrs, meta_outputs)
     return [None if dx is None else batch.back(sized(dx, x.type.shape or ())), *rest]
 
 
@@ -360,7 +381,11 @@ def of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        if len({v.dtype for v in args if isinstance(v, Value) and v.dtype.is_float}) > 1:
+        training = next((a for a in args if isinstance(a, bool)), False)
+        values = [v for v in args if isinstance(v, Value) and v.dtype.is_float]
+        if len({v.dtype for v in values}) > 1 and not is_wide(
+            values[0], training and "batch_norm" in function.__name__
+        ):
             raise UnsupportedConversion("parameters of another type than the input")
         return function(*args, **kwargs)
 

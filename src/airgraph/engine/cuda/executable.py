@@ -20,6 +20,7 @@ from airgraph.engine.cuda.decode import DecodeAttention, with_caches
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
 from airgraph.engine.cuda.render import Merged, render
+from airgraph.engine.cuda.target import is_patches
 from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
 from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
 from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
@@ -31,17 +32,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import (
-    Allocation,
-    CallStep,
-    ConvSizes,
-    ConvStep,
-    LoopStep,
-    Matrix,
-    Plan,
-    step_reads,
-    step_writes,
-)
+from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
 from airgraph.plan.tensors import TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES
 
@@ -132,7 +123,7 @@ class CudaExecutable:
         return -2 * self.home(t).tensor.id - 1
 
     def raw(self, t: Tensor) -> int:
-        """Where the result of a call is found as PyTorch made it; at `key` it is contiguous."""
+        """Where the result of a call is found as PyTorch made it; at `key` it lies as the plan says."""
         return self.key(t) - 1
 
     def inner(self, t: Tensor) -> bool:
@@ -425,7 +416,7 @@ class CudaExecutable:
         return torch.tensor(known, dtype=dtype) if isinstance(known, tuple | int) else as_tensor(known)
 
     def kept(self, t: Tensor, result: Any, held: set[int], bound: Bound) -> list[Any]:
-        """What PyTorch made, and the same contiguous for kernels to read."""
+        """What PyTorch made, and the same laid out for kernels to read."""
         if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
             return [result, result]
         if storage(result) in held and result.numel():
@@ -436,7 +427,8 @@ class CudaExecutable:
         if list(result.shape) != wanted:
             text = f"PyTorch made {list(result.shape)} where the graph says {wanted}"
             raise EngineError(text, where={"graph": self.graph.name}, hint='engine="reference" takes what is made')
-        return [result, result.to(TORCH_TYPES[t.dtype]).contiguous()]
+        typed, strides = result.to(TORCH_TYPES[t.dtype]), [bound.value(s) for s in self.plan.allocations[t.id].strides]
+        return [result, typed if same_layout(typed, strides) else copy_strided(typed, strides)]
 
     # -- a call -----------------------------------------------------------------------------------------------------
     def run(
@@ -470,12 +462,6 @@ def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Call
     """What a matrix says of the memory of its tensor, which is `base`."""
     strides = [value(s) for s in matrix.strides]
     return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
-
-
-def is_patches(s: ConvSizes) -> bool:
-    """The places that a convolution's kernel takes cover the image once."""
-    plain = (s.ph, s.pw, s.dh, s.dw, s.groups) == (0, 0, 1, 1, 1)
-    return plain and (s.sh, s.sw) == (s.kh, s.kw) != (1, 1) and (s.oh * s.kh, s.ow * s.kw) == (s.h, s.w)
 
 
 def by_patches(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airgraph.engine.cuda import functions
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED, literal
@@ -27,6 +27,7 @@ from airgraph.plan.nest import Nest, Stage
 from airgraph.plan.tensors import Expr, Tensor
 
 HEAD = "from airgraph.engine.cuda.helpers import *\n"
+CROSSED = Tile(64, 64, warps=8, blocks=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,8 @@ class Source:
         return [value(s) for s in self.sizes]
 
     def grid(self, value: Value) -> int:
-        return -(-value(self.programs) // self.tile.x)
+        across = -(-value(self.programs) // self.tile.x)
+        return across * -(-value(self.row) // self.tile.r) if self.tile.blocks else across
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +138,36 @@ class Merged:
 
 
 def render(nest: Nest) -> Source:
+    crossing = crossed(nest)
+    if crossing is not None:
+        return Renderer(crossing, CROSSED).source()
     return Renderer(nest, choose(nest, total(nest.outer))).source()
+
+
+def crossed(nest: Nest) -> Nest | None:
+    """A nest without reductions that reads memory across the order in which it stores: the loop along which it reads is
+    the second axis of a square tile, and Triton exchanges the axes in shared memory."""
+    stored = {contiguous_loop(s.at) for s in nest.single}
+    if nest.inner or len(stored) != 1 or any(s.picks for s in nest.single):
+        return None
+    (kept,) = stored
+    loads = [e.at for e in nest.exprs if e.op == "load" and e.at is not None and not e.picks]
+    read = {contiguous_loop(at) for at in loads if kept in at.vars()} - {kept, None}
+    (along,) = read if len(read) == 1 else (None,)
+    if kept is None or along is None or not (long_enough(kept) and long_enough(along)):
+        return None
+    others = [v for v in nest.outer if v not in (along, kept)]
+    return replace(nest, outer=(*others, kept), inner=(along,), vector=None)
+
+
+def contiguous_loop(at: Affine) -> Var | None:
+    """The loop whose neighbours are neighbours in memory."""
+    return next((v for v, step in at.terms if same(step, 1)), None)
+
+
+def long_enough(v: Var) -> bool:
+    size = expand(v.size)
+    return not isinstance(size, int) or size >= CROSSED.x
 
 
 class Renderer(KernelOperands):
@@ -178,24 +209,33 @@ class Renderer(KernelOperands):
             self.row,
             self.tile,
             self.checks,
-            (outer, *elements),
+            (outer, self.row, *elements),
         )
 
     def start(self, outer: Dim) -> list[str]:
-        """Where this program stands: x, and r where a row is one tile."""
+        """Where this program stands: x, and r where a row is one tile or divided among programs."""
         spread = "[:, None]" if self.tile.r else ""
-        lines = [f"x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK){spread}"]
+        lines, first = [], "tl.arange(0, RBLOCK)[None, :].to(INDEX)"
+        if self.tile.blocks:
+            lines.append(f"across = tl.cdiv({self.size(outer)}, XBLOCK)")
+            lines.append(f"r = (pid // across).to(INDEX) * RBLOCK + {first}")
+            lines.append("pid = pid % across")
+        lines.append(f"x = pid.to(INDEX) * XBLOCK + tl.arange(0, XBLOCK){spread}")
         if not self.exact_rows:
             lines.append(f"xmask = x < {self.size(outer)}")
         if self.tile.r and self.tile.whole:
-            lines.append("r = tl.arange(0, RBLOCK)[None, :].to(INDEX)")
+            lines += [] if self.tile.blocks else [f"r = {first}"]
             if not divides(self.row, self.tile.r):
                 lines.append(f"rmask = r < {self.size(self.row)}")
         return lines
 
     def ordered(self, loops: Sequence[Var]) -> list[Var]:
-        """The loop along which memory is contiguous innermost: neighbouring threads get neighbouring elements."""
-        vector = self.nest.vector
+        """The loop along which memory is contiguous innermost: neighbouring threads get neighbouring elements. That of a
+        store before that of loads, which are cached."""
+        stores = [*(s for stage in self.nest.stages for s in stage.stores), *self.nest.single]
+        stored = [v for v in (contiguous_loop(s.at) for s in stores) if v in loops]
+        plain = stored and self.nest.inner and not self.nest.vector_outside
+        vector = stored[0] if plain else self.nest.vector
         return [*(v for v in loops if v is not vector), *(v for v in loops if v is vector)]
 
     def index(self, axis: str, loops: Sequence[Var]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airgraph.engine.cuda.tiles import LONGEST, PROGRAMS
-from airgraph.ir.types import DataType
+from airgraph.ir.graph import Value
+from airgraph.ir.types import DataType, Dim
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.index import expand, same
 from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target
@@ -29,6 +31,20 @@ class GpuTarget(Target):
                 return refuses_convolution(step) if self.channels_last else "cuDNN does it"
             case Attention():
                 return refuses_attention(step)
+
+    def call_strides(self, value: Value) -> tuple[Dim, ...] | None:
+        """Attention's result is [batch, tokens, heads, depth] in memory."""
+        node, shape = value.node, value.type.shape or ()
+        if node.op not in ("FlashAttentionScore", "FusedAttentionScore") or value is not node.outputs[0]:
+            return None
+        if len(shape) != 4:
+            return None
+        _, heads, tokens, depth = shape
+        return (expand(tokens * heads * depth), depth, expand(heads * depth), 1)
+
+    def adds_bias(self, step: Convolution) -> bool:
+        """cuDNN would, in a kernel of its own behind the convolution."""
+        return is_patches(step.sizes)
 
 
 def refuses_attention(step: Attention) -> str | None:
@@ -64,6 +80,12 @@ def refuses_product(step: Product) -> str | None:
     return None
 
 
+def is_patches(s: ConvSizes) -> bool:
+    """The places that a convolution's kernel takes cover the image once."""
+    plain = (s.ph, s.pw, s.dh, s.dw, s.groups) == (0, 0, 1, 1, 1)
+    return plain and (s.sh, s.sw) == (s.kh, s.kw) != (1, 1) and (s.oh * s.kh, s.ow * s.kw) == (s.h, s.w)
+
+
 def refuses_convolution(step: Convolution) -> str | None:
     """The result is one of planned memory only where channels last are faster: in half precision, in one group."""
     if step.x.dtype not in HALVES:
@@ -82,9 +104,11 @@ GPU = GpuTarget(
     grain=16,
     jobs=PROGRAMS,
     split=1 << 15,
-    unsplit=1 << 16,
+    part=LONGEST,
+    unsplit=LONGEST,
     channels_last=True,
     weights_last=True,
     fuses_products=True,
+    stores_as_read=True,
 )
 CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False)

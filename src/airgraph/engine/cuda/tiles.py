@@ -2,6 +2,7 @@
 
     flat    x                 elementwise: all loops as one
     rows    x × r             reductions: outer loops as x, inner loops as r
+    blocks  x × r             layout changes: what is stored side by side as x, what is read side by side as r
 
 A row that fits into one tile is read once, whatever the number of stages (`whole`); a longer one is read once per stage.
 """
@@ -28,6 +29,7 @@ class Tile:
     r: int = 0  # 0: no reduction
     whole: bool = True  # a row is one tile
     warps: int = 4
+    blocks: bool = False  # programs divide r as well
 
     @property
     def constants(self) -> dict[str, int]:

@@ -37,7 +37,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | gemm | epilogue | grouped | attention | conv | call
+    kind: str  # loop | prologue | gemm | epilogue | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -54,8 +54,11 @@ class NativeStep:
 def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
     """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
-    ends = [s.epilogue for s in plan.steps if isinstance(s, GemmStep) and s.epilogue is not None]
-    loops |= {step: [render_epilogue(nest) for nest in step.nests] for step in ends}
+    products = [s for s in plan.steps if isinstance(s, GemmStep)]
+    loops |= {loop: [render(nest) for nest in loop.nests] for s in products if (loop := s.prologue) is not None}
+    loops |= {
+        loop: [render_epilogue(nest) for nest in loop.nests] for s in products if (loop := s.epilogue) is not None
+    }
     found = (compile or compile_kernels)(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
@@ -63,10 +66,13 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
             case LoopStep():
                 steps += [loop_step(step, c, found[c.body]) for c in loops[step]]
             case GemmStep():
+                if step.prologue is not None:
+                    (c,) = loops[step.prologue]
+                    steps.append(fused_step("prologue", step, c, found[c.body]))
                 steps.append(gemm_step(step))
                 if step.epilogue is not None:
                     (c,) = loops[step.epilogue]
-                    steps.append(epilogue_step(step, c, found[c.body]))
+                    steps.append(fused_step("epilogue", step, c, found[c.body]))
             case AttentionStep():
                 steps.append(attention_step(step))
             case ConvStep():
@@ -94,10 +100,10 @@ def loop_step(step: LoopStep | GemmStep, c: Compiled, kernel: CompiledKernel) ->
     )
 
 
-def epilogue_step(product: GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
-    """It belongs to the product: threads have the same shares of both, and do not wait in between."""
+def fused_step(kind: str, product: GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
+    """A loop of a product: threads have the same shares of both, and do not wait in between (frames.sized_steps)."""
     found = loop_step(product, c, kernel)
-    found.kind = "epilogue"
+    found.kind = kind
     return found
 
 

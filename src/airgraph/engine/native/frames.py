@@ -36,6 +36,7 @@ from airgraph.engine.native.image import (
 from airgraph.engine.native.kernels import conv, conv_last, gemm
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
+    ROWS,
     SINGLE_THREADED,
     TRANSPOSED,
     ProductShape,
@@ -88,6 +89,7 @@ class SizedStep(NamedTuple):
     unit: Amount
     single: Amount
     scratch: Amount  # bytes for each thread
+    wait: Amount = 0  # 1 if threads wait for each other behind it, whatever memory is about (`barriers`)
 
 
 class Tuned(NamedTuple):
@@ -104,7 +106,19 @@ def sized_steps(steps: Sequence[NativeStep], sizes: Sizes, tuned: Mapping[Native
             found.append(sized_epilogue(step, found[-1], sizes))
         else:
             found.append(sized(step, sizes, tuned.get(step)))
+        if len(found) > 1 and steps[len(found) - 2].kind == "prologue":
+            found[-2] = sized_prologue(found[-2], found[-1])
     return found
+
+
+def sized_prologue(loop: SizedStep, product: SizedStep) -> SizedStep:
+    """Where threads divide the rows of the product, each makes its own; else they share the loop and meet behind it."""
+    rows = equal(product.sizes[Gemm.SPLIT], ROWS)
+    return loop._replace(
+        unit=choose(rows, product.unit, loop.unit),
+        single=choose(rows, product.single, loop.single),
+        wait=choose(rows, 0, 1 - both(loop.single, product.single)),
+    )
 
 
 def sized_epilogue(step: NativeStep, product: SizedStep, sizes: Sizes) -> SizedStep:
@@ -394,7 +408,7 @@ class FrameBuilder:
         for number, (step, numbers) in enumerate(zip(self.native, self.shared.sized)):
             row: list[Any] = [0] * StepWords.WORDS
             rows.append(row)
-            row[StepWords.SINGLE] = numbers.single
+            row[StepWords.SINGLE], row[StepWords.SYNC] = numbers.single, numbers.wait
             if isinstance(step.origin, CallStep):
                 tape = self.calls.tapes.get(step.origin)
                 row[StepWords.CALL] = StepWords.PYTHON if tape is None else StepWords.DISPATCHER

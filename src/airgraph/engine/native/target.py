@@ -12,6 +12,7 @@ from airgraph.plan.text import type_name
 from airgraph.plan.widening import HALF, HALVES
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
+PROLOGUE_COLUMNS = 512  # with AVX-512
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
@@ -56,5 +57,6 @@ def this_cpu() -> CpuTarget:
         lanes=max(8, lanes),
         channels_last=lanes >= 8,
         epilogues=EPILOGUES if lanes == 16 else 0,
+        prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if multiplies_bfloat16() else HALVES,
     )

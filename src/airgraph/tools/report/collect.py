@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from airgraph.compilation import registry_of, wrapping
 from airgraph.config import Config
 from airgraph.convert import convert
 from airgraph.convert.fx_text import node_code
@@ -27,7 +28,6 @@ from airgraph.engine.protocol import Planned
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.text import call_text, targets
 from airgraph.journal import Journal
-from airgraph.pipeline import registry_of, wrapping
 from airgraph.plan.nest_text import nest_text
 from airgraph.plan.origins import nodes_of, title
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Plan, step_reads, step_writes
@@ -172,11 +172,9 @@ def kernel_lines(plan: Plan) -> list[Line]:
         linked = notes(plan, number)
         called = "" if isinstance(step, LoopStep) else f": {CALLED[type(step)]}"
         lines.append((f"{number} {title(plan, step)}{called}", linked))
-        loop = step.epilogue if isinstance(step, GemmStep) else step
-        if isinstance(loop, LoopStep):
-            lines += [
-                (f"    {line}", linked) for nest in loop.nests for line in nest_text(nest, names.name).splitlines()
-            ]
+        loops = [step.prologue, step.epilogue] if isinstance(step, GemmStep) else [step]
+        nests = [nest for loop in loops if isinstance(loop, LoopStep) for nest in loop.nests]
+        lines += [(f"    {line}", linked) for nest in nests for line in nest_text(nest, names.name).splitlines()]
     return lines
 
 

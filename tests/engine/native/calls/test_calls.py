@@ -40,7 +40,7 @@ def compiled(function, *args, **options):
     """(the compiled function, its native executables), after one call."""
     made = []
     run = torch.compile(function, backend="airgraph", **options)
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run(*args)
     return run, [program.native for program in made]
 
@@ -121,7 +121,7 @@ def test_gradients_too(no_python):
     wanted = torch.autograd.grad(loss(table, weight, i), (table, weight))
     made = []
     run = torch.compile(loss, backend="airgraph")
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         torch.autograd.grad(run(table, weight, i), (table, weight))
     assert [p.native.by_python for p in made] == [False, False]
     assert all(p.native.tapes.tapes for p in made)

@@ -34,7 +34,7 @@ def model(*sizes: int, bias: bool = True) -> nn.Sequential:
 def executable(compile):
     """(what `compile` gives, its native executable)"""
     made = []
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         result = compile()
     return result, made[-1].native
 

@@ -114,4 +114,5 @@ def test_threads_divide_panels_where_pixels_are_few():
     tile = conv_last.TILE_OF[16]
     large = sizes((1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     small = sizes((1, 512, 7, 7, 512, (3, 3), (1, 1), (1, 1), (1, 1), 1))
-    assert [as_int(conv_last.split(s, 2, tile)) for s in (large, small)] == [0, 1]
+    middle = sizes((1, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    assert [as_int(conv_last.split(s, 2, tile)) for s in (large, small, middle)] == [0, 1, 1]

@@ -60,7 +60,7 @@ def both(make, shape, monkeypatch, dynamic=False):
     target, results, made = native.this_cpu(), [], []
     for epilogues in (0, 1000):
         monkeypatch.setattr(native, "this_cpu", lambda e=epilogues: replace(target, epilogues=e, epilogue_columns=1))
-        with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+        with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
             shapes = ({0: torch.export.Dim.AUTO},) if dynamic and shape[0] > 1 else None
             run = airgraph.compile(model, (x,), dynamic_shapes=shapes)
         with torch.no_grad():
@@ -104,7 +104,7 @@ def test_packed_weights(threads, monkeypatch):
 def test_no_barrier_between_a_product_and_its_epilogue(monkeypatch):
     target, made = native.this_cpu(), []
     monkeypatch.setattr(native, "this_cpu", lambda: replace(target, epilogues=6))
-    with airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run = airgraph.compile(activated(64, 1024, nn.ReLU).eval(), (torch.randn(32, 64),))
     run(torch.randn(32, 64))
     shared = made[-1].native.shared

@@ -72,7 +72,7 @@ def compiled(model, *args, **options):
     """(a function, its native executable)"""
     made = []
     run = torch.compile(model, backend=airgraph.backend(**options))
-    with torch.no_grad(), airgraph.pipeline.wrapping(lambda gm, program, config: made.append(program) or program):
+    with torch.no_grad(), airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
         run(*args)
     return run, made[0].native
 
