@@ -90,13 +90,33 @@ def test_jagged_tensors(train):
 
     run = torch.compile(model, backend="airgraph", fullgraph=True)
     for lengths in ((3, 5), (2, 7, 4), (6,)):
-        x = torch.nested.nested_tensor([torch.randn(n, 4) for n in lengths], layout=torch.jagged)
+        parts = [torch.randn(n, 4) for n in lengths]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=train)
         with torch.set_grad_enabled(train):
             found, wanted = run(x).values(), model(x).values()
         torch.testing.assert_close(found, wanted)
         if train:
-            grads = [torch.autograd.grad(y.sum(), linear.weight)[0] for y in (found, wanted)]
-            torch.testing.assert_close(*grads)
+            (weight, mine), (eager_weight, eager) = (
+                torch.autograd.grad(y.sum(), (linear.weight, x)) for y in (found, wanted)
+            )
+            torch.testing.assert_close((weight, mine.values()), (eager_weight, eager.values()))
+            assert mine.shape == eager.shape == x.shape  # the ragged size is known by the identity of its offsets
+
+
+def test_calls_of_pytorch_with_jagged_tensors():
+    """The ragged size is no number, also where PyTorch does a step with the others."""
+
+    def model(x):
+        return torch.nested.to_padded_tensor(x.sin(), 0.0) * 2
+
+    run = torch.compile(model, backend="airgraph", fullgraph=True)
+    for lengths in ((3, 5), (2, 7, 4), (6, 1)):
+        parts = [torch.randn(n, 4) for n in lengths]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        found, wanted = run(x), model(x)
+        torch.testing.assert_close(found, wanted)
+        mine, eager = (torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted))
+        torch.testing.assert_close(mine.values(), eager.values())
 
 
 def test_views_and_numbers_of_a_dynamic_graph():

@@ -523,6 +523,17 @@ def test_outputs_of_two_calls_are_apart() -> None:
     assert second[1].tolist() == [1, 2] and run(torch.zeros(2))[1].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("options", [{}, {"engine": "reference"}, {"mode": "reduce-overhead"}], ids=str)
+def test_an_argument_that_is_a_result_is_the_same_object(options: dict[str, str]) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x, x.view_as(x), x + 1
+
+    x = torch.randn(3, 4)
+    itself, view, _ = airgraph.compile(Model(), (x,), **options)(x)  # type: ignore[arg-type]
+    assert itself is x and view is not x and view.data_ptr() == x.data_ptr()
+
+
 def test_a_small_result_does_not_hold_large_memory() -> None:
     (y,) = tensors(compiled(lambda x: (x + 1)[:1])(torch.ones(1000, 10)))
     assert y.untyped_storage().nbytes() <= 4 * 10_000  # eager's is the whole; ours need not be larger

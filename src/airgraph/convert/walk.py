@@ -390,7 +390,7 @@ class Outputs:
         self.places: dict[int, int] = {}  # id of a value → its place among the outputs
         nodes = walker.gm.graph.nodes
         self.inputs = [
-            (i, n.meta["val"])
+            (i, n)
             for i, n in enumerate(n for n in nodes if n.op == "placeholder")
             if isinstance(n.meta.get("val"), torch.Tensor)
         ]
@@ -406,9 +406,11 @@ class Outputs:
         if not isinstance(meta, torch.Tensor):
             value = self.walker.lookup(out)
             return Plain(value if not isinstance(value, Value) else None)
-        for index, argument in self.inputs:
-            if storage_key(argument) == storage_key(meta):
-                return OfInput(index, layout_of(meta, argument, self.offsets), int(ge_type(meta.dtype)))
+        sharing = [(i, n) for i, n in self.inputs if storage_key(n.meta["val"]) == storage_key(meta)]
+        if sharing:
+            index, argument = next(((i, n) for i, n in sharing if n is out), sharing[0])
+            layout = layout_of(meta, argument.meta["val"], self.offsets)
+            return OfInput(index, layout, int(ge_type(meta.dtype)), itself=argument is out)
         return self.computed(out, meta)
 
     def computed(self, out: torch.fx.Node, meta: torch.Tensor) -> Fresh | OfOutput:

@@ -141,8 +141,10 @@ class PlannedExecutable(TakesArguments):
         self.table = SlotTable(plan, steps)
         self.sources = symbol_sources(boundary.arguments)
         self.sizes = Sizes([THREADS, *dict.fromkeys([s.symbol for s in self.sources])])
-        if any(isinstance(step, CallStep) for step in self.plan.steps):
-            self.sizes.used |= set(self.sizes.symbols)  # Python may do any call, with the symbols of this call
+        for step in plan.steps:
+            if isinstance(step, CallStep):  # Python may do it, with the symbols of this call
+                node = step.node
+                self.sizes.used |= symbols_in([*node.values(), *node.outputs, node.attrs], set(self.sizes.symbols))
         self.constants = self.constant_tensors()
         self.calls = {id(s): reference.step(s.node) for s in plan.steps if isinstance(s, CallStep)}
         self.read_by_loops = {t.id for s in plan.steps if not isinstance(s, CallStep) for t in step_reads(s)}
@@ -299,3 +301,17 @@ def bytes_of(t: Tensor) -> Any:
     for d in t.shape:
         size = size * d
     return expand(size)
+
+
+def symbols_in(thing: Any, all_symbols: set[Any]) -> set[Any]:
+    """The symbols that a value, attribute or a collection of them depends on; all of them where that cannot be told."""
+    match thing:
+        case Value():
+            return symbols_in([*(thing.type.shape or ()), thing.known], all_symbols)
+        case list() | tuple():
+            return {symbol for part in thing for symbol in symbols_in(part, all_symbols)}
+        case dict():
+            return symbols_in(list(thing.values()), all_symbols)
+        case torch.nn.Module():  # the body of a branch or loop
+            return all_symbols
+    return set(getattr(thing, "free_symbols", ()))

@@ -62,11 +62,13 @@ class Fresh:
 
 @dataclass(frozen=True)
 class OfInput:
-    """A view of an argument (or the argument itself)."""
+    """A view of an argument, or the argument `itself`: the very object, since a jagged tensor's sizes are known by its
+    offsets' identity."""
 
     argument: int
     layout: Layout
     dtype: int
+    itself: bool = False
 
 
 @dataclass(frozen=True)

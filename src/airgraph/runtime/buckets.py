@@ -392,6 +392,8 @@ class BucketedProgram:
                 }
                 strides = None if layout is None else evaluate(layout.strides, sizes)
                 return settled(cut(value, axes), strides) if axes else value
+            case OfInput(argument, itself=True):
+                return args[argument]
             case OfInput(argument, layout, _) if argument in self._places:
                 return view(args[argument], layout, sizes)
             case NumberOut(expr) if self.depends(expr):
@@ -442,6 +444,8 @@ class BucketedProgram:
             case Fresh(index, _, _) if dimension.padding.outputs[index]:
                 (axis,) = dimension.padding.outputs[index]
                 return torch.cat(list(parts), axis)
+            case OfInput(argument, itself=True):
+                return args[argument]
             case OfInput(argument, layout, _) if argument in self._places:
                 return view(args[argument], layout, sizes)
             case NumberOut(expr) if self.depends(expr):

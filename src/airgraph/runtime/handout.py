@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from airgraph.engine.protocol import Symbols
-from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, Number, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.boundary import Boundary, Fresh, Number, OfInput, OfOutput, Plain
 from airgraph.ir.symbols import evaluate
 from airgraph.runtime.slots import Slot
 
@@ -84,7 +84,7 @@ def prepared(
                 found.at.setdefault(index, position)
                 visible[slots[index]] = None
                 ticket = slots[index] if for_autograd else None
-            case OfInput(argument, layout, _) if for_autograd and is_whole(boundary.arguments[argument], layout):
+            case OfInput(argument, itself=True):
                 found.given.append((position, argument))
             case OfInput() | OfOutput():
                 found.views.append((position, result))
@@ -100,12 +100,3 @@ def prepared(
     for slot in hidden:
         slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {ticket}  # type: ignore[arg-type]
     return found
-
-
-def is_whole(argument: Argument, layout: Layout) -> bool:
-    """The view is the argument as it was compiled for."""
-    return isinstance(argument, TensorIn) and (layout.shape, layout.strides, layout.offset) == (
-        argument.type.shape,
-        argument.strides,
-        0,
-    )

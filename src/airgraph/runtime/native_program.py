@@ -42,8 +42,10 @@ class NativeProgram(Program):
     def expressions(self, result: Any) -> list[Any]:
         """The sizes, strides and numbers of a result that are not known when compiling."""
         match result:
+            case OfInput(itself=True):
+                found: tuple[Any, ...] = ()
             case OfInput(_, layout, _) | OfOutput(_, _, layout, _, _):
-                found: tuple[Any, ...] = (*layout.shape, *layout.strides, layout.offset)
+                found = (*layout.shape, *layout.strides, layout.offset)
             case Number(expr):
                 found = () if expr in self.given else (expr,)
             case _:

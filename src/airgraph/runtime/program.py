@@ -236,6 +236,8 @@ class Program:
         match result:
             case Fresh(index, _, device):
                 return from_host(owned[index], device)
+            case OfInput(argument, itself=True):
+                return args[argument]
             case OfInput(argument, layout, dtype):
                 return self.view(args[argument], layout, dtype, symbols)
             case OfOutput(index, _, layout, dtype, device):

@@ -431,6 +431,8 @@ class ReplayProgram(Program):
 
 def is_fixed(result: Any) -> bool:
     """It is the same in every call, but for the memory it is in: nothing of it depends on sizes."""
+    if isinstance(result, OfInput) and result.itself:
+        return True
     if isinstance(result, OfInput | OfOutput):
         layout = result.layout
         return all(isinstance(s, int) for s in (*layout.shape, *layout.strides, layout.offset))

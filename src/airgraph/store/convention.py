@@ -143,8 +143,8 @@ def result_data(result: Result, writer: DataWriter) -> dict[str, Any]:
     match result:
         case Fresh(index, part, device):
             return {"fresh": index, "layout": layout(part), "device": device}
-        case OfInput(argument, part, dtype):
-            return {"of_input": argument, "layout": layout(part), "dtype": dtype}
+        case OfInput(argument, part, dtype, itself):
+            return {"of_input": argument, "layout": layout(part), "dtype": dtype, "itself": itself}
         case OfOutput(index, base, part, dtype, device):
             return {
                 "of_output": index,
@@ -219,7 +219,7 @@ class Description:
                 place = self.index("of_input", data, len(arguments))
                 if not isinstance(arguments[place], TensorIn):
                     raise VerifyError(f"a result is a view of argument {place}, which is not a tensor")
-                return OfInput(place, self.layout(layout), self.dtype(data))
+                return OfInput(place, self.layout(layout), self.dtype(data), data.get("itself") is True)
             case {"of_output": int(), "base": base, "layout": layout, "device": str(device)}:
                 place = self.index("of_output", data, outputs)
                 return OfOutput(place, self.sizes(base), self.layout(layout), self.dtype(data), device)

@@ -35,7 +35,7 @@ from airgraph.engine.protocol import Request, Symbols
 from airgraph.ir.boundary import Argument, NumberIn, TensorIn
 from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
-from airgraph.plan.steps import CallStep, ConvStep
+from airgraph.plan.steps import CallStep, ConvStep, Plan
 from airgraph.torch_types import TORCH_TYPES
 
 
@@ -54,7 +54,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         super().__init__(request, self.kernels)
         self.name, self.functions = self.graph.name, [step.function for step in self.kernels]
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
-        self.titles = [title(plan, step.origin) for step in self.kernels]
+        self.titles = [shown_title(plan, step) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
         self.once = once_steps(self.kernels, self.table, self.frozen_state(request.state)) if request.frozen else []
         self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
@@ -268,3 +268,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
         raw = (ctypes.c_char * (span * dtype.itemsize)).from_address(address)
         return torch.frombuffer(raw, dtype=dtype).as_strided(list(shape), list(strides))
+
+
+def shown_title(plan: Plan, step: NativeStep) -> str:
+    """For profilers. The loops of a product are beside it: its bytes and operations are those of all three."""
+    found = title(plan, step.origin)
+    return f"{found} ({step.kind})" if step.kind in ("prologue", "epilogue") else found

@@ -103,11 +103,13 @@ def test_however_threads_divide_the_product(name, split, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        shared = both(name, monkeypatch).shared
+        executable = both(name, monkeypatch)
     finally:
         torch.set_num_threads(before)
+    shared = executable.shared
     kinds = [step.kind for step in shared.steps]
     at = kinds.index("prologue")
+    assert executable.titles[at] == f"{executable.titles[at + 1]} (prologue)"  # a kernel of its own in profiles
     assert kinds[at + 1] == "gemm" and at not in shared.time.waits
     loop, product = shared.sized[at : at + 2]
     values = shared.sizes.run(dict.fromkeys(shared.sizes.symbols, 2))
