@@ -23,7 +23,6 @@ from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.compilation import WRAPS, Compilation, wrapped
-from airgraph.compilation import wrapping as wrapping
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, any_op, convert, scopes
 from airgraph.disk_cache import open_cache

@@ -11,7 +11,7 @@
     DistributedDataParallel(m, find_unused_parameters=True)      what the emulated device cannot do
     os.environ["DUMP_GE_GRAPH"] = "1"               a setting without effect
 
-Only what stands in the script in so many words is seen: constants, keywords, names that can be followed.
+Only what the script writes out is seen: constants, keywords, names that can be followed.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Event(torch.Event):
 # Which stream is current on each device, in each thread.
 
 
-# Of each device. They are there before a function is traced: Dynamo reads a dictionary, but it would make them anew.
+# Of each device. They are there before a function is traced: Dynamo reads a dictionary, but it would create them again.
 _defaults: dict[int, Stream] = {}
 
 
