@@ -321,13 +321,32 @@ def _in_few_bits(a: dict[str, Tensor], name: str, rank: int) -> dict[str, Tensor
     )
     sent, received = [rank + 1, 2 - rank], [1, 2] if rank == 0 else [2, 1]  # one expert a rank
     y["experts"], _, y["permuted"] = torch_npu.npu_alltoallv_quant_gmm(
-        a["f8"][:3], a["wf8"][None], a["pairs"][:3], a["pairs2"][None], name, 2, sent, received, half,
-        gmm_x_quant_mode=6, gmm_weight_quant_mode=6, permute_out_flag=True,
-    )  # fmt: skip
+        a["f8"][:3],
+        a["wf8"][None],
+        a["pairs"][:3],
+        a["pairs2"][None],
+        name,
+        2,
+        sent,
+        received,
+        half,
+        gmm_x_quant_mode=6,
+        gmm_weight_quant_mode=6,
+        permute_out_flag=True,
+    )
     y["back"], _ = torch_npu.npu_quant_gmm_alltoallv(
-        a["f8"][:3], a["wf8"][None], a["pairs"][:3], a["pairs2"][None], name, 2, sent, received, half,
-        gmm_x_quant_mode=6, gmm_weight_quant_mode=6,
-    )  # fmt: skip
+        a["f8"][:3],
+        a["wf8"][None],
+        a["pairs"][:3],
+        a["pairs2"][None],
+        name,
+        2,
+        sent,
+        received,
+        half,
+        gmm_x_quant_mode=6,
+        gmm_weight_quant_mode=6,
+    )
     return y
 
 
@@ -340,13 +359,24 @@ def _few_bits(rank: int, run: Callable[..., Any]) -> None:
         x, w = torch.randn(m, k), torch.randn(k, n)
         f8, pairs = torch_npu.npu_dynamic_mx_quant(x.half(), dst_type=24)
         wf8, pairs2 = torch_npu.npu_dynamic_mx_quant(w.half(), axis=0, dst_type=24)
-        of_ranks.append({
-            "x": x.half(), "f8": f8, "pairs": pairs, "wf8": wf8, "pairs2": pairs2, "bias": torch.randn(n),
-            "wf8_2": torch.randn(2 * k, n).to(torch.float8_e4m3fn),
-            "i8": torch.randint(-127, 128, (m, k), dtype=torch.int8), "of_128": torch.rand(m, 2),
-            "w8": torch.randint(-127, 128, (k, n), dtype=torch.int8), "rows": torch.rand(m, 1),
-            "columns": torch.rand(1, n), "blocks": torch.rand(1, 2), "blocks2": torch.rand(2, 1),
-        })  # fmt: skip
+        of_ranks.append(
+            {
+                "x": x.half(),
+                "f8": f8,
+                "pairs": pairs,
+                "wf8": wf8,
+                "pairs2": pairs2,
+                "bias": torch.randn(n),
+                "wf8_2": torch.randn(2 * k, n).to(torch.float8_e4m3fn),
+                "i8": torch.randint(-127, 128, (m, k), dtype=torch.int8),
+                "of_128": torch.rand(m, 2),
+                "w8": torch.randint(-127, 128, (k, n), dtype=torch.int8),
+                "rows": torch.rand(m, 1),
+                "columns": torch.rand(1, n),
+                "blocks": torch.rand(1, 2),
+                "blocks2": torch.rand(2, 1),
+            }
+        )
     y = {k: v.cpu() for k, v in run({k: v.npu() for k, v in of_ranks[rank].items()}, name, rank).items()}
 
     def per_32(pairs: Tensor, axis: int) -> Tensor:

@@ -43,6 +43,7 @@ class Widening:
 
 def pays(node: Node, dtypes: Collection[DataType]) -> bool:
     """Whether a node is a product in half precision that is better done in float32. `dtypes`: see Target.widens."""
+    if node.op not in PRODUCTS or not all(v.dtype in dtypes for v in (*node.values(), node.output)):
+        return False
     shape = node.output.type.shape or ()
-    halves = node.op in PRODUCTS and all(v.dtype in dtypes for v in (*node.values(), node.output))
-    return halves and len(shape) > 1 and not (isinstance(shape[-2], int) and shape[-2] < FEW_ROWS)
+    return len(shape) > 1 and not (isinstance(shape[-2], int) and shape[-2] < FEW_ROWS)

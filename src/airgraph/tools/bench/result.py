@@ -160,7 +160,7 @@ def rows(job: JobResult) -> list[tuple[str, ...]]:
 def table(job: JobResult) -> Table:
     made = Table(title=title(job), title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(HEAD):
-        made.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        made.add_column(name, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i == 0)
     for row in rows(job):
         made.add_row(*row, style="bold green" if row[0] == job.best else "")
     return made

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from airgraph.tools.bench.advice import advice
 from airgraph.tools.bench.contenders import CONTENDERS, Call, Job
@@ -121,28 +123,35 @@ def load_job(file: Path) -> Job:
 
 
 def jobs_of_script(script: Script) -> list[Job]:
-    """Runs a script eagerly; the functions it gave to torch.compile, each with the arguments of its first call."""
+    """Runs a script eagerly; the functions it gave to torch.compile, each with the arguments of its first call.
+
+    Its module stays `__main__`: that is where Dynamo looks for the globals of its functions."""
     found: dict[int, Job] = {}
     seen: dict[int, set[Any]] = {}
-    with intercepted(found, seen):
+    with intercepted(found, seen) as modules:
         try:
             run_script(script, "bench")
         except SystemExit as ended:
             if ended.code not in (None, 0):
                 raise RuntimeError(f"the script ended with exit code {ended.code}") from None
+    sys.modules.update(modules)
     for key, job in found.items():
         job.sizes = len(seen[key])
     return [*found.values()]
 
 
 @contextmanager
-def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[None]:
-    """Meanwhile torch.compile compiles nothing, and what it is given keeps note of its calls."""
+def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[dict[str, ModuleType]]:
+    """Meanwhile torch.compile compiles nothing, and what it is given keeps note of its calls. Yields `__main__`, by its
+    name, as it was at the first of them."""
     original = torch.compile
+    modules: dict[str, ModuleType] = {}
+    hooks: list[RemovableHandle] = []
 
     def note(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sizes = tuple(tuple(a.shape) for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor))
         seen.setdefault(id(function), set()).add(sizes)
+        modules.setdefault("__main__", sys.modules["__main__"])
         if id(function) not in found:
             training = torch.is_grad_enabled() and any(
                 p.requires_grad and getattr(function, "training", False) for p in parameters(function)
@@ -154,7 +163,8 @@ def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[No
         if model is None:
             return lambda function: compile(function, **options)
         if isinstance(model, torch.nn.Module):
-            model.register_forward_pre_hook(lambda m, args, kwargs: note(m, args, kwargs), with_kwargs=True)
+            hook = model.register_forward_pre_hook(lambda m, args, kwargs: note(m, args, kwargs), with_kwargs=True)
+            hooks.append(hook)
             return model
 
         @wraps(model)
@@ -166,9 +176,11 @@ def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[No
 
     torch.compile = compile
     try:
-        yield
+        yield modules
     finally:
         torch.compile = original
+        for hook in hooks:  # what is timed is the model as the script made it
+            hook.remove()
 
 
 def parameters(function: Any) -> list[torch.nn.Parameter]:
