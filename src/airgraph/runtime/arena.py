@@ -48,7 +48,7 @@ class Arena:
         self.busy = False
         self.steady: dict[int, TensorAddress] = {}  # where parameters are, by address
         self._pool: Any = None
-        self.keepers: dict[Any, Any] = {}  # an empty graph in each pool: a pool ends with its last graph, and for ever
+        self.keepers: dict[Any, Any] = {}  # an empty graph in each pool, which ends with its last graph
         self.spoiled: set[Any] = set()
         self._stream: Any = None
         self.named: dict[str, Any] = {}  # streams beside it, by the names scopes give them

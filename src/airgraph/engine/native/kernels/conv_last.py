@@ -68,7 +68,8 @@ IN_CACHE, BLOCK = 768 << 10, 512 << 10  # bytes of weights, and of the pixels of
 STRIP = 128 << 10  # bytes of planes that are copied
 SLOTS = 16  # addresses in a row of a table
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
-PACKING = 30  # the cost of packing a weight, in pixels that it is used for (ResNet-50, two threads: 3 % better than 10)
+# The cost of packing a weight, in pixels that it is used for. (ResNet-50, two threads, loaded machine: 3 % better than 10.)
+PACKING = 30
 WHOLE_IMAGE = 1.1  # times as slow: threads that divide panels read the whole image each
 
 
