@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.config import KNOBS, Config
-from airgraph.convert import Registry
 from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
@@ -19,10 +18,10 @@ from airgraph.engine.protocol import StoredPlans
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import Boundary, SymbolSource
 from airgraph.runtime.programs import ProgramMaker
-from airgraph.store.program_key import NotKept, graph_text, program_key
 from airgraph.store.programs import KIND, KeptProgram, KeptPrograms, Remembered
 
 if TYPE_CHECKING:
+    from airgraph.convert import Registry
     from airgraph.store.planned_program import PlannedProgram
 
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
@@ -95,6 +94,8 @@ def entry_of(
     gm: torch.fx.GraphModule, registry: Registry, maker: ProgramMaker, device: torch.device, again: Callable[[], Any]
 ) -> ProgramEntry | str:
     """Where the program of this graph is in the cache, or why it cannot be there."""
+    from airgraph.store.program_key import NotKept, graph_text, program_key  # a start by name needs no graph
+
     refusal = not_kept(maker.config, device)
     if refusal is not None:
         return refusal
