@@ -33,13 +33,21 @@ SIGNALS = {
 
 
 @cache
+def definitions() -> list[tuple[str, str, frozenset[str]]]:
+    """Every class, nested ones too: its file, its name and those of its bases."""
+    return [
+        (str(file.relative_to(ROOT)), node.name, frozenset(ast.unparse(base).split(".")[-1] for base in node.bases))
+        for file in sorted(ROOT.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
 def classes() -> dict[str, list[str]]:
-    """Every class by its name, nested ones too, with the files that define it."""
+    """The files that define a class of a name."""
     found = defaultdict(list)
-    for file in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(str(file.relative_to(ROOT)))
+    for file, name, _ in definitions():
+        found[name].append(file)
     return found
 
 
@@ -54,14 +62,9 @@ def test_exempt_names_are_those_of_compat():
         assert any(file.startswith("compat/") for file in classes()[name])
 
 
-def exceptions() -> dict[str, set[str]]:
+def exceptions() -> dict[str, frozenset[str]]:
     """The bases of each class that is an exception, by name."""
-    bases = {
-        node.name: {ast.unparse(base).split(".")[-1] for base in node.bases}
-        for file in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    }
+    bases = {name: of for _, name, of in definitions()}
     known = {n for n, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
     while more := {name for name, of in bases.items() if of & known} - known:
         known |= more

@@ -57,8 +57,8 @@ DYNAMIC = ("bert", "distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt"
 GENERATING = ("llama", "qwen3", "gemma")
 # Models whose graphs are much like those of another one: (test, model).
 AT_NIGHT = {
-    *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3", "modernbert", "gemma2")),
-    *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt_neox", "opt", "phi", "qwen2")),
+    *(("training", name) for name in ("albert", "distilbert", "bart", "qwen3", "modernbert", "gemma2", "t5", "swin")),
+    *(("dynamic", name) for name in ("distilbert", "electra", "roberta", "gpt2", "gpt_neox", "opt", "phi", "qwen2")),
     ("generation", "qwen3"),
     *(("forward", name) for name in ("roberta", "distilbert", "electra", "albert", "esm", "layoutlm", "mobilebert")),
     *(
