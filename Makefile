@@ -23,8 +23,10 @@ test: lint       ## all tests, after lint
 	$(BIN)/python -m pytest -n 2 -m 'not night'
 	$(BIN)/python -m pytest -n 2 -m 'not night' tests/compat
 
-quick: $(STAMP)  ## the fast test suite, about a minute
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+QUICK = $(addprefix tests/,ir plan passes engine/native/llvm engine/native/kernels/test_epilogues.py engine/test_in_place.py \
+	engine/test_reference.py test_config.py test_families.py test_imports.py)
+quick: $(STAMP)  ## the fast tests of graphs, passes, plans and engines, under a minute
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(QUICK)
 
 lint: $(STAMP)   ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples
