@@ -58,6 +58,7 @@ print(json.dumps({
     "hits": sum(journal.counters["program hits"] for journal in JOURNALS),
     "stages": sorted({stage.name for journal in JOURNALS for stage in journal.stages}),
     "counts": dict(open_cache().counts),
+    "modules": [name for name in ("torch._dynamo", "triton", "llvmlite") if name in sys.modules],
     "remarks": [remark for journal in JOURNALS for remark in journal.remarks],
 }))
 """
@@ -88,3 +89,11 @@ def test_an_artifact_needs_no_cache(tmp_path):
     second = started(tmp_path, "artifact", tmp_path / "second", path)
     assert second["hits"] == 1 and second["counts"].get("cubin misses", 0) == 0, second
     assert "plan" not in second["stages"]
+
+
+@pytest.mark.xfail(reason="something on the way imports Dynamo and Triton; what, is not known", strict=True)
+@pytest.mark.parametrize("kind", ["named", "artifact"])
+def test_the_second_start_imports_no_compiler(tmp_path, kind):
+    for _ in range(2):
+        found = started(tmp_path, kind, tmp_path / "cache", tmp_path / "m.airp")
+    assert found["modules"] == []

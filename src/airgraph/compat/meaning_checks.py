@@ -105,5 +105,11 @@ def value_of(expression: ast.expr, space: Mapping[str, Any], names: Mapping[str,
         return UNKNOWN
     try:
         return eval(compile(ast.Expression(expression), "<meaning>", "eval"), {**space, **names})
-    except Exception:  # a name of the function's own
+    except (
+        NameError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        LookupError,
+    ):  # a name of the function's own, a tensor's property
         return UNKNOWN

@@ -90,7 +90,9 @@ def test_like_float64(kernel, case, garbage):
     s = sizes(case)
     x, weight, bias = torch.randn(n, c, h, w), torch.randn(o, c // groups, *shape), torch.randn(o)
     wanted = conv2d(x.double(), weight.double(), bias.double(), *options, groups)
-    limit = 4 * (conv2d(x, weight, bias, *options, groups) - wanted).abs().max() + 2e-6 * weight[0].numel() ** 0.5
+    length = weight[0].numel()
+    times = 2 if length < 1500 else 4  # long sums are added up one after the other
+    limit = times * (conv2d(x, weight, bias, *options, groups) - wanted).abs().max() + 2e-6 * length**0.5
     layouts = [x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), *([x] if s.few else [])]
     for image in layouts:
         for by_panels in (0,) if s.few else (0, 1):
