@@ -25,6 +25,8 @@ from torch import nn
 
 import airgraph
 from airgraph.compilation import wrapping
+from airgraph.runtime.arena import arenas
+from airgraph.runtime.replay import programs_on
 
 LENGTHS = range(65, 129)
 
@@ -107,12 +109,9 @@ def bert() -> nn.Module:
     return MODELS["bert"].build()[0]
 
 
-def lengths() -> dict[str, Any]:
-    """64 lengths in turn against one length."""
-    module = bert()
+def turns(fast: Callable[..., Any], fixed: Callable[..., Any]) -> dict[str, Any]:
+    """64 lengths in turn against one length, alternating."""
     ids = {n: torch.randint(0, 30000, (8, n), device="cuda") for n in LENGTHS}
-    fast = torch.compile(module, backend=airgraph.backend(), dynamic=True)
-    fixed = torch.compile(bert(), backend=airgraph.backend(), dynamic=False)
     with torch.no_grad():
         fast(ids[65])
         fast(ids[97])
@@ -122,17 +121,28 @@ def lengths() -> dict[str, Any]:
                     fast(x)
         for _ in range(3):
             fixed(ids[96])
-        turns, one, eager = [], [], []
+        many, one = [], []
         for _ in range(4):
             for x in ids.values():
-                turns.append(seconds(lambda x=x: fast(x)) * 1e3)
+                many.append(seconds(lambda x=x: fast(x)) * 1e3)
                 one.append(seconds(lambda: fixed(ids[96])) * 1e3)
-            eager += [seconds(lambda: module(ids[96])) * 1e3 for _ in range(5)]
-    return {
-        "ms": {"in turn": statistics.median(turns), "fixed": statistics.median(one), "eager": statistics.median(eager)},
-        "in turn / fixed": statistics.median(turns) / statistics.median(one),
-        "compilations": len(later),
-    }
+    medians = {"in turn": statistics.median(many), "fixed": statistics.median(one)}
+    return {"ms": medians, "in turn / fixed": medians["in turn"] / medians["fixed"], "compilations": len(later)}
+
+
+def lengths() -> dict[str, Any]:
+    """By torch.compile as it is (the second length makes the size dynamic), with dynamic=True (for which Dynamo makes the
+    model's floats dynamic as well, and hands each over as a tensor), and by airgraph.compile."""
+    found = {}
+    for name, options in (("torch.compile", {}), ("torch.compile, dynamic=True", {"dynamic": True})):
+        cleared()
+        fast = torch.compile(bert(), backend=airgraph.backend(), **options)
+        found[name] = turns(fast, torch.compile(bert(), backend=airgraph.backend(), dynamic=False))
+    cleared()
+    example = torch.randint(0, 30000, (8, 96), device="cuda")
+    sized = airgraph.compile(bert(), (example,), dynamic_shapes=({1: torch.export.Dim.AUTO},))
+    found["airgraph.compile"] = turns(sized, airgraph.compile(bert(), (example,)))
+    return found
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
@@ -206,6 +216,13 @@ def nothing(gm: Any, inputs: Any) -> Callable[..., Any]:
     return run
 
 
+def launches() -> list[Callable[[], Any]]:
+    """Of every CUDA graph that is a whole program of ours."""
+    programs = [program for arena in arenas() for program in programs_on(arena)]
+    recordings = [r for program in programs for entry in program.entries.values() for r in entry.recordings]
+    return [recording.whole for recording in recordings if recording.whole is not None]
+
+
 def host() -> dict[str, Any]:
     """Microseconds until a call returns, by what is between the caller and the CUDA graph."""
     found: dict[str, Any] = {}
@@ -213,9 +230,11 @@ def host() -> dict[str, Any]:
         cleared()
         module, args = MODELS[name].build()
         with torch.no_grad():
+            unguarded = {"guard_filter_fn": torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe}
             ways = {
                 "Dynamo alone": torch.compile(module, backend=nothing),
                 "torch.compile": torch.compile(module, backend=airgraph.backend()),
+                "without guards on modules": torch.compile(module, backend=airgraph.backend(), options=unguarded),
                 "airgraph.compile": airgraph.compile(module, args),
             }
             for run in ways.values():
@@ -227,6 +246,7 @@ def host() -> dict[str, Any]:
                 module(*args)
             found[name] = {way: micros(run, args) for way, run in ways.items()}
             found[name]["a replay by hand"] = micros(graph.replay)
+            found[name]["launch of airgraph's graph"] = min(micros(launch) for launch in launches())
     return found
 
 

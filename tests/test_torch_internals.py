@@ -15,6 +15,7 @@ from airgraph.torch_internals import LAYOUTS, PYTHON, SYMBOLS, TESTED
 ROOT = Path(airgraph.__file__).parent
 FILES = [file for file in sorted(ROOT.rglob("*.py")) if file.name != "torch_internals.py"]
 ON_CUDA_ONLY = {
+    "torch._C._cuda_clearCublasWorkspaces",
     "torch._C._cuda_endAllocateToPool",
     "torch._C._cuda_getCurrentRawStream",
     "torch._C._cuda_isCurrentStreamCapturing",

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from airgraph.capture.announce import announce, device_of
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.empty_masks import drop_empty_masks
 from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gear_marks import gear_marks
@@ -73,6 +74,8 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         warm_up(chosen.engine, computing_device(device_of(example_inputs)), chosen.mode)
         model = next(_models)
         write_model(model, gm, chosen)
+        if chosen.mode == "max-autotune":
+            drop_empty_masks(gm)
         marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
         programs, compiler = collecting(chosen, model, marks)
         traced = compile_by_aot(

@@ -50,6 +50,7 @@ PYTHON = (
     Internal("torch._C._set_grad_enabled", "replay: the grad mode, without the cost of a context manager"),
     Internal("torch._C._cuda_endAllocateToPool", "leaving a failed CUDA capture", "a failed capture ends in an error"),
     Internal("torch._C._cuda_getCurrentRawStream", "the address of the current CUDA stream", "CUDA programs fail"),
+    Internal("torch._C._cuda_clearCublasWorkspaces", "memory of cuBLAS around a capture", "CUDA programs fail"),
     Internal(
         "torch._C._cuda_isCurrentStreamCapturing",
         "replay: whether the user captures a CUDA graph",

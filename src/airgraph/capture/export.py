@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
+from airgraph.capture.empty_masks import calls_with_empty_masks, drop_empty_masks
 from airgraph.capture.model_call import as_arguments, as_module, state_of
 from airgraph.errors import ConvertError
 
@@ -85,9 +86,13 @@ def compile_exported(
 ) -> Traced:
     """The graph by AOTAutograd."""
     mode = detect_fake_mode(exported.inputs)
+    gm = exported.graph_module
+    if calls_with_empty_masks(gm):
+        gm = copy.deepcopy(gm)  # it may be a program of the user's
+        drop_empty_masks(gm)
     with compile_lock(), torch.no_grad(), tracing(TracingContext(mode)):
         return compile_by_aot(
-            exported.graph_module,
+            gm,
             exported.inputs,
             compiler,
             keep_input_mutations=keep_input_mutations,

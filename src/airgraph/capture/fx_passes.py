@@ -17,7 +17,6 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.capture.kernel_strides import strides_of_kernels
 from airgraph.capture.patterns import any_replacements, apply_replacements
-from airgraph.capture.written_out_attention import flash_attention
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
 from airgraph.convert.scopes import check_pairs
@@ -46,7 +45,6 @@ def run_fx_passes(
     strides_of_kernels(gm)
     statistics_of_inference(gm)
     if config.mode == "max-autotune":
-        flash_attention(gm)
         slots_as_scatters(gm)
     log = get_logger(config.log)
     for name, run in passes(config, gm):

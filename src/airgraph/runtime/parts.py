@@ -58,8 +58,12 @@ class CapturedPart:
     graph: Any = None
 
     def record(self, env: Env, symbols: Symbols) -> None:
+        """What the first run left in PyTorch's allocator is given back before, for the graph has memory of its own. cuBLAS
+        has a workspace for each stream, which the graph's memory is enough for: no other program runs meanwhile."""
         capture = GraphCapture(self.pool, self.error_mode, self.arena.stream, recover=self.recover)
         torch.cuda.synchronize(self.arena.device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
         with capture.on_stream(), no_collection():
             try:
                 capture.begin()
@@ -68,6 +72,8 @@ class CapturedPart:
             except BaseException:
                 capture.abort()
                 raise
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
         self.graph = capture.graphs[0]
         self.work = nothing  # it holds what it was recorded with
         self.graph.replay()

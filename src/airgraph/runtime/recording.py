@@ -91,7 +91,7 @@ class Recording:
             self.exposed, self.version = False, -1
         return True
 
-    @property
+    @cached_property
     def owner(self) -> Slots:
         return next(iter(self.slots.values())).owner
 

@@ -441,8 +441,11 @@ def is_fixed(result: Any) -> bool:
 
 # -- small things -------------------------------------------------------------------------------------------------------
 def capturing(arena: Arena) -> bool:
-    """The user captures a graph of his own: our ops become part of that."""
-    return arena.device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
+    """The user captures a graph of his own: our ops become part of that. (The default stream, 0, cannot be captured, and
+    asking CUDA takes two microseconds.)"""
+    if arena.device.type != "cuda" or not torch._C._cuda_getCurrentRawStream(arena.device.index):
+        return False
+    return torch._C._cuda_isCurrentStreamCapturing()
 
 
 def reserved(arena: Arena) -> int:

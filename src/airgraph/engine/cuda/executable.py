@@ -388,7 +388,7 @@ class CudaExecutable:
             made = product_into(wanted(env), step.node, scope) if is_product else None
             for (_, t), result in zip(step.writes, made or work(scope, symbols)):
                 results += self.kept(t, result, held, bound)
-            return results
+            return in_their_places(dict(zip(makes, results)), env.get(PLACED, {}))
 
         return Step((step.node,), run, tuple(dict.fromkeys(keys)), makes)
 
@@ -456,6 +456,20 @@ def product_into(place: torch.Tensor | None, node: Node, scope: Env) -> list[tor
     if bias is not None:
         return [torch.addmm(bias, x, y, out=place)]
     return [torch.mm(x, y, out=place) if x.ndim == 2 else torch.bmm(x, y, out=place)]
+
+
+def in_their_places(made: dict[int, Any], places: Mapping[int, torch.Tensor]) -> list[Any]:
+    """Results of a program are copied to where they are wanted as soon as they are there: from then on that is the only
+    copy, also for steps behind it. Two keys may have the same tensor."""
+    moved: dict[int, torch.Tensor] = {}
+    for key, value in made.items():
+        place = places.get(key)
+        if place is None or not isinstance(value, torch.Tensor) or id(value) in moved:
+            continue
+        same = (value.shape, value.stride(), value.dtype) == (place.shape, place.stride(), place.dtype)
+        if same and value.device == place.device and value.data_ptr() != place.data_ptr() and 0 not in value.stride():
+            moved[id(value)] = place.copy_(value)
+    return [moved.get(id(value), value) for value in made.values()]
 
 
 def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Callable[[Any], int]) -> torch.Tensor:

@@ -3,7 +3,8 @@
     rotary(q)   k = x Wk   rotary(k)   v = x Wv   write(v)    →    k │ v │ rotary(q), rotary(k), write(v)
 
 In a CUDA graph every launch costs a microsecond or two, as much as a small kernel takes. So a small loop moves up to the
-first group of small loops behind everything it depends on, and the group is one kernel (render.Merged).
+last group of small loops behind everything it depends on, and the group is one kernel (render.Merged). (To the first one,
+all weights of a convolutional network that need another layout would be copied before its first layer.)
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def place(groups: list[LaunchGroup], step: Unit, sources: dict[LoopStep, list[So
     kernels = sources.get(step, []) if isinstance(step, LoopStep) else []
     small = bool(kernels) and all(map(is_small, kernels))
     if small:
-        for number in range(after + 1, len(groups)):
+        for number in reversed(range(after + 1, len(groups))):
             group = groups[number]
             if group.open and group.kernels + len(kernels) <= MOST:
                 group.steps.append(step)
