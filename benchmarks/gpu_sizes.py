@@ -43,6 +43,7 @@ def cleared() -> None:
     torch._dynamo.reset()
     airgraph.release()
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # each contender makes its own
     torch.cuda.empty_cache()
 
 

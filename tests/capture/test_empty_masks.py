@@ -27,8 +27,8 @@ def dropped(function, *args, dynamic=True):
     return count
 
 
-def operands(rows=8, heads=4):
-    return [torch.randn(2, rows, heads, 16).transpose(1, 2) for _ in range(3)]
+def operands(dtype=torch.bfloat16):
+    return [torch.randn(2, 8, 4, 16, dtype=dtype).transpose(1, 2) for _ in range(3)]
 
 
 def rows_from(first, q, k, v):
@@ -45,7 +45,7 @@ def of_transformers(q, k, v):
 def added(q, k, v):
     """A mask of numbers, zero where nothing is hidden."""
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool) & (torch.arange(k.shape[2]) >= 0)
-    return attention(q, k, v, torch.where(visible, 0.0, -1e9))
+    return attention(q, k, v, torch.where(visible, 0.0, -1e9).to(q.dtype))
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -56,7 +56,8 @@ def test_a_mask_that_hides_nothing_goes(function, dynamic) -> None:
 
 def test_every_layer_that_reads_it() -> None:
     def layers(q, k, v):
-        mask = torch.zeros(q.shape[2], k.shape[2]).masked_fill(torch.arange(k.shape[2]) < 0, float("-inf"))
+        zeros = torch.zeros(q.shape[2], k.shape[2], dtype=q.dtype)
+        mask = zeros.masked_fill(torch.arange(k.shape[2]) < 0, float("-inf"))
         return attention(attention(q, k, v, attn_mask=mask), k, v, attn_mask=mask)
 
     assert dropped(layers, *operands()) == 2
@@ -87,7 +88,7 @@ def rounded(q, k, v):
         lambda q, k, v: attention(q, k, v, attn_mask=(torch.arange(k.shape[2]) < 5).expand(q.shape[2], -1)),
         lambda q, k, v: attention(q, k, v, attn_mask=torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]),
         lambda q, k, v: attention(q, k, v, attn_mask=(q.sum(-1)[..., None] > -1e9).expand(-1, -1, -1, k.shape[2])),
-        lambda q, k, v: attention(q, k, v, attn_mask=torch.full((q.shape[2], k.shape[2]), 1.0)),
+        lambda q, k, v: attention(q, k, v, attn_mask=torch.full((q.shape[2], k.shape[2]), 1.0, dtype=q.dtype)),
         lambda q, k, v: attention(q, k, v, is_causal=True),
         rounded,
         written,
@@ -135,6 +136,10 @@ def test_of_an_exported_program_as_well() -> None:
     assert len(calls_with_empty_masks(exported.graph_module, "cpu")) == 1
     assert drop_empty_masks(exported.graph_module, "cpu") == 1
     assert not calls_with_empty_masks(exported.graph_module, "cpu")
+
+
+def test_float32_keeps_its_masks() -> None:
+    assert dropped(of_transformers, *operands(torch.float32)) == 0
 
 
 def test_another_device_keeps_its_masks() -> None:

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 Bounds = tuple[float, float]  # of all elements; infinite: none is known
 FALSE, TRUE, EITHER = (0.0, 0.0), (1.0, 1.0), (0.0, 1.0)
 ATTENTION = "scaled_dot_product_attention"
+HALVES = (torch.float16, torch.bfloat16)  # what the flash kernel takes
 # Its arguments, by name or by place.
 QUERY, VALUE, MASK, DROPOUT, CAUSAL = ("query", 0), ("value", 2), ("attn_mask", 3), ("dropout_p", 4), ("is_causal", 5)
 # Other elements than those of the first argument are in no result of these.
@@ -57,7 +58,7 @@ def is_unmasked(node: Node, device: str, known: dict[Node, Bounds | None]) -> bo
     if not all(isinstance(t, torch.Tensor) for t in tensors):
         return False
     q, v, made, result = tensors
-    if q.device.type != device:
+    if q.device.type != device or q.dtype not in HALVES:
         return False
     if argument(node, DROPOUT) not in (None, 0.0) or argument(node, CAUSAL) not in (None, False):
         return False

@@ -105,6 +105,14 @@ class Arena:
             torch.cuda.current_stream(self.device).wait_stream(before)
         self.last = now
 
+    def clear_caches(self) -> None:
+        """Before a capture: what runs outside of graphs left in PyTorch's allocator, and the workspaces of cuBLAS, are
+        given back. Graphs have memory of their own, so both together would be more than eager needs."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+
     def reset(self) -> None:
         """Give back the memory, once no program is left."""
         self._pool = None

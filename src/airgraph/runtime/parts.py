@@ -58,12 +58,10 @@ class CapturedPart:
     graph: Any = None
 
     def record(self, env: Env, symbols: Symbols) -> None:
-        """What the first run left in PyTorch's allocator is given back before, for the graph has memory of its own. cuBLAS
-        has a workspace for each stream, which the graph's memory is enough for: no other program runs meanwhile."""
+        """(cuBLAS has a workspace for each stream. That of the capture may be the arena's again: no other program runs
+        beside this one.)"""
         capture = GraphCapture(self.pool, self.error_mode, self.arena.stream, recover=self.recover)
         torch.cuda.synchronize(self.arena.device)
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
         with capture.on_stream(), no_collection():
             try:
                 capture.begin()

@@ -261,6 +261,7 @@ class ReplayProgram(Program):
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
         self.count(entry, known)
+        self.arena.clear_caches()
         recording = self.bound(entry.layouts, given, symbols, pinned, leased)
         self.arena.busy = True
         self.arena.ordered()
