@@ -37,7 +37,7 @@ ORDER = [
     {"journal"},
     {"disk_cache", "source_hash"},
     {"gears"},
-    {"config", "locks"},
+    {"collector", "config", "locks"},
     {"errors"},
     {"torch_internals"},
 ]

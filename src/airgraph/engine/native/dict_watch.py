@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, make_builtin
+from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, builtin_of, make_builtin
 from airgraph.engine.native.libtorch import symbol
 from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
-    from airgraph.engine.native.llvm.jit import Code
+    from airgraph.engine.native.llvm.jit import Unit
 
 TAG = 3  # the word of a PyDictObject: behind PyObject_HEAD (two words) and the number of entries
 Row = tuple[Mapping[str, Any], str, Any]  # a dictionary, a key, and what was found there
@@ -63,24 +63,20 @@ def source() -> str:
     return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
 
 
-@cache
-def native_code() -> Code | None:
-    """The loop; None where tags are not what is expected, or without LLVM."""
+def unit() -> Unit | None:
+    """The loop; None where tags are not what is expected."""
+    from airgraph.engine.native.llvm.jit import Unit
+
     if not has_tags():
         return None
-    try:
-        from airgraph.engine.native.llvm.jit import Unit, build
-
-        imports = {name: symbol(ctypes.pythonapi, name) for name in ("PyLong_AsVoidPtr", "PyLong_FromLong")}
-        return build([Unit(source(), ("unchanged",), imports)]) if all(imports.values()) else None
-    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
-        return None
+    imports = {name: symbol(ctypes.pythonapi, name) for name in ("PyLong_AsVoidPtr", "PyLong_FromLong")}
+    return Unit(source, ("unchanged",), imports, name=__name__) if all(imports.values()) else None
 
 
 @cache
 def native_comparison() -> MethodDef | None:
-    code = native_code()  # (kept by its cache)
-    return MethodDef(b"unchanged", code["unchanged"], METH_NOARGS, None) if code else None
+    """None without LLVM."""
+    return builtin_of(unit, b"unchanged", METH_NOARGS)
 
 
 CHANGES: tuple[Callable[[dict[str, Any]], Any], ...] = (
