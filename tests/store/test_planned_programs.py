@@ -3,6 +3,9 @@
 No GPU and no Triton are needed: what stands in for them writes down what would be launched, with which numbers.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,73 +13,18 @@ from torch import nn
 import airgraph
 from airgraph.disk_cache import open_cache
 from airgraph.engine import ENGINES, register_engine
-from airgraph.engine.cuda import CHANNELS_FIRST, GPU, cubins
 from airgraph.engine.cuda import compile as cuda_compile
+from airgraph.engine.cuda import cubins
 from airgraph.engine.cuda.cubins import Binary, offer
-from airgraph.engine.cuda.executable import CudaExecutable
-from airgraph.engine.fold import fold
 from airgraph.errors import VerifyError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
-from airgraph.plan.groups import make_plan
 from airgraph.store import planned_program
 from airgraph.store.planned_program import PlannedProgram
 from airgraph.tools import cli
 
-
-class Recorder:
-    """Stands in for compile.DriverKernels: launches are written down, and nothing is computed."""
-
-    def __init__(self, launched):
-        self.launched = launched
-
-    def prepare(self, sources):
-        self.texts = [source.text for source in sources]
-
-    def bind(self, source, sizes, grid, wide):
-        def launch(tensors):
-            self.launched.append(
-                (source.text, list(sizes), grid, wide, [(t.shape, t.stride(), t.dtype) for t in tensors])
-            )
-
-        return launch
-
-    def binaries(self):
-        return {f"{i:064x}": text.encode() for i, text in enumerate(self.texts)}
-
-
-class Recorded:
-    """The CUDA engine, for tensors of the CPU and without kernels."""
-
-    name = "recorded"
-    targets = (CHANNELS_FIRST, GPU)
-
-    def __init__(self):
-        self.launched, self.planned = [], 0
-
-    def serves(self, device, mode):
-        return "it is for tests"
-
-    def warm_up(self):
-        pass
-
-    def plan(self, request):
-        self.planned += 1
-        fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
-
-    def load(self, request):
-        return CudaExecutable(request, Recorder(self.launched))
-
-    def program(self, executable, programs):
-        return programs.replayed(executable)
-
-    def taken(self):
-        """What was launched since the last look, and how many plans were made."""
-        found = (self.launched[:], self.planned)
-        self.launched.clear()
-        self.planned = 0
-        return found
+sys.path.insert(0, str(Path(__file__).parent))
+from recorded import Recorded
 
 
 @pytest.fixture
