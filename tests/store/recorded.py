@@ -1,9 +1,9 @@
-"""The CUDA engine without a GPU: what stands in for its kernels writes down what would be launched, with which numbers."""
+"""The CUDA engine without a GPU: what stands in for its kernels writes down what would be launched, with which numbers.
+
+As the engine itself, it imports what plans a graph when it plans one.
+"""
 
 from airgraph.engine.cuda import CHANNELS_FIRST, GPU
-from airgraph.engine.cuda.executable import CudaExecutable
-from airgraph.engine.fold import fold
-from airgraph.plan.groups import make_plan
 
 
 class Recorder:
@@ -43,11 +43,16 @@ class Recorded:
         pass
 
     def plan(self, request):
+        from airgraph.engine.fold import fold
+        from airgraph.plan.groups import make_plan
+
         self.planned += 1
         fold(request)
         return make_plan(request.graph, request.boundary, GPU)
 
     def load(self, request):
+        from airgraph.engine.cuda.executable import CudaExecutable
+
         return CudaExecutable(request, Recorder(self.launched))
 
     def program(self, executable, programs):

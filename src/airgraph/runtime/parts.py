@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves as leaves
 
+from airgraph.aten_call import find_target
 from airgraph.collector import no_collection
-from airgraph.convert.aten_call import find_target
 from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
