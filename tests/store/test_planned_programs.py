@@ -3,6 +3,9 @@
 No GPU and no Triton are needed: what stands in for them writes down what would be launched, with which numbers.
 """
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,6 +92,46 @@ def test_a_model_under_a_name(engine):
     first, planned = run()
     assert planned == 1 and first
     assert run() == (first, 0)
+
+
+START = """
+import json, os, sys
+import torch, airgraph
+sys.path.insert(0, {folder!r})
+from recorded import Recorded
+from airgraph.engine import native, register_engine
+from airgraph.engine.native.address_watch import native_comparison
+native.problem = lambda: None  # not asked where a GPU runs the model
+register_engine(Recorded())
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16)).eval(), torch.ones(3, 8)
+if sys.argv[1] == "named":
+    call = airgraph.compile(model, x, cache="block", engine="recorded")
+else:
+    if not os.path.exists("m.airp"):
+        airgraph.save(airgraph.compile(model, x, engine="recorded"), "m.airp")
+    call = airgraph.load("m.airp", engine="recorded", trust=True)
+call(x)
+assert native_comparison() is not None  # as a replay has it
+print(json.dumps([*sys.modules]))
+"""
+UNUSED = ["torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.fx.experimental.symbolic_shapes"]
+UNUSED += ["triton", "llvmlite", "sympy", "airgraph.convert", "airgraph.passes", "airgraph.plan.lowerings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["named", "artifact"])
+def test_the_second_start_imports_no_compiler(tmp_path, kind):
+    """The artifact starts with an empty cache."""
+    script = START.format(folder=str(Path(__file__).parent))
+    for start in ("first", "second"):
+        cache = tmp_path / ("first" if kind == "named" else start)
+        environment = {**os.environ, "AIRGRAPH_VERIFY": "0", "AIRGRAPH_CACHE_DIR": str(cache)}
+        command = [sys.executable, "-c", script, kind]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    modules = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name in UNUSED if name in modules] == []
 
 
 def test_an_artifact_has_the_plan_and_the_kernels(engine, tmp_path, monkeypatch, capsys):
