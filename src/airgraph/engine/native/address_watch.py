@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.native.builtin import METH_O, MethodDef, builtin_of, make_builtin
-from airgraph.engine.native.libtorch import symbol
+from airgraph.engine.native.builtin import METH_O, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def unit() -> Unit | None:
 
     try:
         check_tensors()
-        imports = {name: symbol(ctypes.pythonapi, name) for name in PYTHON}
-        imports["aoti_torch_get_data_ptr"] = torch_symbol("aoti_torch_get_data_ptr")
+        imports = {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}
     except (OSError, RuntimeError):
         return None
     return Unit(source, ("same",), imports, name=__name__) if all(imports.values()) else None
@@ -104,7 +102,7 @@ def unit() -> Unit | None:
 @cache
 def native_comparison() -> MethodDef | None:
     """None without LLVM."""
-    return builtin_of(unit, b"same", METH_O)
+    return compiled_method("same", METH_O, unit)
 
 
 def watch_objects() -> dict[str, bytes]:

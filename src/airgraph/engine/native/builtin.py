@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from airgraph.engine.native.libtorch import symbol
+
 if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Unit
 
@@ -23,25 +25,29 @@ class MethodDef(ctypes.Structure):
     ]
 
 
+def compiled_method(name: str, flags: int, unit: Callable[[], Unit | None]) -> MethodDef | None:
+    """The method of this name in a unit; None without LLVM, or without a unit: where something is not there."""
+    try:
+        from airgraph.engine.native.llvm.jit import build
+
+        found = unit()
+        if found is None:
+            return None
+        code = build([found])
+    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
+        return None
+    method = MethodDef(name.encode(), code[name], flags, None)
+    method.code = code  # kept as long as the method
+    return method
+
+
+def python_functions(*names: str) -> dict[str, int]:
+    return {name: symbol(ctypes.pythonapi, name) for name in names}
+
+
 def make_builtin(method: MethodDef, address: int) -> Callable[..., Any]:
     """A builtin function; the machine code gets `address` as its `self`, an int of Python's."""
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return new(ctypes.addressof(method), address, None)
-
-
-def builtin_of(unit: Callable[[], Unit | None], name: bytes, flags: int) -> MethodDef | None:
-    """The function of that name in a unit, compiled; None where there is no unit, or no LLVM."""
-    from airgraph.engine.native.llvm.jit import build
-
-    try:
-        found = unit()
-        code = None if found is None else build([found])
-    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
-        return None
-    if code is None:
-        return None
-    method = MethodDef(name, code[name.decode()], flags, None)
-    method.code = code  # its machine code lives as long as it does
-    return method

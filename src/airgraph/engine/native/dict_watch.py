@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, builtin_of, make_builtin
-from airgraph.engine.native.libtorch import symbol
+from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
@@ -67,16 +66,14 @@ def unit() -> Unit | None:
     """The loop; None where tags are not what is expected."""
     from airgraph.engine.native.llvm.jit import Unit
 
-    if not has_tags():
-        return None
-    imports = {name: symbol(ctypes.pythonapi, name) for name in ("PyLong_AsVoidPtr", "PyLong_FromLong")}
-    return Unit(source, ("unchanged",), imports, name=__name__) if all(imports.values()) else None
+    functions = python_functions("PyLong_AsVoidPtr", "PyLong_FromLong") if has_tags() else {}
+    return Unit(source, ("unchanged",), functions, name=__name__) if functions and all(functions.values()) else None
 
 
 @cache
 def native_comparison() -> MethodDef | None:
     """None without LLVM."""
-    return builtin_of(unit, b"unchanged", METH_NOARGS)
+    return compiled_method("unchanged", METH_NOARGS, unit)
 
 
 CHANGES: tuple[Callable[[dict[str, Any]], Any], ...] = (
