@@ -22,6 +22,7 @@ from airgraph.capture.announce import announce, classify, device_of, frame_id
 from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.inlining import inlined
 from airgraph.compilation import WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, any_op, convert, scopes
@@ -146,9 +147,12 @@ def compiled(
 def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary]:
     """The graph before its passes."""
     config = c.config
-    with c.journal.stage("convert"):
+    with c.journal.stage("convert") as stage:
+        whole = c.registry is not REGISTRY or config.node_dump or config.summary  # nodes are what the user wrote
+        opened, notes = (gm, []) if whole else inlined(gm)
+        stage.notes += notes
         graph, boundary = convert(
-            gm,
+            opened,
             c.name,
             c.registry,
             c.journal,
@@ -160,8 +164,9 @@ def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary
     if config.summary:
         write_summary(gm, c.registry, c.journal, config.dump_path)
     emitted = graph
-    if config.dump and c.journal.counters["emitted without a kernel"]:
-        # Op types of the user's own that PyTorch stands in for: the dump has what his converters emitted.
+    if config.dump and (opened is not gm or c.journal.counters["emitted without a kernel"]):
+        # Calls that are formulas, and op types of the user's own that PyTorch stands in for: the dump has what the
+        # converters emitted.
         emitted, _ = convert(gm, c.name, c.registry, Journal(), has_kernel=any_op, fold_views=config.fold_views)
     c.dump.graph("original", emitted)
     return graph, boundary
