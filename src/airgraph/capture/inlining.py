@@ -3,8 +3,8 @@
     y, g = npu.npu_geglu(x)   ⟶   a, b = split(x); g = gelu(b); y = mul(a, g)
 
 A formula is a function of tensors, traced on the metadata of the call's own arguments, symbolic sizes too. A call stays
-where its formula is long or has an op without a converter, and where somebody has registered a converter of his own. The
-graph that is dumped before its passes keeps the calls: they are what the user wrote.
+where its formula is long or has an op without a converter, and where somebody has registered a converter of his own. A
+graph that is shown (dumped, say) keeps all its calls: they are what the user wrote.
 """
 
 from __future__ import annotations
