@@ -152,10 +152,8 @@ def converted(
     """The graph before its passes; `calls` is filled with its calls into PyTorch."""
     config, stand_ins = c.config, list[CallStandIn]()
     with c.journal.stage("convert") as stage:
-        whole = (
-            c.registry is not REGISTRY or config.dump or config.node_dump or config.summary
-        )  # shown as it was written
-        opened, notes = (gm, []) if whole else inlined(gm)
+        shown = config.dump or config.node_dump or config.summary  # then it stays as it was written
+        opened, notes = (gm, []) if shown or c.registry is not REGISTRY else inlined(gm)
         stage.notes += notes
         graph, boundary = convert(
             opened,
