@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.native.builtin import METH_O, MethodDef, make_builtin
-from airgraph.engine.native.libtorch import symbol
+from airgraph.engine.native.builtin import METH_O, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
 
 if TYPE_CHECKING:
-    from airgraph.engine.native.llvm.jit import Code
+    from airgraph.engine.native.llvm.jit import Unit
 
 TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
 WIDTH, TENSOR, PARAMETER, COUNT, ROWS = range(5)  # words of a table
@@ -86,22 +85,35 @@ def source() -> str:
 
 
 @cache
-def native_code() -> Code | None:
-    """The loop; None without LLVM, or where tensors have another layout."""
-    try:
-        from airgraph.engine.native.libtorch import torch_symbol
-        from airgraph.engine.native.llvm.jit import Unit, build
-        from airgraph.engine.native.runtime import check_tensors
+def unit() -> Unit | None:
+    """The loop; None where tensors have another layout."""
+    from airgraph.engine.native.libtorch import torch_symbol
+    from airgraph.engine.native.llvm.jit import Unit
+    from airgraph.engine.native.runtime import check_tensors
 
+    try:
         check_tensors()
-        imports = {name: symbol(ctypes.pythonapi, name) for name in PYTHON}
-        imports["aoti_torch_get_data_ptr"] = torch_symbol("aoti_torch_get_data_ptr")
-        return build([Unit(source(), ("same",), imports)]) if all(imports.values()) else None
-    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
+        imports = {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}
+    except (OSError, RuntimeError):
         return None
+    return Unit(source, ("same",), imports, name=__name__) if all(imports.values()) else None
 
 
 @cache
 def native_comparison() -> MethodDef | None:
-    code = native_code()  # (kept by its cache)
-    return MethodDef(b"same", code["same"], METH_O, None) if code else None
+    """None without LLVM."""
+    return compiled_method("same", METH_O, unit)
+
+
+def watch_objects() -> dict[str, bytes]:
+    """The object code by its digest, for files that carry all that a start needs; empty without LLVM."""
+    from airgraph.engine.native.llvm.jit import object_code
+
+    found = unit()
+    return {} if found is None or native_comparison() is None else {found.key().digest: object_code(found)}
+
+
+def watch_digest() -> str | None:
+    """Of the key of that object code."""
+    found = unit()
+    return None if found is None else found.key().digest

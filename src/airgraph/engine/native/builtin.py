@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from airgraph.engine.native.libtorch import symbol
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.llvm.jit import Unit
 
 METH_NOARGS, METH_O = 4, 8  # how many arguments the function takes: none or one
 
@@ -18,6 +23,26 @@ class MethodDef(ctypes.Structure):
         ("flags", ctypes.c_int),
         ("doc", ctypes.c_char_p),
     ]
+
+
+def compiled_method(name: str, flags: int, unit: Callable[[], Unit | None]) -> MethodDef | None:
+    """The method of this name in a unit; None without LLVM, or without a unit: where something is not there."""
+    try:
+        from airgraph.engine.native.llvm.jit import build
+
+        found = unit()
+        if found is None:
+            return None
+        code = build([found])
+    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
+        return None
+    method = MethodDef(name.encode(), code[name], flags, None)
+    method.code = code  # kept as long as the method
+    return method
+
+
+def python_functions(*names: str) -> dict[str, int]:
+    return {name: symbol(ctypes.pythonapi, name) for name in names}
 
 
 def make_builtin(method: MethodDef, address: int) -> Callable[..., Any]:
