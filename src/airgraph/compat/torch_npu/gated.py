@@ -135,7 +135,7 @@ def npu_dequant_swiglu_quant(
     glu_bias: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """`group_index` counts the rows of each group, of which each has its own scales; rows behind the last are zeros.
-    `quant_mode`: 0 divides by quant_scale and adds quant_offset, and gives zeros for scales; 1 finds a scale for each row."""
+    `quant_mode`: 0 divides by quant_scale, adds quant_offset and gives zeros for scales; 1 finds a scale for each row."""
     op = "npu_dequant_swiglu_quant"
     need(quant_mode in (0, 1), op, f"quant_mode is {quant_mode}, and has to be 0 or 1")
     not_emulated(op, dst_type=dst_type, round_mode=round_mode, activate_dim=activate_dim)
