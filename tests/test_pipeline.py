@@ -1,55 +1,89 @@
 """The pipeline as a whole: what happens how often, and in which order."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 import airgraph
-from airgraph import compilation, pipeline
+from airgraph import compilation
+from airgraph.convert import REGISTRY, walk
+from airgraph.ir import ge
 from airgraph.journal import JOURNALS
 
 ROOT = Path(__file__).parents[1]
 
 
+OP = torch.library.custom_op(
+    "test_pipeline::scale", lambda x, by: x * by, mutates_args=(), schema="(Tensor x, float by) -> Tensor"
+)
+OP.register_fake(lambda x, by: torch.empty_like(x))
+
+
 @pytest.fixture
 def conversions(monkeypatch):
-    """The registries of the conversions that take place."""
-    found = []
+    """How often each graph's FX nodes were gone through by whoever converts them, by the graph's name."""
+    found = Counter()
 
-    def convert(gm, name, registry, *rest, **options):
-        found.append("GE" if registry is pipeline.REGISTRY else "ATen")
-        return pipeline_convert(gm, name, registry, *rest, **options)
+    class Counting(walk.Walker):
+        def finish(self, node):
+            found[self.graph.name] += 1
+            super().finish(node)
 
-    pipeline_convert = pipeline.convert
-    monkeypatch.setattr(pipeline, "convert", convert)
+    monkeypatch.setattr(walk, "Walker", Counting)
     return found
 
 
-def compiled(tmp_path, function, **options):
+@pytest.fixture
+def scale_without_a_kernel():
+    @airgraph.register_converter(torch.ops.test_pipeline.scale.default)
+    def scale(x, by, *, meta_outputs):
+        return ge.custom_op("PipelineScale", inputs={"x": x}, outputs=["y"], attrs={"by": ge.attr.Float(by)})
+
+    yield torch.ops.test_pipeline.scale
+    del REGISTRY.converters[torch.ops.test_pipeline.scale.default]
+
+
+def run(function, **options):
     x = torch.randn(5, 3)
     torch._dynamo.mark_dynamic(x, 0)
-    torch.compile(function, backend=airgraph.backend(**options))(x)
+    result = torch.compile(function, backend=airgraph.backend(**options))(x)
+    torch.testing.assert_close(result, function(x))
 
 
-@pytest.mark.parametrize("mode, wanted", [("max-autotune", "GE"), ("reduce-overhead", "ATen")])
-def test_a_graph_is_converted_once(conversions, tmp_path, mode, wanted):
-    compiled(tmp_path, lambda x: x.relu().sum(-1), mode=mode)
-    assert conversions == [wanted]
+OPTIONS = {
+    "plain": {},
+    "dump": {"dump": "py"},
+    "buckets": {"buckets": {"batch": [8]}},
+    "both": {"dump": "py", "buckets": {"batch": [8]}},
+    "unfolded views": {"dump": "py", "fold_views": False},
+    "summary": {"summary": "csv"},
+}
 
 
-def test_a_graph_with_fallbacks_is_converted_once_for_all_its_dumps(conversions, tmp_path):
-    compiled(tmp_path, lambda x: torch.linalg.qr(x)[0], dump="py", dump_path=str(tmp_path))
-    assert JOURNALS[-1].fallbacks and conversions == ["GE"]
-    assert len(list(tmp_path.glob("*.py"))) == 2
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kernel", ["all ops have a kernel", "a user's has none", "a fallback"])
+def test_a_graph_is_converted_once(conversions, scale_without_a_kernel, tmp_path, mode, options, kernel):
+    def function(x):
+        y = x.relu().t().contiguous() * 2
+        if kernel == "a user's has none":
+            return scale_without_a_kernel(y, 0.5) + 1
+        return y + torch.linalg.qr(x)[0].t() if kernel == "a fallback" else y
+
+    run(function, mode=mode, dump_path=str(tmp_path), **OPTIONS[options])
+    assert list(conversions.values()) == [1]
+    assert len(list(tmp_path.glob("dynamo_*.py"))) == (2 if "dump" in OPTIONS[options] else 0)
 
 
-@pytest.mark.parametrize("mode, wanted", [("max-autotune", ["GE"]), ("reduce-overhead", ["ATen", "GE"])])
-def test_the_padding_analysis_reads_the_graph_there_is(conversions, tmp_path, mode, wanted):
-    """In mode reduce-overhead there is none of GE ops, which its rules are about, so one is made."""
-    compiled(tmp_path, lambda x: x.relu() * 2, mode=mode, buckets={"batch": [8]})
-    assert conversions == wanted
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_the_graphs_of_a_training_step_are_converted_once_each(conversions, tmp_path, mode):
+    layer, x = torch.nn.Linear(3, 3), torch.randn(5, 3)
+    backend = airgraph.backend(mode=mode, dump="py", dump_path=str(tmp_path), buckets={"batch": [8]})
+    torch.compile(layer, backend=backend)(x).sum().backward()
+    assert list(conversions.values()) == [1, 1]
 
 
 def test_stages_in_order():

@@ -24,13 +24,14 @@ from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.compilation import WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
-from airgraph.convert import REGISTRY, any_op, convert, scopes
+from airgraph.convert import REGISTRY, TracedCall, convert, in_ge_ops, scopes
+from airgraph.convert.stand_ins import CallStandIn, take_places
 from airgraph.disk_cache import open_cache
 from airgraph.engine import candidates
 from airgraph.engine.meanings import has_kernel
 from airgraph.engine.protocol import Engine, Executable, InPlace, Planned, Request
 from airgraph.ir.boundary import Boundary
-from airgraph.ir.graph import Graph
+from airgraph.ir.graph import Graph, Node
 from airgraph.ir.verify import verify
 from airgraph.journal import Journal
 from airgraph.passes import run_passes
@@ -137,15 +138,18 @@ def compiled(
     c: Compilation, gm: torch.fx.GraphModule, inputs: Sequence[Any], device: torch.device, marks: Mapping[Any, str]
 ) -> tuple[Runner, bool]:
     """Through all stages; and whether the graph is static."""
-    graph, boundary = converted(c, gm)
-    padding = padded(c, gm, graph, boundary, inputs, marks)
+    calls: dict[Node, TracedCall] = {}
+    graph, boundary = converted(c, gm, calls)
+    padding = padded(c, graph, boundary, calls, inputs, marks)
     program, graph = made_ready(c, graph, boundary, device, c.fixed)
     return padding.around(program) if padding else program, graph.is_static
 
 
-def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary]:
-    """The graph before its passes."""
-    config = c.config
+def converted(
+    c: Compilation, gm: torch.fx.GraphModule, calls: dict[Node, TracedCall] | None = None
+) -> tuple[Graph, Boundary]:
+    """The graph before its passes; `calls` is filled with its calls into PyTorch."""
+    config, stand_ins = c.config, list[CallStandIn]()
     with c.journal.stage("convert"):
         graph, boundary = convert(
             gm,
@@ -156,33 +160,31 @@ def converted(c: Compilation, gm: torch.fx.GraphModule) -> tuple[Graph, Boundary
             has_kernel=has_kernel,
             host_op=host_op,
             fold_views=config.fold_views,
+            calls=calls,
+            stand_ins=stand_ins if config.dump else None,
         )
     if config.summary:
         write_summary(gm, c.registry, c.journal, config.dump_path)
-    emitted = graph
-    if config.dump and c.journal.counters["emitted without a kernel"]:
-        # Op types of the user's own that PyTorch stands in for: the dump has what his converters emitted.
-        emitted, _ = convert(gm, c.name, c.registry, Journal(), has_kernel=any_op, fold_views=config.fold_views)
-    c.dump.graph("original", emitted)
+    c.dump.graph("original", graph)
+    take_places(graph, stand_ins)
     return graph, boundary
 
 
 def padded(
     c: Compilation,
-    gm: torch.fx.GraphModule,
     graph: Graph,
     boundary: Boundary,
+    calls: Mapping[Node, TracedCall],
     inputs: Sequence[Any],
     marks: Mapping[Any, str],
 ) -> Padded | None:
-    """The buckets that are set and safe. The analysis knows GE ops only: for a graph of ATen ops it gets one of its own."""
+    """The buckets that are set and safe. The analysis knows GE ops only: it reads a graph of ATen calls in these."""
     buckets = wanted_buckets(c.config, c.journal)
     if buckets is None:
         return None
     with c.journal.stage("buckets"):
-        if c.registry is not REGISTRY:
-            graph, boundary = convert(gm, c.name, REGISTRY, Journal(), has_kernel=any_op)
-        return Padded.of(graph, boundary, buckets, marks, Limits.of(inputs), c.journal)
+        readable = graph if c.registry is REGISTRY else in_ge_ops(graph, calls)
+        return Padded.of(readable, boundary, buckets, marks, Limits.of(inputs), c.journal)
 
 
 def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.device) -> Request:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.metadata import size_of
 from airgraph.ir import ge
 from airgraph.ir.graph import Value
 
@@ -111,29 +110,29 @@ def moves_only_ones(shape: Sequence[Any], perm: Sequence[int]) -> bool:
     return moved == sorted(moved)
 
 
-def extend(source: Value | PendingView, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
+def extend(source: Value | PendingView, step: Step) -> PendingView:
     """`source` seen through one more view."""
     pending = source if isinstance(source, PendingView) else PendingView(source, ())
-    return add(pending, step_of(node, args))
+    return add(pending, step)
 
 
-def as_written(source: Value, node: torch.fx.Node, args: Sequence[Any]) -> PendingView:
+def as_written(source: Value, step: Step) -> PendingView:
     """One view of `source`, a node of its own even where it changes nothing."""
-    return PendingView(source, (step_of(node, args),))
+    return PendingView(source, (step,))
 
 
-def step_of(node: torch.fx.Node, args: Sequence[Any]) -> Step:
-    before, after = (tuple(map(size_of, n.meta["val"].shape)) for n in (node.args[0], node))  # type: ignore[union-attr]
-    if node.target in RESHAPES:
-        shape = after if all(isinstance(d, int) for d in after) else tuple(args[1])
-        return Reshape(shape, is_identity=before == after)
-    perm = permutation(node.target, len(before), args[1:])
-    return Permute(perm, by_permute=node.target is aten.permute.default)
+def step_of(target: Any, args: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> Step:
+    """The view that an op takes of its argument; `before` and `after` are its shapes."""
+    if target in RESHAPES:
+        shape = tuple(after) if all(isinstance(d, int) for d in after) else tuple(args[1])
+        return Reshape(shape, is_identity=tuple(before) == tuple(after))
+    perm = permutation(target, len(before), args[1:])
+    return Permute(perm, by_permute=target is aten.permute.default)
 
 
-def is_itself(node: torch.fx.Node) -> bool:
+def is_itself(target: Any, after: Sequence[Any]) -> bool:
     """`t` of fewer than two dimensions."""
-    return node.target is aten.t.default and node.meta["val"].ndim < 2
+    return target is aten.t.default and len(after) < 2
 
 
 def permutation(target: Any, rank: int, args: Sequence[Any]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ At the end the boundary is written down: which outputs are views, of what, with 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -33,7 +33,8 @@ from airgraph.convert.metadata import (
 from airgraph.convert.names import NAME
 from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
-from airgraph.convert.views import VIEWS, PendingView, as_written, extend, is_itself
+from airgraph.convert.stand_ins import CallStandIn
+from airgraph.convert.views import VIEWS, PendingView, as_written, extend, is_itself, step_of
 from airgraph.convert.writes import WRITES, functionalised, nodes, read_after, returned, written
 from airgraph.errors import AirgraphError, ConvertError
 from airgraph.ir import ge
@@ -52,6 +53,18 @@ auto_functionalized_v2 = torch.ops.higher_order.auto_functionalized_v2
 BY_MEMORY = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 
 
+@dataclass(frozen=True)
+class TracedCall:
+    """An ATen call as FX has it, with values in place of nodes. (An AtenCall has the op that stands in for it where the
+    work is done, and lists its results.)"""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: Any  # values, nested as the op nests them; None where it gives none
+    from_the_start: bool  # its first argument begins where its memory begins
+
+
 def any_op(op: str) -> bool:
     """`has_kernel` for a graph that is only read: every op may be in it."""
     return True
@@ -68,19 +81,26 @@ def convert(
     host_op: HostOp = lambda op, node: op,
     fold_views: bool = True,
     made: dict[str, Any] | None = None,
+    calls: dict[Node, TracedCall] | None = None,
+    stand_ins: list[CallStandIn] | None = None,
 ) -> tuple[Graph, Boundary]:
     """The graph and boundary of an FX graph whose nodes carry `meta["val"]`.
 
     `host_op` gives what PyTorch calls in place of an op or a sub-graph, if that is another one where the work is done.
     `fold_views`: views wait for a reader, and chains of them are folded.
     `made` is filled with what each FX node became, by its name; a view that nobody needed became nothing.
+    `calls` is filled with the calls into PyTorch, by their AtenCall nodes (`expand`).
+    `stand_ins`: what converters emit is in the graph also where it has no kernel, and this is filled with the calls that
+    are to take its place (`take_places`); without it, these are in the graph.
     """
-    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op, fold_views)
+    walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op, fold_views, stand_ins)
     with ge.building(walker.graph):
         for node in gm.graph.nodes:
             walker.visit(node)
     if made is not None:
         made |= {node.name: entry for node, entry in walker.env.items() if not isinstance(entry, PendingView)}
+    if calls is not None:
+        calls |= walker.calls
     return walker.graph, walker.boundary
 
 
@@ -100,10 +120,12 @@ class Walker:
     has_kernel: HasKernel
     host_op: HostOp
     fold_views: bool = True
+    stand_ins: list[CallStandIn] | None = None
     boundary: Boundary = field(default_factory=Boundary)
     env: dict[torch.fx.Node, Any] = field(default_factory=dict)
     writes: list[Value] = field(default_factory=list)
     written: dict[torch.fx.Node, Value] = field(default_factory=dict)  # inputs that have a new value → Data
+    calls: dict[Node, TracedCall] = field(default_factory=dict)
 
     def visit(self, node: torch.fx.Node) -> None:
         match node.op:
@@ -176,17 +198,17 @@ class Walker:
             return self.lookup(node.args[0])[node.args[1]]
         if isinstance(value, bool | int | float) and not isinstance(value, SYMBOLIC):
             return value  # a size that turned out to be fixed
-        converter = self.registry.find(node.target)
-        if node.target is auto_functionalized_v2 and (inner := self.registry.find(node.args[0])) is not None:
-            converter = Converter(node.target, partial(functionalised, inner, specs(value)), user=True)
+        converter = converter_of(self.registry, node.target, node.args, partial(specs, value))
         if converter is None:
             return self.aten_call(node, "it has no converter")
         if node.target is aten.copy_.default and self.read_again(node) and not converter.user:
             return self.converted(node, self.registry.converters[aten.copy.default])
-        if node.target in VIEWS and not converter.user and not is_itself(node):
+        if node.target in VIEWS and not converter.user and not is_itself(node.target, node.meta["val"].shape):
             args, _ = self.arguments(node)
             self.count(node, "converter")
-            view = extend(args[0], node, args) if self.fold_views else as_written(args[0], node, args)
+            before, after = (tuple(map(size_of, n.meta["val"].shape)) for n in (node.args[0], node))  # type: ignore[union-attr]
+            step = step_of(node.target, args, before, after)
+            view = extend(args[0], step) if self.fold_views else as_written(args[0], step)
             waits = self.fold_views and not emits_views(self.graph.marks)
             return view if waits else self.emitted(node, view)
         if node.target in BY_MEMORY and not self.begins_its_memory(node.args[0]):
@@ -210,15 +232,37 @@ class Walker:
             return self.aten_call(node, str(refusal))
         unknown = [n.op for n in self.graph.nodes[before:] if not self.has_kernel(n.op)]
         if unknown:
-            self.journal.counters["emitted without a kernel"] += 1
+            reason = f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"
+            if self.stand_ins is not None:
+                return self.stood_in(node, result, before, waits, reason, self.stand_ins)
             self.take_back(before, waits)
-            return self.aten_call(
-                node, f"its converter emits {unknown[0]}, which has no kernel; airgraph.register_kernel adds one"
-            )
+            return self.aten_call(node, reason)
         self.journal.counters["converted"] += 1
         self.count(node, "user" if converter.user else "converter")
         self.writes += [n.output for n in self.graph.nodes[before:] if n.op == "Assign"]
         return self.checked(node, result)
+
+    def stood_in(
+        self, node: torch.fx.Node, result: Any, before: int, waits: list[Node], reason: str, found: list[CallStandIn]
+    ) -> Any:
+        """What a converter emitted, with PyTorch's call kept beside it."""
+        at, self.graph.waits = len(self.graph.nodes), waits
+        by_pytorch = self.aten_call(node, reason)
+        call, self.graph.nodes[at:] = self.graph.nodes[at:], []
+        seen = {value for made in self.graph.nodes[:before] for value in made.outputs}
+
+        def own(value: Any) -> Any:
+            """No reader of another value must be among the readers of a result."""
+            if not isinstance(value, Value) or value not in seen:
+                seen.add(value)
+                return value
+            return ge.Identity(value)
+
+        emitted = torch.utils._pytree.tree_map(own, self.checked(node, result))
+        pairs = zip(*map(torch.utils._pytree.tree_leaves, (emitted, by_pytorch)))
+        results = [(e, c) for e, c in pairs if isinstance(e, Value) and isinstance(c, Value)]
+        found.append(CallStandIn(self.graph.nodes[before:], call, results))
+        return emitted
 
     def take_back(self, before: int, waits: list[Node]) -> None:
         """What a converter made, and what it was to wait for."""
@@ -290,7 +334,7 @@ class Walker:
         if self.registry.converters:  # with an empty registry every op is meant to go this way
             self.journal.fall_back(target_text(node.target), reason, source_line(node))
         self.count(node, "pytorch", reason if self.registry.converters else "")
-        args, kwargs = self.arguments(node, pack=False)
+        args, kwargs = given = self.arguments(node, pack=False)
         if node.target in BY_MEMORY:
             args = (self.from_its_start(node.args[0], args[0]), *args[1:])
         if isinstance(node.target, torch._ops.HigherOrderOperator):  # ops and sub-graphs are among its arguments
@@ -313,8 +357,18 @@ class Walker:
                 strides=strides if any(s is not None for s in strides) else (),
             )
         )
+        call = self.graph.nodes[-1]
         values = [None if leaf is None else described(with_known(next(results), leaf), leaf) for leaf in leaves]
-        return torch.utils._pytree.tree_unflatten(values, structure) if values else None
+        made = torch.utils._pytree.tree_unflatten(values, structure) if values else None
+        self.calls[call] = TracedCall(
+            node.target, *given, made, node.target in BY_MEMORY and args[0] is not given[0][0]
+        )
+        return made
+
+    def is_pytorchs(self, node: torch.fx.Node) -> bool:
+        """The result of a call into PyTorch, or one that will be."""
+        value = self.lookup(node)
+        return value.node.op == "AtenCall" or any(value is v for s in self.stand_ins or () for v, _ in s.results)
 
     def count(self, node: torch.fx.Node, by: Literal["converter", "user", "pytorch"], reason: str = "") -> None:
         self.journal.ops[OpUse(target_text(node.target), by, reason, node.stack_trace)] += 1
@@ -346,26 +400,16 @@ class Walker:
 
     def arguments(self, node: torch.fx.Node, pack: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack."""
-        view = node.target in VIEWS and pack and not is_itself(node)
+        view = node.target in VIEWS and pack and not is_itself(node.target, node.meta["val"].shape)
 
-        def resolve(arg: Any) -> Any:
-            if isinstance(arg, torch.fx.Node):
-                entry = self.env[arg]
-                return entry if view and isinstance(entry, PendingView) else self.lookup(arg)
-            if isinstance(arg, list | tuple):
-                items = [resolve(a) for a in arg]
-                sizes = any(
-                    isinstance(v, Value) and isinstance(a.meta.get("val"), SYMBOLIC)
-                    for v, a in zip(items, arg)
-                    if isinstance(a, torch.fx.Node)
-                )
-                if pack and sizes and not view:
-                    return ge.Pack(items, N=len(items))
-                return tuple(items) if isinstance(arg, tuple) and not pack else items
-            if isinstance(arg, dict):
-                return {k: resolve(v) for k, v in arg.items()}
-            return arg
+        def found(source: torch.fx.Node) -> Any:
+            entry = self.env[source]
+            return entry if view and isinstance(entry, PendingView) else self.lookup(source)
 
+        def is_size(source: torch.fx.Node) -> bool:
+            return not view and isinstance(source.meta.get("val"), SYMBOLIC)
+
+        resolve = partial(resolved, kind=torch.fx.Node, found=found, is_size=is_size, pack=pack)
         return tuple(map(resolve, node.args)), {k: resolve(v) for k, v in node.kwargs.items()}
 
     # -- outputs ----------------------------------------------------------------------------------------------------
@@ -417,7 +461,7 @@ class Outputs:
         owner = self.owners.get(storage_key(meta), out)
         if owner is out:
             index = self.place(out)
-            by_pytorch = self.values[index].node.op == "AtenCall"  # its strides are eager's, also where FX has others
+            by_pytorch = self.walker.is_pytorchs(out)  # its strides are eager's, also where FX has others
             return Fresh(index, None if by_pytorch else layout_of(meta), str(meta.device))
         base = owner.meta["val"]
         dtype = int(ge_type(meta.dtype))
@@ -462,6 +506,28 @@ def storage_owners(gm: torch.fx.GraphModule) -> dict[int, torch.fx.Node]:
 
 
 # -- small things ---------------------------------------------------------------------------------------------------
+def converter_of(registry: Registry, target: Any, args: Sequence[Any], specs: Callable[[], Any]) -> Converter | None:
+    """For an op that writes, as FX shows it, the converter of the op as the user wrote it."""
+    if target is auto_functionalized_v2 and (inner := registry.find(args[0])) is not None:
+        return Converter(target, partial(functionalised, inner, specs()), user=True)
+    return registry.find(target)
+
+
+def resolved(arg: Any, kind: type, found: Callable[[Any], Any], is_size: Callable[[Any], bool], pack: bool) -> Any:
+    """An argument with what is `found` in place of everything of this kind. `pack`: for a converter, which gets lists, and
+    a list with symbolic sizes as one value."""
+    if isinstance(arg, kind):
+        return found(arg)
+    if isinstance(arg, dict):
+        return {k: resolved(v, kind, found, is_size, pack) for k, v in arg.items()}
+    if not isinstance(arg, list | tuple):
+        return arg
+    items = [resolved(a, kind, found, is_size, pack) for a in arg]
+    if pack and any(isinstance(v, Value) and is_size(a) for v, a in zip(items, arg) if isinstance(a, kind)):
+        return ge.Pack(items, N=len(items))
+    return tuple(items) if isinstance(arg, tuple) and not pack else items
+
+
 def complaint(node: torch.fx.Node, what: str, hint: str = "") -> ConvertError:
     usual = "one value for each output, of the type in meta_outputs: docs/converters.md"
     return ConvertError(f"the converter of {target_text(node.target)} {what}", where=where(node), hint=hint or usual)

@@ -1,14 +1,16 @@
 """Convolution in two dimensions, float32, channels last: out[pixel, o] = Σk patch[pixel, k] · W[o, k].
 
-The inner kernel multiplies 14 pixels, read where they lie, with a *panel*: the weights of 32 output channels, packed so
-that those for one value of a patch are two vectors side by side. 28 accumulators, two loads and 14 broadcasts for 28
-multiply-adds (AVX-512; AVX2 has tiles of 6 × 16). 14 divides images of 7, 14, 28, 56 and 112 pixels a side, which most
-networks have. With AVX-512 one iteration has one value of a patch: with four, LLVM's scheduler needs a 33rd register and
-stores an accumulator in every iteration (one core of a Cascade Lake, weights packed before, GFLOP/s with one / four: 3 × 3
-of 64 channels at 56² 138 / 117, of 256 at 14² 141 / 131, 1 × 1 256→1024 at 14² 135 / 116, 64→256 at 56² 116 / 88). AVX2
-has four: 67 / 57, 67 / 58, 70 / 67 and 63 / 62 with four / one.
+The inner kernel multiplies 6 pixels, read where they lie, with a *panel*: the weights of 64 output channels, packed so that
+those for one value of a patch are four vectors side by side. With AVX-512 that is 24 accumulators, four loads and 6
+broadcasts for 24 multiply-adds (AVX2 has panels of 16 channels). A tile of 14 × 32 has 16 loads for 28 multiply-adds, and
+the addresses of 14 pixels do not fit in the registers. One core of a Cascade Lake, 6 × 64 / 14 × 32 / oneDNN's convolution,
+packed weights, GFLOP/s, medians of alternating calls beside other programs: 3 × 3 of 64 channels at 56² 81 / 72 / 75, of
+256 at 14² 81 / 70 / 77, 1 × 1 256→64 at 56² 74 / 62 / 62, 256→1024 at 14² 76 / 61 / 62, 1024→256 at 14² 70 / 59 / 61. The
+best calls: 3 × 3 of 64 channels 134, oneDNN 117, where the core can do 152. MKL's packed product, its bias written before,
+took 1.13, 0.93, 1.01 and 1.03 times as long as 14 × 32 for 1 × 1 64→256 at 56², 128→512 at 28², 256→1024 and 1024→256 at
+14²: it has no place here.
 
-Where a patch is read from is a *table*: for each of its taps (kh, kw) the addresses of the 14 pixels' channels, zeros for
+Where a patch is read from is a *table*: for each of its taps (kh, kw) the addresses of a tile's pixels, zeros for
 those in the padding. So stride, padding, dilation and groups are nothing to the kernel. With few channels (the first layer)
 there are no runs of channels to read, but runs of columns in planes: some rows at a time are copied, from any layout, as
 planes with the padding around them, and the table has a row for each plane and row of a patch (2.3 times as fast as
@@ -18,12 +20,10 @@ Weights that keep their content, and those that can be tagged (packing.py), are 
 in every call, by the thread that uses them: transposing 16 × 16 costs a quarter of a cycle a value, which is used for
 pixels / 32 cycles. Threads divide the pixels, and each packs all weights; or, where there are few pixels, the panels.
 
-A block of pixels, four tiles or more, is multiplied with one panel after the other. Weights that do not stay in level 2
-are read from farther away by every block. So blocks are larger for these, deep panels are used in chunks that stay in
-level 2 for all tiles of a block, and meanwhile the next chunk is fetched; the pixels of a 1 × 1 convolution that lie 4 KiB
-apart are copied. Without / with all this, one core of a Cascade Lake, packed weights that come from memory, GFLOP/s: 1 × 1
-256→1024 at 14² 107 / 118, 1024→256 at 14² 89 / 115, 512→2048 at 7² 91 / 120, 2048→512 at 7² 83 / 114, 512→1024 with stride
-2 at 14² 84 / 115; 3 × 3 of 256 channels at 14² 110 / 125, of 512 at 7² 91 / 110.
+A block of pixels, nine tiles or more, is multiplied with one panel after the other. Weights that do not stay in level 2 are
+read from farther away by every block. So blocks are larger for these, deep panels are used in chunks that stay in level 2
+for all tiles of a block, and meanwhile the next chunk is fetched (1.03 to 1.2 times as fast as without fetching). Each
+chunk is a sum of its own, which is then added to the sum of the others: less is rounded than in one long sum.
 
 A depthwise convolution multiplies 8 pixels of a row, a vector of channels each, with the taps of those channels; with 3, 5
 or 7 taps in a row and a step of 1 or 2, what neighbouring pixels share is loaded once.
@@ -40,33 +40,17 @@ from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Amount, ceil, choose, less
 
 SIZES = ConvSizes._fields
-PARTS = ("zeros", "positions", "tables", "pixels", "packed")  # of a thread's scratch memory
+PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
 # mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
-# already; tiles: in a block; copies, far: 1 or 0; chunk: values; strip: rows; x's strides (floats); where PARTS begin
-DIMS = [
-    *SIZES,
-    "mode",
-    "split",
-    "prepacked",
-    "tiles",
-    "copies",
-    "far",
-    "chunk",
-    "strip",
-    "xn",
-    "xc",
-    "xh",
-    "xw",
-    *PARTS,
-]
+# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; x's strides (floats); where PARTS begin
+DIMS = [*SIZES, "mode", "split", "prepacked", "tiles", "far", "chunk", "strip", "xn", "xc", "xh", "xw", *PARTS]
 PREPACKED = DIMS.index("prepacked")
 TABLE, PLANES, DEPTHWISE = range(3)
 DEEPEST = 1 << 16  # values of a patch
-TILES = 4  # in a block, or more
 CHUNK = 1536  # values of a patch, at most, that all tiles of a block are multiplied with, one tile after the other
 IN_CACHE, BLOCK = 768 << 10, 512 << 10  # bytes of weights, and of the pixels of a block
 STRIP = 128 << 10  # bytes of planes that are copied
-SLOTS = 16  # addresses in a row of a table
+SLOTS = 8  # addresses in a row of a table, of which a tile has fewer
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
 # The cost of packing a weight, in pixels that it is used for. (ResNet-50, two threads, loaded machine: 3 % better than 10.)
 PACKING = 30
@@ -85,8 +69,9 @@ class ConvTile:
 
     lanes: int
     rows: tuple[int, int]  # pixels, and those of a small one
+    vectors: int  # of output channels
+    tiles: int  # in a block, or more
     deep: int  # values of a patch in one iteration
-    vectors: int = 2
 
     @property
     def kind(self) -> str:
@@ -97,7 +82,7 @@ class ConvTile:
         return self.lanes * self.vectors
 
 
-TILE_OF = {16: ConvTile(16, (14, 7), deep=1), 8: ConvTile(8, (6, 3), deep=4)}
+TILE_OF = {16: ConvTile(16, (6, 3), vectors=4, tiles=9, deep=2), 8: ConvTile(8, (6, 3), vectors=2, tiles=4, deep=4)}
 
 
 def this_tile() -> ConvTile | None:
@@ -155,7 +140,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    how = [tiles(s, tile), int(copies(s)), int(far(s, tile)), chunk(s), strip(s, tile)]
+    how = [tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile)]
     return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, *offsets(s, tile).values()]
 
 
@@ -176,17 +161,11 @@ def chunk(s: ConvSizes) -> int:
 def tiles(s: ConvSizes, tile: ConvTile) -> int:
     """In a block. Every block reads all weights: where these are far, blocks are larger."""
     if not far(s, tile):
-        return TILES
+        return tile.tiles
     most = BLOCK // (4 * s.c * tile.rows[0])
     whole = -(-s.n * s.oh * s.ow // tile.rows[0])
-    blocks = -(-whole // max(TILES, most))
+    blocks = -(-whole // max(tile.tiles, most))
     return -(-whole // blocks)
-
-
-def copies(s: ConvSizes) -> bool:
-    """Whether the pixels of a block are copied, a line of the cache further apart each: at distances of 4 KiB those of a
-    tile have the same place in level 1, which holds eight of them."""
-    return mode_of(s) == TABLE and s.kh == s.kw == 1 and s.sw * s.c % 1024 == 0
 
 
 def taps(s: ConvSizes) -> int:
@@ -216,7 +195,7 @@ def offsets(s: ConvSizes, tile: ConvTile) -> dict[str, int]:
         "zeros": 4 * (tile.lanes if mode == DEPTHWISE else s.c),
         "positions": 0 if mode == DEPTHWISE else 3 * 8 * slots,
         "tables": 0 if mode == DEPTHWISE else 8 * slots * taps(s),
-        "pixels": 4 * slots * (s.c + tile.lanes) if copies(s) else strip_bytes(s, strip(s, tile), tile),
+        "planes": strip_bytes(s, strip(s, tile), tile),
     }
     found, at = {}, 0
     for name, size in sizes.items():

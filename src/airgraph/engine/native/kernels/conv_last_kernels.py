@@ -30,9 +30,8 @@ def source(tile: ConvTile | None = None) -> str:
         f"declare void @llvm.masked.store.v{host.lanes}f32.p0({kind}, ptr, i32, {bits})\n",
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
-    parts += [micro(host, r, v) for r in host.rows for v in (host.vectors, 1)] + [
-        micro(host, host.rows[0], host.vectors, far=True)
-    ]
+    parts += [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
+    parts += [micro(host, host.rows[1], host.vectors), micro(host, host.rows[0], host.vectors, far=True)]
     parts += [
         pack(host),
         pack_panel(host),
@@ -41,7 +40,6 @@ def source(tile: ConvTile | None = None) -> str:
         plain_table(host),
         tables(host),
         planes(host),
-        copied(host),
         block(host),
         strips(host),
     ]
@@ -139,9 +137,9 @@ def micro_name(rows: int, vectors: int, far: bool = False) -> str:
 
 
 def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
-    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: they
-    are added to what is there. `far`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes with
-    every value."""
+    """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: their
+    sum is added to what is there. `far`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes
+    with every value."""
     f = LastFunction(host, micro_name(rows, vectors, far), MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
 
@@ -178,13 +176,15 @@ def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
             found = values(places, panel, ahead, whole, "%deep", 1, found)
         return [f.at(panel, f.mul("%deep", host.panel)), f.beyond(ahead, f.mul("%deep", "%pace")), *found]
 
-    def sums() -> list[str]:
-        lines = [f.at("%to", f.mul("%apart", f.min(str(r), f.sub("%count", 1)))) for r in range(rows)]
-        return [f.load_part(f.at(line, v * host.lanes), m) for line in lines for v, m in enumerate(masks)]
+    start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
+    _, _, *sums = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), ("ptr", "%next"), *start)
 
-    begun = f.when("%more", sums, *[(host.kind, first[v]) for _ in range(rows) for v in range(vectors)])
-    start = [(host.kind, value) for value in begun]
-    _, _, *tile = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), ("ptr", "%next"), *start)
+    def added() -> list[str]:
+        lines = [f.at("%to", f.mul("%apart", f.min(str(r), f.sub("%count", 1)))) for r in range(rows)]
+        there = [f.load_part(f.at(line, v * host.lanes), m) for line in lines for v, m in enumerate(masks)]
+        return [f.op(f"fadd {host.kind} {a}, {b}") for a, b in zip(sums, there)]
+
+    tile = f.when("%more", added, *[(host.kind, value) for value in sums])
     for r in range(rows):
 
         def store(r: int = r) -> None:
@@ -205,28 +205,24 @@ def pack(host: ConvTile) -> str:
     f = LastFunction(host, "pack", "ptr %from, i64 %depth, i64 %rows, i64 %taps, i64 %channels, ptr %to")
 
     def square(k: str, tap: str, channel: str) -> list[str]:
-        bits = f"<{host.lanes} x i1>"
-        inside = f.mask(f.sub("%depth", k))
-        columns = []
-        for v in range(host.vectors):
-            lines = []
-            for number in range(v * host.lanes, (v + 1) * host.lanes):
-                place = f.at(f.at("%from", f.mul("%depth", number)), k)
-                f.prefetch(place, 4 * LINE)
-                exists = f.choose(f.test("slt", str(number), "%rows"), bits, inside, "zeroinitializer")
-                lines.append(f.load_part(place, exists))
-            columns.append(transposed(f, host, lines))
-        for i, pair in enumerate(zip(*columns)):
+        places, inside = list[tuple[str, str]](), f.mask(f.sub("%depth", k))
+        for i in range(host.lanes):
             place = f.at("%to", f.mul(f.add(f.mul(tap, "%channels"), channel), host.panel))
-            f.when(f.test("slt", f.add(k, i), "%depth"), partial(side_by_side, pair, place))
+            places.append((f.test("slt", f.add(k, i), "%depth"), place))
             over = f.test("eq", f.add(tap, 1), "%taps")
             channel = f.choose(over, "i64", f.add(channel, 1), channel)
             tap = f.choose(over, "i64", "0", f.add(tap, 1))
+        for first in range(0, host.panel, host.lanes):
+            lines = [line(k, number, inside) for number in range(first, first + host.lanes)]
+            for column, (present, place) in zip(transposed(f, host, lines), places):
+                f.when(present, partial(f.store, host.kind, column, f.at(place, first)))
         return [tap, channel]
 
-    def side_by_side(pair: Sequence[str], place: str) -> None:
-        for v, column in enumerate(pair):
-            f.store(host.kind, column, f.at(place, v * host.lanes))
+    def line(k: str, number: int, inside: str) -> str:
+        place = f.at(f.at("%from", f.mul("%depth", number)), k)
+        f.prefetch(place, 4 * LINE)
+        bits = f"<{host.lanes} x i1>"
+        return f.load_part(place, f.choose(f.test("slt", str(number), "%rows"), bits, inside, "zeroinitializer"))
 
     f.loop("0", "%depth", host.lanes, square, ("i64", "0"), ("i64", "0"))
     return f.text()
@@ -402,32 +398,6 @@ def planes(host: ConvTile) -> str:
     return f.text()
 
 
-def copied(host: ConvTile) -> str:
-    """The pixels of a 1 × 1 convolution, a line of the cache further apart each, and a table of them."""
-    f = LastFunction(host, "copied", "ptr %x, ptr %dims, ptr %scratch")
-    d = f.dims()
-    table, place, memory = f.part(d, "tables"), f.part(d, "positions"), f.part(d, "pixels")
-    pitch = f.add(d["c"], host.lanes)
-    offsets = f.at(place, f.mul(d["tiles"], 2 * SLOTS), "i64")
-
-    def slot(s: str) -> None:
-        to, source = f.at(memory, f.mul(s, pitch)), f.at("%x", f.load("i64", f.at(offsets, s, "i64")))
-        f.do(f"store ptr {to}, ptr {f.at(table, s, 'i64')}, align 8")
-
-        def part(c: str) -> None:
-            mask = f.mask(f.sub(d["c"], c))
-            f.store_part(f.load_part(f.at(source, c), mask), f.at(to, c), mask)
-
-        f.loop("0", d["c"], host.lanes, part)
-
-    def tile(t: str) -> None:
-        first = f.mul(t, SLOTS)
-        f.loop(first, f.add(first, host.rows[0]), 1, slot)
-
-    f.loop("0", d["tiles"], 1, tile)
-    return f.text()
-
-
 # -- as a product of matrices -----------------------------------------------------------------------------------------
 def block(host: ConvTile) -> str:
     """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed."""
@@ -439,9 +409,6 @@ def block(host: ConvTile) -> str:
         f.test("eq", d[n], 0) for n in ("ph", "pw")
     ]
     ones += [f.test("eq", d["mode"], TABLE), f.test("eq", f.mul(d["w"], d["xw"]), d["xh"])]
-    in_turn = f.op(f"or i1 {f.test('eq', d['split'], 0)}, {f.test('ne', d['prepacked'], 0)}")
-    copies = f.op(f"and i1 {f.test('ne', d['copies'], 0)}, {in_turn}")  # else there would be a copy for each panel
-    ones += [f.op(f"xor i1 {copies}, true")]
     ones += [f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
     plain = ones[0]
     for condition in ones[1:]:
@@ -449,8 +416,7 @@ def block(host: ConvTile) -> str:
 
     def any_table() -> None:
         f.call("@positions", f"ptr %dims, i64 %p, i64 {last}, ptr %scratch")
-        how = f.choose(copies, "ptr", "@copied", "@tables")
-        f.call(how, "ptr %x, ptr %dims, ptr %scratch")
+        f.call("@tables", "ptr %x, ptr %dims, ptr %scratch")
 
     f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
     f.when(f.op(f"xor i1 {plain}, true"), any_table)
@@ -465,11 +431,10 @@ def block(host: ConvTile) -> str:
         o = f.add(f.mul(group, found.made), f.mul(part, host.panel))
         left = f.sub(found.made, f.mul(part, host.panel))
         all_weights = f.panel("%packed", f.sub(number, "%first"), found)
-        thin = f.test("sle", left, host.lanes)
         own = f.mul(group, f.choose(of_planes, "i64", f.mul(f.div(d["c"], d["groups"]), d["xc"]), deep))
-        f.loop("0", found.depth, chunk, lambda k: several(k, own, o, left, all_weights, thin))
+        f.loop("0", found.depth, chunk, lambda k: several(k, own, o, left, all_weights))
 
-    def several(k: str, channel: str, o: str, left: str, all_weights: str, thin: str) -> None:
+    def several(k: str, channel: str, o: str, left: str, all_weights: str) -> None:
         """The values from k on, of all tiles: whole taps, or channels of the only one."""
         first = f.choose(many, "i64", f.div(k, deep), "0")
         count_taps = f.choose(many, "i64", f.min(f.sub(taps, first), f.div(chunk, deep)), "1")
@@ -478,21 +443,23 @@ def block(host: ConvTile) -> str:
         weights = f.at(all_weights, f.mul(k, host.panel))
         part = f.mul(count_taps, run)
         after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
-        bias = f.beside("%bias", o)
+        bias = f.choose(more, "ptr", "null", f.beside("%bias", o))
+        rows, full = host.rows[0], host.vectors
+        large = f.choose(far, "ptr", "@" + micro_name(rows, full, far=True), "@" + micro_name(rows, full))
+        small = "@" + micro_name(host.rows[1], full)
+        for v in reversed(range(1, full)):
+            narrow = f.test("sle", left, v * host.lanes)
+            large, small = (f.choose(narrow, "ptr", "@" + micro_name(rows, v), wide) for wide in (large, small))
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)
             low = f.test("sle", here, host.rows[1])
             ahead = f.beyond(after, f.mul(f.mul(number, part), pace))
-            names = [["@" + micro_name(r, v) for v in (host.vectors, 1)] for r in host.rows]
-            names[0][0] = f.choose(far, "ptr", "@" + micro_name(host.rows[0], host.vectors, far=True), names[0][0])
-            kernels = [f.choose(thin, "ptr", narrow, wide) for wide, narrow in names]
-            chosen = f.choose(low, "ptr", kernels[1], kernels[0])
-            rows = f.at(table, f.mul(f.add(f.mul(number, taps), first), SLOTS), "i64")
+            lines = f.at(table, f.mul(f.add(f.mul(number, taps), first), SLOTS), "i64")
             to = f.at(f.at("%out", f.mul(f.add("%p", p), d["o"])), o)
-            where = f"ptr {rows}, i64 {count_taps}, i64 {shift}, i64 {run}, ptr {weights}, ptr {to}, i64 {d['o']}"
+            where = f"ptr {lines}, i64 {count_taps}, i64 {shift}, i64 {run}, ptr {weights}, ptr {to}, i64 {d['o']}"
             rest = f"i64 {f.min(here, host.rows[0])}, i64 {left}, ptr {bias}, ptr {ahead}, i64 {pace}, i1 {more}"
-            f.call(chosen, f"{where}, {rest}")
+            f.call(f.choose(low, "ptr", small, large), f"{where}, {rest}")
 
         f.loop("0", count, host.rows[0], tile)
 
@@ -508,7 +475,7 @@ def strips(host: ConvTile) -> str:
     d = f.dims()
     for i, name in enumerate(DIMS):
         f.do(f"store i64 {d[name]}, ptr {f.at(inner, i, 'i64')}")
-    memory, found, pitch = f.part(d, "pixels"), f.panels(d), f.pitch(d)
+    memory, found, pitch = f.part(d, "planes"), f.panels(d), f.pitch(d)
     block, every = f.mul(d["tiles"], host.rows[0]), f.mul(found.groups, found.parts)
     reach = f.add(f.mul(f.sub(d["kh"], 1), d["dh"]), 1)
 
