@@ -22,6 +22,7 @@ from airgraph.capture.announce import announce, classify, device_of, frame_id
 from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.inlining import inlined
 from airgraph.compilation import WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, TracedCall, convert, in_ge_ops, scopes
@@ -150,9 +151,12 @@ def converted(
 ) -> tuple[Graph, Boundary]:
     """The graph before its passes; `calls` is filled with its calls into PyTorch."""
     config, stand_ins = c.config, list[CallStandIn]()
-    with c.journal.stage("convert"):
+    with c.journal.stage("convert") as stage:
+        shown = config.dump or config.node_dump or config.summary  # then it stays as it was written
+        opened, notes = (gm, []) if shown or c.registry is not REGISTRY else inlined(gm)
+        stage.notes += notes
         graph, boundary = convert(
-            gm,
+            opened,
             c.name,
             c.registry,
             c.journal,

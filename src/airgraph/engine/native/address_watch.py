@@ -11,16 +11,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from airgraph.engine.native.builtin import METH_O, MethodDef, make_builtin
-from airgraph.engine.native.libtorch import symbol
+from airgraph.engine.native.builtin import METH_O, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
-
-if TYPE_CHECKING:
-    from airgraph.engine.native.llvm.jit import Code
 
 TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
 WIDTH, TENSOR, PARAMETER, COUNT, ROWS = range(5)  # words of a table
@@ -86,22 +82,14 @@ def source() -> str:
 
 
 @cache
-def native_code() -> Code | None:
-    """The loop; None without LLVM, or where tensors have another layout."""
-    try:
-        from airgraph.engine.native.libtorch import torch_symbol
-        from airgraph.engine.native.llvm.jit import Unit, build
-        from airgraph.engine.native.runtime import check_tensors
-
-        check_tensors()
-        imports = {name: symbol(ctypes.pythonapi, name) for name in PYTHON}
-        imports["aoti_torch_get_data_ptr"] = torch_symbol("aoti_torch_get_data_ptr")
-        return build([Unit(source(), ("same",), imports)]) if all(imports.values()) else None
-    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
-        return None
-
-
-@cache
 def native_comparison() -> MethodDef | None:
-    code = native_code()  # (kept by its cache)
-    return MethodDef(b"same", code["same"], METH_O, None) if code else None
+    """The loop; None without LLVM, or where tensors have another layout."""
+    return compiled_method("same", METH_O, source, imports)
+
+
+def imports() -> dict[str, int]:
+    from airgraph.engine.native.libtorch import torch_symbol
+    from airgraph.engine.native.runtime import check_tensors
+
+    check_tensors()
+    return {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}

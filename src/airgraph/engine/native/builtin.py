@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from airgraph.engine.native.libtorch import symbol
 
 METH_NOARGS, METH_O = 4, 8  # how many arguments the function takes: none or one
 
@@ -18,6 +20,29 @@ class MethodDef(ctypes.Structure):
         ("flags", ctypes.c_int),
         ("doc", ctypes.c_char_p),
     ]
+
+
+def compiled_method(
+    name: str, flags: int, source: Callable[[], str], imports: Callable[[], Mapping[str, int]]
+) -> MethodDef | None:
+    """The method of this name in the LLVM text of `source`; `imports` has the addresses of what the text declares, 0 for a
+    function that is missing. None without LLVM, or where something is not there."""
+    try:
+        from airgraph.engine.native.llvm.jit import Unit, build
+
+        found = dict(imports())
+        if not all(found.values()):
+            return None
+        code = build([Unit(source(), (name,), found)])
+    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
+        return None
+    method = MethodDef(name.encode(), code[name], flags, None)
+    method.code = code  # kept as long as the method
+    return method
+
+
+def python_functions(*names: str) -> dict[str, int]:
+    return {name: symbol(ctypes.pythonapi, name) for name in names}
 
 
 def make_builtin(method: MethodDef, address: int) -> Callable[..., Any]:

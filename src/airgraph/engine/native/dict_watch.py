@@ -12,14 +12,10 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, make_builtin
-from airgraph.engine.native.libtorch import symbol
+from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
-
-if TYPE_CHECKING:
-    from airgraph.engine.native.llvm.jit import Code
 
 TAG = 3  # the word of a PyDictObject: behind PyObject_HEAD (two words) and the number of entries
 Row = tuple[Mapping[str, Any], str, Any]  # a dictionary, a key, and what was found there
@@ -64,23 +60,10 @@ def source() -> str:
 
 
 @cache
-def native_code() -> Code | None:
-    """The loop; None where tags are not what is expected, or without LLVM."""
-    if not has_tags():
-        return None
-    try:
-        from airgraph.engine.native.llvm.jit import Unit, build
-
-        imports = {name: symbol(ctypes.pythonapi, name) for name in ("PyLong_AsVoidPtr", "PyLong_FromLong")}
-        return build([Unit(source(), ("unchanged",), imports)]) if all(imports.values()) else None
-    except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
-        return None
-
-
-@cache
 def native_comparison() -> MethodDef | None:
-    code = native_code()  # (kept by its cache)
-    return MethodDef(b"unchanged", code["unchanged"], METH_NOARGS, None) if code else None
+    """The loop; None where tags are not what is expected, or without LLVM."""
+    functions = partial(python_functions, "PyLong_AsVoidPtr", "PyLong_FromLong")
+    return compiled_method("unchanged", METH_NOARGS, source, functions) if has_tags() else None
 
 
 CHANGES: tuple[Callable[[dict[str, Any]], Any], ...] = (

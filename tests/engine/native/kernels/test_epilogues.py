@@ -9,25 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import airgraph
+from airgraph.engine.native import frames
 from airgraph.engine.native import target as native
 from airgraph.engine.native.kernels import blas, products
 from airgraph.plan.steps import GemmStep
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """No program from the cache: its key does not see the patched target."""
-    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
-    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 class Gated(nn.Module):
@@ -53,19 +38,21 @@ MODELS = {
 }
 
 
-def both(make, shape, monkeypatch, dynamic=False):
-    """The results without and with epilogues, and the plan with them."""
-    torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(shape)
-    target, results, made = native.this_cpu(), [], []
-    for epilogues in (0, 1000):
-        monkeypatch.setattr(native, "this_cpu", lambda e=epilogues: replace(target, epilogues=e, epilogue_columns=1))
-        with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-            shapes = ({0: torch.export.Dim.AUTO},) if dynamic and shape[0] > 1 else None
-            run = airgraph.compile(model, (x,), dynamic_shapes=shapes)
+@pytest.fixture
+def both(compiled_for):
+    def run(name, dynamic=False):
+        """With one epilogue the results are, bit for bit, those without, and right; the executable with it."""
+        make, shape, wanted = MODELS[name]
+        torch.manual_seed(0)
+        model, x, target = make().eval(), torch.randn(shape), native.this_cpu()
+        targets = [replace(target, epilogues=limit, epilogue_columns=1) for limit in (0, 1000)]
+        (_, apart, _), (executable, fused, again) = compiled_for(targets, model, x, dynamic and shape[0] > 1)
+        assert count(executable.plan) == wanted
+        assert torch.equal(apart, fused) and torch.equal(fused, again)
         with torch.no_grad():
-            results += [run(x), run(x), model(x)]
-    return results, made[-1].native.plan
+            torch.testing.assert_close(fused, model(x))
+
+    return run
 
 
 def count(plan) -> int:
@@ -74,41 +61,27 @@ def count(plan) -> int:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_bit_for_bit(name, dynamic, threads, monkeypatch):
-    make, shape, wanted = MODELS[name]
-    (apart, _, eager, fused, again, _), plan = both(make, shape, monkeypatch, dynamic)
-    assert count(plan) == wanted
-    assert torch.equal(apart, fused) and torch.equal(fused, again)
-    torch.testing.assert_close(fused, eager)
+def test_bit_for_bit(name, dynamic, threads, both):
+    both(name, dynamic)
 
 
 @pytest.mark.parametrize("split", [products.COLUMNS, products.ROWS])
-def test_however_threads_divide_the_product(split, threads, monkeypatch):
-    from airgraph.engine.native import frames
-
+def test_however_threads_divide_the_product(split, threads, both, monkeypatch):
     monkeypatch.setattr(frames, "rule_of_sizes", lambda sizes, threads: (split, threads))
-    (apart, _, eager, fused, *_), plan = both(*MODELS["gelu, columns that are no multiple"][:2], monkeypatch)
-    assert count(plan) == 1 and torch.equal(apart, fused)
-    torch.testing.assert_close(fused, eager)
+    both("gelu, columns that are no multiple")
 
 
 @pytest.mark.skipif(blas.functions() is None, reason="this libtorch has no MKL")
-def test_packed_weights(threads, monkeypatch):
+def test_packed_weights(threads, both, monkeypatch):
     monkeypatch.setenv("AIRGRAPH_PACK", "live")
     monkeypatch.setattr(blas, "pays", lambda m, n, k: m >= blas.ROWS and n > 1 and k > 1)
-    (apart, _, eager, fused, *_), plan = both(*MODELS["relu, columns"][:2], monkeypatch)
-    assert count(plan) == 1 and torch.equal(apart, fused)
-    torch.testing.assert_close(fused, eager)
+    both("relu, columns")
 
 
-def test_no_barrier_between_a_product_and_its_epilogue(monkeypatch):
-    target, made = native.this_cpu(), []
-    monkeypatch.setattr(native, "this_cpu", lambda: replace(target, epilogues=6))
-    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(activated(64, 1024, nn.ReLU).eval(), (torch.randn(32, 64),))
-    run(torch.randn(32, 64))
-    shared = made[-1].native.shared
-    kinds = [step.kind for step in shared.steps]
+def test_no_barrier_between_a_product_and_its_epilogue(compiled_for):
+    model, x = activated(64, 1024, nn.ReLU).eval(), torch.randn(32, 64)
+    ((executable, *_),) = compiled_for([replace(native.this_cpu(), epilogues=6)], model, x)
+    kinds = [step.kind for step in executable.shared.steps]
     assert kinds == ["gemm", "epilogue", "gemm"]
-    assert shared.time.waits == {1}
-    assert shared.sized[0][1:4] == shared.sized[1][1:4]
+    assert executable.shared.time.waits == {1}
+    assert executable.shared.sized[0][1:4] == executable.shared.sized[1][1:4]

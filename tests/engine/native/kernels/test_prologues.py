@@ -8,26 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import airgraph
 from airgraph.engine.native import frames
 from airgraph.engine.native import target as native
 from airgraph.engine.native.kernels import products
 from airgraph.plan.steps import GemmStep
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """No program from the cache: its key does not see the patched target."""
-    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
-    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 class Squared(nn.Module):
@@ -66,46 +50,41 @@ def chosen(target, columns):
     return replace(target, prologue_columns=columns, epilogues=100 * (columns > 0), epilogue_columns=1)
 
 
-def both(name, monkeypatch, dynamic=False):
-    """The results without and with prologues and eager's, and the program with them."""
-    make, shape = MODELS[name]
-    torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(shape)
-    target, results, made = native.this_cpu(), [], []
-    for columns in (0, 1000):
-        monkeypatch.setattr(native, "this_cpu", lambda n=columns: chosen(target, n))
-        with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-            run = airgraph.compile(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},) if dynamic else None)
+def count(plan) -> int:
+    return sum(isinstance(s, GemmStep) and s.prologue is not None for s in plan.steps)
+
+
+@pytest.fixture
+def both(compiled_for):
+    def run(name, dynamic=False):
+        """With one prologue the results are, bit for bit, those without, and right; the executable with it."""
+        make, shape = MODELS[name]
+        torch.manual_seed(0)
+        model, x, target = make().eval(), torch.randn(shape), native.this_cpu()
+        targets = [chosen(target, columns) for columns in (0, 1000)]
+        (without, apart, _), (executable, fused, again) = compiled_for(targets, model, x, dynamic)
+        assert [count(without.plan), count(executable.plan)] == [0, 1]
+        assert torch.equal(apart, fused) and torch.equal(fused, again)
         with torch.no_grad():
-            results += [run(x), run(x)]
-    assert [sum(isinstance(s, GemmStep) and s.prologue is not None for s in p.native.plan.steps) for p in made] == [
-        0,
-        1,
-    ]
-    apart, _, fused, again = results
-    assert torch.equal(apart, fused) and torch.equal(fused, again)
-    with torch.no_grad():
-        torch.testing.assert_close(fused, model(x))
-    return made[-1].native
+            torch.testing.assert_close(fused, model(x))
+        return executable
+
+    return run
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_bit_for_bit(name, dynamic, threads, monkeypatch):
-    both(name, monkeypatch, dynamic)
+def test_bit_for_bit(name, dynamic, threads, both):
+    both(name, dynamic)
 
 
 @pytest.mark.parametrize("split", [products.COLUMNS, products.ROWS])
 @pytest.mark.parametrize("name", MODELS)
-def test_however_threads_divide_the_product(name, split, monkeypatch):
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_however_threads_divide_the_product(name, split, threads, both, monkeypatch):
     """By rows each thread has the same share of both; by columns they wait for all rows."""
     monkeypatch.setattr(frames, "rule_of_sizes", lambda sizes, threads: (split, threads))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        executable = both(name, monkeypatch)
-    finally:
-        torch.set_num_threads(before)
+    executable = both(name)
     shared = executable.shared
     kinds = [step.kind for step in shared.steps]
     at = kinds.index("prologue")
@@ -119,11 +98,8 @@ def test_however_threads_divide_the_product(name, split, monkeypatch):
         assert (loop.jobs, loop.unit, loop.single) == (product.jobs, product.unit, product.single)
 
 
-def test_rows_are_written_over_what_they_are_made_of():
+def test_rows_are_written_over_what_they_are_made_of(compiled_for):
     """As those of a loop: a prologue needs no memory of its own where nothing else reads its operand."""
-    model, made = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval(), []
-    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(model, (x := torch.randn(400, 64),))
-    run(x)
-    native = made[-1].native
-    assert native.frames[-1].arena == 400 * 128 * 4
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval()
+    ((executable, *_),) = compiled_for([native.this_cpu()], model, torch.randn(400, 64))
+    assert executable.frames[-1].arena == 400 * 128 * 4
