@@ -201,7 +201,8 @@ class PlanText:
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
                 operands = f"{self.matrix(step.x)}, {self.matrix(step.w)}{bias}"
                 last = " channels_last" if step.last else ""
-                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"]
+                line = f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"
+                return [line, *self.fused(number, step.epilogue, "then")]
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)

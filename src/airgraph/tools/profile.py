@@ -209,10 +209,9 @@ def kernels_of(program: Any) -> Iterator[KernelTime]:
         for step in executable.plan.steps:
             kernel = described(executable.plan, step)
             yield kernel
-            if isinstance(step, GemmStep):  # its loops are kernels of their own; the product has their bytes
-                for part, loop in (("prologue", step.prologue), ("epilogue", step.epilogue)):
-                    if loop is not None:
-                        yield replace(kernel, name=f"{kernel.name} ({part})", bytes=None, flops=None)
+            for part in ("prologue", "epilogue"):  # timed beside their step, which has their bytes
+                if getattr(step, part, None) is not None:
+                    yield replace(kernel, name=f"{kernel.name} ({part})", bytes=None, flops=None)
 
 
 def described(plan: Plan, step: Step) -> KernelTime:
