@@ -23,6 +23,7 @@ from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.inlining import inlined
+from airgraph.collector import no_collection
 from airgraph.compilation import WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, TracedCall, convert, in_ge_ops, scopes
@@ -103,7 +104,7 @@ def from_cache(
 ) -> tuple[Runner, bool] | None:
     """The program as another process compiled it, or as this one does and keeps it; None where it cannot be kept."""
     journal = c.journal
-    with journal.stage("cache") as stage, open_cache().watched(stage.notes):
+    with journal.stage("cache") as stage, open_cache().watched(stage.notes), no_collection():
         maker = program_maker(c, Boundary(), c.fixed)
         entry = (
             "a tool looks on"
