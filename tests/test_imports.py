@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → building, named_models → artifacts → api → deploy → pipeline → compilation → store → capture, runtime → engine → plan → analysis, passes, convert → torch_types → ir → config, errors, journal
+compat, tools → building, named_models → artifacts → api → deploy → pipeline → compilation → store → capture, runtime → engine → plan → analysis, passes, convert → aten_call, torch_types → ir → config, errors, journal
 """
 
 import ast
@@ -32,12 +32,12 @@ ORDER = [
     {"engine"},
     {"plan"},
     {"analysis", "passes", "convert"},
-    {"torch_types"},
+    {"aten_call", "torch_types"},
     {"ir"},
     {"journal"},
     {"disk_cache", "source_hash"},
     {"gears"},
-    {"config", "locks"},
+    {"collector", "config", "locks"},
     {"errors"},
     {"torch_internals"},
 ]

@@ -76,7 +76,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        from airgraph.collector import no_collection
+
+        with no_collection():  # classes and functions, which all stay
+            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        globals()[name] = value = getattr(home, name)
         return value
     if importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")  # a submodule: `airgraph.errors.ConfigError`

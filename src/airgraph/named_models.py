@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.model_call import ModelCall, as_arguments, as_module, state_of
+from airgraph.collector import no_collection
 from airgraph.config import Config
 from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.errors import AirgraphError, BindError, ConfigError
@@ -188,7 +189,7 @@ class NamedModel:
         self.cache: Cache = open_cache()
 
     def ready(self) -> Any:
-        with self.journal.stage("cache") as stage, self.cache.watched(stage.notes):
+        with self.journal.stage("cache") as stage, self.cache.watched(stage.notes), no_collection():
             key = self.key()
             found = self.find(key) if isinstance(key, Key) else None
         if found is not None:

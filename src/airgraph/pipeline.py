@@ -22,6 +22,8 @@ from airgraph.capture.announce import announce, classify, device_of, frame_id
 from airgraph.capture.aot import first_saved, state_inputs
 from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
+from airgraph.capture.inlining import inlined
+from airgraph.collector import no_collection
 from airgraph.compilation import WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, TracedCall, convert, in_ge_ops, scopes
@@ -102,7 +104,7 @@ def from_cache(
 ) -> tuple[Runner, bool] | None:
     """The program as another process compiled it, or as this one does and keeps it; None where it cannot be kept."""
     journal = c.journal
-    with journal.stage("cache") as stage, open_cache().watched(stage.notes):
+    with journal.stage("cache") as stage, open_cache().watched(stage.notes), no_collection():
         maker = program_maker(c, Boundary(), c.fixed)
         entry = (
             "a tool looks on"
@@ -150,9 +152,12 @@ def converted(
 ) -> tuple[Graph, Boundary]:
     """The graph before its passes; `calls` is filled with its calls into PyTorch."""
     config, stand_ins = c.config, list[CallStandIn]()
-    with c.journal.stage("convert"):
+    with c.journal.stage("convert") as stage:
+        shown = config.dump or config.node_dump or config.summary  # then it stays as it was written
+        opened, notes = (gm, []) if shown or c.registry is not REGISTRY else inlined(gm)
+        stage.notes += notes
         graph, boundary = convert(
-            gm,
+            opened,
             c.name,
             c.registry,
             c.journal,

@@ -1,4 +1,4 @@
-"""Element types: PyTorch's and those of the IR."""
+"""Types of PyTorch's: element types and those of the IR, and symbolic numbers."""
 
 from __future__ import annotations
 
@@ -30,4 +30,5 @@ GE_TYPES: dict[torch.dtype, DataType] = {
     torch.float8_e4m3fn: DataType.DT_FLOAT8_E4M3FN,
     torch.float8_e8m0fnu: DataType.DT_FLOAT8_E8M0,
 }
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 TORCH_TYPES = {ge_type: dtype for dtype, ge_type in GE_TYPES.items()}

@@ -67,7 +67,8 @@ def check_eager(case: GraphCase) -> None:
 
 
 def check_compiled(cases: Sequence[GraphCase], folder: Path) -> None:
-    """All of them in one graph: eager's results and writes, their names in the dump, and again by npugraph_ex."""
+    """All of them in one graph: eager's results and writes, their names in the dump; again as formulas, and by
+    npugraph_ex."""
 
     def run(every: Sequence[Any]) -> list[Any]:
         return [case.call(*args, **named) for case, (args, named) in zip(cases, every)]
@@ -75,7 +76,7 @@ def check_compiled(cases: Sequence[GraphCase], folder: Path) -> None:
     config = torchair.CompilerConfig()
     config.debug.graph_dump.type = "py"
     config.debug.graph_dump.path = str(folder)
-    for backend in (torchair.get_npu_backend(compiler_config=config), "npugraph_ex"):
+    for backend in (torchair.get_npu_backend(compiler_config=config), "airgraph", "npugraph_ex"):
         torch._dynamo.reset()
         eager, compiled = ([made(case) for case in cases] for _ in range(2))
         expected, got = run(eager), torch.compile(run, backend=backend, fullgraph=True, dynamic=False)(compiled)

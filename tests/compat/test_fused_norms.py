@@ -107,7 +107,11 @@ def test_two_become_one(f, mode, dtype):
     assert getattr(npu, FUSED[f]).default in ops and npu.npu_add_rms_norm.default not in ops
     assert npu.npu_dynamic_quant.default not in ops and npu.npu_quantize.default not in ops
     for g, w in zip(got, f(*args)):
-        assert torch.equal(g, w) and g.dtype == w.dtype
+        assert g.dtype == w.dtype
+        if mode == "max-autotune" and g.dtype == torch.float32:  # sums in another order: the last bits of 1 / √(…)
+            torch.testing.assert_close(g, w, rtol=5e-7, atol=0)
+        else:
+            assert torch.equal(g, w)
 
 
 @pytest.mark.parametrize("f", [y_is_needed, rstd_is_needed, another_axis, two_streams], ids=lambda f: f.__name__)

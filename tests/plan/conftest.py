@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -26,9 +27,11 @@ class FullTarget(Target):
 TARGET = FullTarget("test", lanes=8)
 
 
-def make(text: str, target: Target = TARGET) -> Plan:
-    """The plan of a graph whose arguments and outputs are contiguous."""
+def make(text: str, target: Target = TARGET, **shapes: tuple[int, ...]) -> Plan:
+    """The plan of a graph whose arguments and outputs are contiguous. `shapes`: by name, of ops that no rule has one for."""
     graph = from_py(textwrap.dedent(text))
+    for node in (n for n in graph.nodes if n.name in shapes):
+        node.output.type = replace(node.inputs[0].type, shape=shapes[node.name])
     inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cpu") for n in graph.inputs]
     outputs = [
         Fresh(i, Layout(v.type.shape, strides_of(v.type.shape)), "cpu") for i, v in enumerate(graph.net_output.values())

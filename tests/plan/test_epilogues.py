@@ -9,7 +9,7 @@ import pytest
 
 from airgraph.errors import VerifyError
 from airgraph.plan.parse import parse_plan
-from airgraph.plan.steps import GemmStep, step_reads, step_writes
+from airgraph.plan.steps import ConvStep, GemmStep, step_reads, step_writes
 
 PRODUCT = """
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
@@ -156,3 +156,96 @@ def test_an_epilogue_without_a_product_is_refused(planned):
     """)
     with pytest.raises(VerifyError, match="then is not a kind of step"):
         parse_plan(plan.text().replace("0 loop", "0 then"), plan.graph, plan.boundary, plan.target)
+
+
+# -- convolutions -----------------------------------------------------------------------------------------------------
+CONVOLUTION = """
+        x_0 = ge.Data(index=0, dtype=0, shape=[1, 8, 5, 6], placement="CPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=0, shape=[16, 8, 1, 1], placement="CPU", node_name="w")
+        v_0 = ge.Data(index=2, dtype=0, shape=[4, 16, 1, 1], placement="CPU", node_name="v")
+        b_0 = ge.Data(index=3, dtype=0, shape=[1, 16, 1, 1], placement="CPU", node_name="b")
+        m_0 = ge.Conv2D(x_0, w_0, None, strides=[1, 1, 1, 1], pads=[0, 0, 0, 0], dilations=[1, 1, 1, 1], node_name="m")
+"""
+READER = """
+        c_0 = ge.Conv2D(a_0, v_0, None, strides=[1, 1, 1, 1], pads=[0, 0, 0, 0], dilations=[1, 1, 1, 1], node_name="c")
+        _ = ge.NetOutput([c_0], dependencies=[])
+"""
+
+
+@pytest.fixture
+def convolved(planned, target):
+    def plan(rest: str, fuses: bool = True):
+        chosen = replace(target, channels_last=True, conv_epilogues=fuses)
+        wide = dict.fromkeys(("m", "a", "q", "s", "d"), (1, 16, 5, 6))
+        shapes = {**wide, "r": (1, 16, 1, 1), **dict.fromkeys(("c", "e"), (1, 4, 5, 6))}
+        shapes |= {"a": (1, 16, 1, 1), "c": (1, 4, 1, 1)} if "ReduceSum" in rest else {}
+        shapes |= {"q": (1, 16, 1, 1)} if "Exp" in rest else {}
+        return planned(textwrap.dedent(CONVOLUTION) + textwrap.dedent(rest), chosen, **shapes)
+
+    return plan
+
+
+def lines(plan, *kinds: str) -> list[str]:
+    """Of steps of these kinds, with what stands below them."""
+    found, wanted = [], False
+    for line in plan.text().splitlines():
+        wanted = line.split()[1:2] in [[kind] for kind in kinds] if not line.startswith(" ") else wanted
+        found += [line] if wanted else []
+    return found
+
+
+def test_elements_of_a_convolution(convolved):
+    rest = '        a_0 = ge.Relu(m_0, node_name="a")\n' + READER
+    plan = convolved(rest)
+    assert lines(plan, "then") == ["1 then o0<480", "    t2[o0] = relu(t1[o0])"]
+    assert "t1: float[1, 5, 6, 16] arena alias t2" in plan.text()
+    parsed = parse_plan(plan.text(), plan.graph, plan.boundary, plan.target)
+    assert parsed.text() == plan.text()
+    assert [[v.size for v in nest.outer] for nest in parsed.steps[1].epilogue.nests] == [[480]]
+    assert not lines(convolved(rest, fuses=False), "then")
+
+
+def test_channels_of_a_convolution_and_what_prepares_them(convolved):
+    """The square root, which has few elements, is computed before the convolution."""
+    plan = convolved(
+        """
+        q_0 = ge.Exp(b_0, node_name="q")
+        r_0 = ge.Rsqrt(q_0, node_name="r")
+        s_0 = ge.Mul(m_0, r_0, node_name="s")
+        a_0 = ge.Relu(s_0, node_name="a")
+        """
+        + READER
+    )
+    assert lines(plan, "then") == ["2 then o0<30, o1<16", "    t3[16*o0 + o1] = relu(mul(t2[16*o0 + o1], t1[o1]))"]
+    parsed = parse_plan(plan.text(), plan.graph, plan.boundary, plan.target)
+    assert parsed.text() == plan.text()
+
+
+@pytest.mark.parametrize(
+    ("why", "rest"),
+    [
+        (
+            "the convolution is read again",
+            """
+            q_0 = ge.Relu(m_0, node_name="q")
+            a_0 = ge.SoftmaxV2(m_0, axes=[1], node_name="a")
+            d_0 = ge.Add(q_0, a_0, node_name="d")
+            c_0 = ge.Conv2D(d_0, v_0, None, strides=[1, 1, 1, 1], pads=[0, 0, 0, 0], dilations=[1, 1, 1, 1], node_name="c")
+            e_0 = ge.Conv2D(q_0, v_0, None, strides=[1, 1, 1, 1], pads=[0, 0, 0, 0], dilations=[1, 1, 1, 1], node_name="e")
+            _ = ge.NetOutput([c_0, e_0], dependencies=[])
+            """,
+        ),
+        (
+            "the result leaves the graph as planes",
+            """
+            a_0 = ge.Relu(m_0, node_name="a")
+            _ = ge.NetOutput([a_0], dependencies=[])
+            """,
+        ),
+        ("it is summed up", '        a_0 = ge.ReduceSum(m_0, [2, 3], keep_dims=True, node_name="a")\n' + READER),
+    ],
+)
+def test_what_stays_a_loop_behind_a_convolution(convolved, why, rest):
+    steps = convolved(rest).steps
+    first = next(s for s in steps if isinstance(s, ConvStep))
+    assert first.epilogue is None and any(first.out in step_reads(s) for s in steps), why

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import airgraph
-from airgraph.runtime.graph_capture import GraphCapture, no_collection
+from airgraph.collector import no_collection
+from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.parts import CapturedPart
 
 

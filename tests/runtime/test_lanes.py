@@ -13,7 +13,7 @@ import torch
 import airgraph
 from airgraph.compat.torchair import ops
 from airgraph.compat.torchair.scope import npu_stream_switch
-from airgraph.convert.scopes import stream_of
+from airgraph.ir.graph import stream_of
 from airgraph.runtime import replay
 from airgraph.runtime.arena import Arena
 from airgraph.runtime.lanes import CudaStreams, changes, sources

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import airgraph
+from airgraph import aten_call
 from airgraph.compat.backends import npugraphs
-from airgraph.convert import aten_call
 from airgraph.engine import reference
 from airgraph.errors import ReplayError
 from airgraph.runtime import replay

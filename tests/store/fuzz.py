@@ -4,19 +4,24 @@
     python tests/store/fuzz.py --only 17              one mutant again, here and now
 
 A mutant is made from one of ten models by one to three changes, of its structure (fields of the protobuf message and of its
-JSON, sealed anew; members of an .airp file) or of its bytes. Children load each with the native engine, whose arguments,
-weights and intermediates end where a page begins that nobody may touch, and compare with the reference engine, where
-PyTorch checks every op.
+JSON, sealed anew; members of an .airp file, with buckets and several entry points, too) or of its bytes. Children load each
+with the native engine, whose arguments, weights and intermediates end where a page begins that nobody may touch, and
+compare with the reference engine, where PyTorch checks every op.
+
+Programs of the cache and of artifacts are read only where they are authentic; a mutant of what they say is made ready or
+refused with an exception that their readers expect, and a mutant of their file is discarded.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import json
 import math
 import mmap
+import os
 import random
 import re
 import resource
@@ -26,26 +31,40 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import airgraph
+from airgraph.config import Config
+from airgraph.disk_cache import Cache, Key
+from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.native import runner as native_runner
 from airgraph.engine.strides import contiguous_strides
 from airgraph.errors import AirgraphError
+from airgraph.ir.proto import GraphDef
 from airgraph.ir.stored import EXTRA
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
+from airgraph.journal import Journal
 from airgraph.store.air_file import air_bytes, parse_air, read_air, seal
-from airgraph.store.archive import ArchiveWriter
+from airgraph.store.archive import Archive, ArchiveWriter
 from airgraph.store.artifact import EntryPoint, write_artifact
+from airgraph.store.callable_program import CallableProgram
+from airgraph.store.convention import PLANNED
 from airgraph.store.load_export import read_export
 from airgraph.store.method_file import method_message
+from airgraph.store.program_entry import BROKEN
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recorded import Recorded
 
 PAGE = mmap.PAGESIZE
 PATIENCE = 120  # seconds for one mutant
@@ -111,7 +130,41 @@ def export_all(folder: Path) -> None:
         stored = read_export(path)
         (path / "dump.py").write_text(to_py(stored.graph))
         graph = air_bytes(method_message(stored, stored.weights, path, {}))
-        write_artifact(path / "model.airp", {"forward": EntryPoint(graph, dict(stored.weights))}, {})
+        entry = EntryPoint(graph, dict(stored.weights))
+        write_artifact(path / "model.airp", {"forward": entry}, {})
+        write_artifact(path / "entries.airp", {"prefill": entry, "decode": EntryPoint(graph, entry.weights)}, {})
+        sizes = dict.fromkeys(json.loads(read_air(path / "export.air").attr[EXTRA].s)["symbols"] or (), 4)
+        buckets = {"batch": [2, 4, 8], "seq": "auto"} if dynamic else {}
+        prepared = [{name: 2 * size for name, size in sizes.items()}] if sizes else []
+        bucketed = EntryPoint(graph, entry.weights, sizes=sizes, buckets=buckets, prepared=prepared)
+        write_artifact(path / "buckets.airp", {"forward": bucketed}, {})
+    export_programs(folder)
+
+
+def export_programs(folder: Path) -> None:
+    """Programs as files have them: plans of the CUDA engine (0 to 2), images of the native one (3, 4), and a cache."""
+    rows = {0: torch.export.Dim("rows", min=2, max=64)}
+    kept = [(*models()[i], engine) for i, engine in ((0, "recorded"), (1, "recorded"), (2, "recorded"), *NATIVE)]
+    with recorded_engine(), mock.patch.dict(os.environ, AIRGRAPH_VERIFY="0"):  # which keeps no programs
+        for number, (model, args, dynamic, engine) in enumerate(kept):
+            path = folder / f"program_{number}.airp"
+            airgraph.save(model, path, args, dynamic_shapes=(rows,) if dynamic else None, engine=engine)
+            (folder / f"program_{number}").write_bytes(Archive.open(path).bytes("forward/program.0"))
+    assert Cache(folder / "cache").put("program", CACHED, (folder / "program_0").read_bytes())
+
+
+NATIVE = ((0, "native"), (1, "native"))
+CACHED = Key(graph="of a program", torch=torch.__version__)
+PROGRAMS = 5
+
+
+@contextlib.contextmanager
+def recorded_engine() -> Iterator[None]:
+    register_engine(Recorded())
+    try:
+        yield
+    finally:
+        del ENGINES["recorded"]
 
 
 # -- mutants --------------------------------------------------------------------------------------------------------
@@ -330,11 +383,13 @@ def artifact_mutant(rng: random.Random, path: Path) -> bytes:
     with zipfile.ZipFile(path) as file:
         members = {info.filename: file.read(info) for info in file.infolist()}
     manifest = json.loads(members.pop("manifest.json"))
-    what = rng.choice(["manifest", "graph", "weights", "weights"])
+    plain = path.name == "model.airp"
+    what = rng.choice(["manifest", "graph", "weights", "weights"] if plain else ["manifest"] * 3 + ["graph", "weights"])
     if what == "graph":
-        message = parse_air(members["forward/graph.air"], path)
+        graph = rng.choice(sorted(name for name in members if name.endswith("graph.air")))
+        message = parse_air(members[graph], path)
         structural(rng, message)
-        members["forward/graph.air"] = air_bytes(message)
+        members[graph] = air_bytes(message)
     elif what == "weights" and "weights.safetensors" in members:
         data = members["weights.safetensors"]
         end = 8 + int.from_bytes(data[:8], "little")
@@ -342,8 +397,10 @@ def artifact_mutant(rng: random.Random, path: Path) -> bytes:
         length = len(header) if rng.random() < 0.9 else number(rng, len(header)) % 2**64
         members["weights.safetensors"] = length.to_bytes(8, "little") + header + data[end:]
     manifest["digests"] = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
-    if what == "manifest":
+    if what == "manifest" and plain:
         manifest = change_json(rng, manifest)
+    elif what == "manifest":
+        change_json(rng, manifest["entries"])
     members |= {"manifest.json": json.dumps(manifest, default=str).encode(), "signature": b""}
     new = path.with_name(".mutant")
     with ArchiveWriter(new) as archive:
@@ -352,10 +409,67 @@ def artifact_mutant(rng: random.Random, path: Path) -> bytes:
     return new.read_bytes()
 
 
+def program_mutant(rng: random.Random, data: bytes) -> bytes:
+    """Another description of a program, another graph or plan; or other bytes."""
+    if not data.startswith(PLANNED) or rng.random() < 0.1:
+        return bytewise(rng, data)
+    at = len(PLANNED) + 8
+    end = at + int.from_bytes(data[at - 8 : at], "little")
+    head = json.loads(data[at:end])
+    graph, plan = (
+        zlib.decompress(data[end : end + head["graph"]]),
+        zlib.decompress(data[end + head["graph"] :]).decode(),
+    )
+    what = rng.choice(["head", "graph", "plan", "plan"])
+    if what == "graph":
+        message = GraphDef.FromString(graph)
+        op = rng.choice(message.op)
+        for change in rng.sample([change_type, change_edges, change_order, both_types], rng.randint(1, 2)):
+            change(rng, op, message)
+        graph = message.SerializeToString(deterministic=True)
+    elif what == "plan":
+        plan = plan_mutant(rng, plan)
+    packed = zlib.compress(graph, 1)
+    head["graph"] = len(packed)
+    start = json.dumps(change_json(rng, head) if what == "head" else head, default=str).encode()
+    return PLANNED + len(start).to_bytes(8, "little") + start + packed + zlib.compress(plan.encode(), 1)
+
+
+def plan_mutant(rng: random.Random, plan: str) -> str:
+    lines = plan.splitlines()
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(lines))
+        words = re.split(r"(\W)", lines[at])
+        what = rng.randrange(5)
+        if what == 0:
+            lines.insert(rng.randrange(len(lines) + 1), lines[at])
+        elif what == 1 and len(lines) > 1:
+            del lines[at]
+        elif what == 2:
+            other = re.split(r"(\W)", rng.choice(lines))
+            words[rng.randrange(len(words))] = rng.choice(other)
+            lines[at] = "".join(words)
+        else:
+            numbers = [i for i, word in enumerate(words) if word.isdigit()]
+            if numbers:
+                spot = rng.choice(numbers)
+                words[spot] = str(number(rng, int(words[spot])))
+                lines[at] = "".join(words)
+    return "\n".join(lines) + "\n"
+
+
 def mutant(index: int, seed: int, folder: Path) -> tuple[int, str, bytes]:
-    """(its model, "air", "airp" or "py", its bytes)."""
+    """(its model, "air", "airp", "py", "program" or "cache", its bytes)."""
     rng = random.Random(f"{seed}:{index}")
     base = index % 10
+    if index % 8 == 4:
+        what = (index // 8) % 5
+        if what < 2:
+            return base, "airp", artifact_mutant(rng, folder / str(base) / ("buckets.airp", "entries.airp")[what])
+        if what < 4:
+            base = rng.randrange(PROGRAMS)
+            return base, "program", program_mutant(rng, (folder / f"program_{base}").read_bytes())
+        return base, "cache", bytewise(rng, Cache(folder / "cache").path("program", CACHED).read_bytes())
     if index % 8 == 5:
         return base, "airp", artifact_mutant(rng, folder / str(base) / "model.airp")
     if index % 8 == 7:
@@ -411,13 +525,17 @@ def results_of(path: Path, args: tuple[Any, ...], engine: str) -> Any:
     """What the model gives for several sets of arguments, or "refused"."""
     try:
         packed = path.suffix == ".airp"
-        model: Any = airgraph.load(path, engine=engine) if packed else airgraph.load_export(path, engine=engine)
-        model = next(iter(model.values())) if packed else model
+        loaded: Any = airgraph.load(path, engine=engine) if packed else airgraph.load_export(path, engine=engine)
     except (AirgraphError, MemoryError):
         return "refused"
-    model.first = [guarded(t) for t in model.first]
+    called = [*loaded.values()] if packed else [loaded]
+    for model in called:
+        model.first = [guarded(t) for t in model.first]
     found: list[Any] = []
-    for _ in range(2):
+    if packed:
+        with contextlib.suppress(AirgraphError, MemoryError):
+            loaded.prepare()
+    for model in called * 2:
         for sizes in (args, tuple(longer(a) for a in args)):
             given = [guarded(a) for a in sizes]
             try:
@@ -463,6 +581,10 @@ def outcome(index: int, seed: int, folder: Path, work: Path) -> str:
         except AirgraphError:
             return "refused"
         return "read"
+    if kind == "program":
+        return read_program(data)
+    if kind == "cache":
+        return read_entry(folder, work, data)
     path = work / ("export.air" if kind == "air" else "model.airp")
     path.write_bytes(data)
     for weight in (folder / str(base)).iterdir():
@@ -483,6 +605,33 @@ def outcome(index: int, seed: int, folder: Path, work: Path) -> str:
     return "as the reference engine"
 
 
+def read_program(data: bytes) -> str:
+    try:
+        kept, _ = CallableProgram.from_bytes(data)
+        if data.startswith(PLANNED):
+            kept.program("mutant", Journal(), Config(engine="recorded"), lambda: None)
+    except BROKEN:
+        return "refused"
+    return "read"
+
+
+def read_entry(folder: Path, work: Path, data: bytes) -> str:
+    """Whatever is in the file of an entry, the cache gives what was put there, or nothing."""
+    cache = Cache(work / "cache")
+    if cache.secret is None or not (work / "cache" / "key").exists():
+        return "WRONG: no cache"
+    (work / "cache" / "key").write_bytes((folder / "cache" / "key").read_bytes())
+    cache = Cache(work / "cache")
+    path = cache.path("program", CACHED)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    found = cache.get("program", CACHED)
+    if found is None:
+        return "refused"
+    whole = found == (folder / "program_0").read_bytes()
+    return "read" if whole else "WRONG: an entry that was changed is used"
+
+
 def json_args(folder: Path, base: int) -> tuple[Any, ...]:
     torch.manual_seed(base)
     return models()[base][1]
@@ -491,7 +640,7 @@ def json_args(folder: Path, base: int) -> tuple[Any, ...]:
 def child(folder: Path, seed: int, start: int, stop: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     native_runner.torch = GuardedTorch()  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory() as work:
+    with recorded_engine(), tempfile.TemporaryDirectory() as work:
         for index in range(start, stop):
             place = Path(work) / str(index % 10)
             place.mkdir(exist_ok=True)
@@ -552,7 +701,8 @@ def main() -> int:
         if args.only is not None:
             native_runner.torch = GuardedTorch()  # type: ignore[attr-defined]
             (Path(name) / "work").mkdir()
-            print(outcome(args.only, args.seed, Path(name), Path(name) / "work"))
+            with recorded_engine():
+                print(outcome(args.only, args.seed, Path(name), Path(name) / "work"))
             return 0
         found = run(args.count, args.seed, Path(name))
     bad = failures(found)

@@ -3,6 +3,12 @@
 No GPU and no Triton are needed: what stands in for them writes down what would be launched, with which numbers.
 """
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,73 +16,18 @@ from torch import nn
 import airgraph
 from airgraph.disk_cache import open_cache
 from airgraph.engine import ENGINES, register_engine
-from airgraph.engine.cuda import CHANNELS_FIRST, GPU, cubins
 from airgraph.engine.cuda import compile as cuda_compile
+from airgraph.engine.cuda import cubins
 from airgraph.engine.cuda.cubins import Binary, offer
-from airgraph.engine.cuda.executable import CudaExecutable
-from airgraph.engine.fold import fold
 from airgraph.errors import VerifyError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
-from airgraph.plan.groups import make_plan
 from airgraph.store import planned_program
 from airgraph.store.planned_program import PlannedProgram
 from airgraph.tools import cli
 
-
-class Recorder:
-    """Stands in for compile.DriverKernels: launches are written down, and nothing is computed."""
-
-    def __init__(self, launched):
-        self.launched = launched
-
-    def prepare(self, sources):
-        self.texts = [source.text for source in sources]
-
-    def bind(self, source, sizes, grid, wide):
-        def launch(tensors):
-            self.launched.append(
-                (source.text, list(sizes), grid, wide, [(t.shape, t.stride(), t.dtype) for t in tensors])
-            )
-
-        return launch
-
-    def binaries(self):
-        return {f"{i:064x}": text.encode() for i, text in enumerate(self.texts)}
-
-
-class Recorded:
-    """The CUDA engine, for tensors of the CPU and without kernels."""
-
-    name = "recorded"
-    targets = (CHANNELS_FIRST, GPU)
-
-    def __init__(self):
-        self.launched, self.planned = [], 0
-
-    def serves(self, device, mode):
-        return "it is for tests"
-
-    def warm_up(self):
-        pass
-
-    def plan(self, request):
-        self.planned += 1
-        fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
-
-    def load(self, request):
-        return CudaExecutable(request, Recorder(self.launched))
-
-    def program(self, executable, programs):
-        return programs.replayed(executable)
-
-    def taken(self):
-        """What was launched since the last look, and how many plans were made."""
-        found = (self.launched[:], self.planned)
-        self.launched.clear()
-        self.planned = 0
-        return found
+sys.path.insert(0, str(Path(__file__).parent))
+from recorded import Recorded
 
 
 @pytest.fixture
@@ -141,6 +92,46 @@ def test_a_model_under_a_name(engine):
     first, planned = run()
     assert planned == 1 and first
     assert run() == (first, 0)
+
+
+START = """
+import json, os, sys
+import torch, airgraph
+sys.path.insert(0, {folder!r})
+from recorded import Recorded
+from airgraph.engine import native, register_engine
+from airgraph.engine.native.address_watch import native_comparison
+native.problem = lambda: None  # not asked where a GPU runs the model
+register_engine(Recorded())
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16)).eval(), torch.ones(3, 8)
+if sys.argv[1] == "named":
+    call = airgraph.compile(model, x, cache="block", engine="recorded")
+else:
+    if not os.path.exists("m.airp"):
+        airgraph.save(airgraph.compile(model, x, engine="recorded"), "m.airp")
+    call = airgraph.load("m.airp", engine="recorded", trust=True)
+call(x)
+assert native_comparison() is not None  # as a replay has it
+print(json.dumps([*sys.modules]))
+"""
+UNUSED = ["torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.fx.experimental.symbolic_shapes"]
+UNUSED += ["triton", "llvmlite", "sympy", "airgraph.convert", "airgraph.passes", "airgraph.plan.lowerings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["named", "artifact"])
+def test_the_second_start_imports_no_compiler(tmp_path, kind):
+    """The artifact starts with an empty cache."""
+    script = START.format(folder=str(Path(__file__).parent))
+    for start in ("first", "second"):
+        cache = tmp_path / ("first" if kind == "named" else start)
+        environment = {**os.environ, "AIRGRAPH_VERIFY": "0", "AIRGRAPH_CACHE_DIR": str(cache)}
+        command = [sys.executable, "-c", script, kind]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    modules = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name in UNUSED if name in modules] == []
 
 
 def test_an_artifact_has_the_plan_and_the_kernels(engine, tmp_path, monkeypatch, capsys):

@@ -9,8 +9,8 @@ import torch
 from torch._guards import CompileContext
 
 from airgraph.config import Config
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.journal import Journal
+from airgraph.torch_types import SYMBOLIC
 
 
 def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:

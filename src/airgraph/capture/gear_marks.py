@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.gears import BATCH, Gears
+from airgraph.torch_types import SYMBOLIC
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.errors import ConfigError
+from airgraph.torch_types import SYMBOLIC
 
 MARK = "_airgraph_buckets"
 

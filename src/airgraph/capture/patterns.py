@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from airgraph.convert.scopes import STREAM, marks_of
+from airgraph.convert.scopes import marks_of
 from airgraph.errors import ConfigError
+from airgraph.ir.graph import STREAM
 
 NAME = "register_replacement"
 _patterns: Any = None  # Inductor's PatternMatcherPass, once there is a pattern

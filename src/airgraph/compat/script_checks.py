@@ -21,7 +21,7 @@ import difflib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from airgraph.compat import npugraph_ex, torchair
+from airgraph.compat.call_checks import of_function, of_script
 from airgraph.compat.meaning_checks import UNKNOWN, complaints
 from airgraph.compat.torch_npu.references import FUNCTIONS, REFERENCES
 from airgraph.compat.torchair.configs.options import NoEffect
@@ -77,6 +78,7 @@ def findings(tree: ast.AST, full_name: FullName, folder: Path) -> list[Finding]:
                 found += of_device(int(text.partition(":")[2]), node.lineno)
             case ast.Import() | ast.ImportFrom(level=0) if not handled(node, tree):
                 found += of_import(node, folder)
+    found += [Finding(line, what) for line, what in of_script(tree, full_name)]
     return sorted(set(found), key=lambda finding: (finding.line, finding.what))
 
 
@@ -163,6 +165,9 @@ def of_call(call: ast.Call, name: str, full_name: FullName) -> Iterator[Finding]
     if op != name and op in REFERENCES:
         yield from of_op(call, op, keywords)
         yield from of_values(call, op, keywords, full_name)
+    else:
+        for said in of_function(call, name, lambda value: constant(value, full_name)):
+            yield Finding(call.lineno, said)
     if name in ("torch.npu.set_device", "torch_npu.npu.set_device") and call.args:
         match call.args[0]:
             case ast.Constant(value=int(index)):
@@ -215,9 +220,20 @@ def of_compile(call: ast.Call, keywords: Mapping[str, ast.expr]) -> Iterator[Fin
                 told = f", but {near[0]!r}" if near else ""
                 yield Finding(call.lineno, f"there is no backend {backend!r} for torch.compile{told}")
             match keywords.get("options"):
-                case ast.Dict(keys=keys) if backend == "npugraph_ex":
-                    names = [key.value for key in keys if isinstance(key, ast.Constant)]
-                    made = npugraph_ex.CompilerConfig()
-                    for name in names:
-                        if not hasattr(made, str(name)):
-                            yield Finding(call.lineno, f"npugraph_ex has no option {name!r}")
+                case ast.Dict(keys=keys, values=values) if backend == "npugraph_ex":
+                    yield from of_options(call.lineno, keys, values)
+
+
+def of_options(line: int, keys: Sequence[ast.expr | None], values: Sequence[ast.expr]) -> Iterator[Finding]:
+    """`options={"clone_input": 3}` of npugraph_ex: names, and values that are constants."""
+    made = npugraph_ex.CompilerConfig()
+    for key, value in zip(keys, values):
+        if not isinstance(key, ast.Constant):
+            continue
+        if not hasattr(made, str(key.value)):
+            yield Finding(line, f"npugraph_ex has no option {key.value!r}")
+        elif isinstance(value, ast.Constant):
+            try:
+                getattr(made, str(key.value)).option.checked(value.value)
+            except Exception as error:  # each option has its own
+                yield Finding(line, f"option {key.value!r} of npugraph_ex: {first_line(error)}")

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.names import module_path
 from airgraph.ir.graph import Note
+from airgraph.torch_types import SYMBOLIC
 
 EMULATION = f'"{Path(__file__).parents[1] / "compat"}'
 

@@ -11,11 +11,10 @@ import torch
 from airgraph.errors import ConvertError
 from airgraph.ir.boundary import Layout
 from airgraph.ir.types import DataType, Dim, Place, TensorType, dim
-from airgraph.torch_types import GE_TYPES
+from airgraph.torch_types import GE_TYPES, SYMBOLIC
 
 aten = torch.ops.aten
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # TorchAir gives a symbolic float the type float32; Python's floats are doubles, and eager computes with all their digits.
 NUMBERS: dict[type, DataType] = {int: DataType.DT_INT64, float: DataType.DT_DOUBLE, bool: DataType.DT_BOOL}
 

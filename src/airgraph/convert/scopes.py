@@ -23,7 +23,7 @@ import torch
 
 from airgraph.convert.fx_text import node_code, source_line
 from airgraph.errors import ConvertError
-from airgraph.ir.graph import UNMARKED, Graph, Node, Value
+from airgraph.ir.graph import STREAM, UNMARKED, Graph, Node, Value, stream_of
 
 Role = Literal[
     "enter",
@@ -42,7 +42,6 @@ Role = Literal[
     "pass",
 ]
 ROLES: dict[Any, Role] = {}
-STREAM = "_user_stream_label"
 NATIVE = "torch.npu.Stream "  # labels of streams that are no tags of the user's
 KERNEL = ("_super_kernel_scope", "_super_kernel_options")
 TIMEOUT = "_op_exec_never_timeout"
@@ -191,10 +190,6 @@ class Order:
         if self.graph.waits:  # no node came of it: the next one waits
             self.waits[self.stream] = self.graph.waits
             self.graph.waits = []
-
-
-def stream_of(node: Node) -> Any:
-    return node.marks.get(STREAM)
 
 
 def node_of(value: Any) -> Node | None:

@@ -17,10 +17,9 @@ import numpy as np
 import sympy
 import torch
 
-from airgraph.convert import aten_call
+from airgraph import aten_call
 from airgraph.convert.fx_text import node_code, note_of, source_line, target_text
 from airgraph.convert.metadata import (
-    SYMBOLIC,
     ge_type,
     layout_of,
     place_of,
@@ -44,6 +43,7 @@ from airgraph.ir.ops import OPS
 from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import agree
 from airgraph.journal import Journal, OpUse
+from airgraph.torch_types import SYMBOLIC
 
 HasKernel = Callable[[str], bool]
 HostOp = Callable[[Any, torch.fx.Node], Any]

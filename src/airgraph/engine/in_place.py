@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
-from airgraph.convert.aten_call import find_target
+from airgraph.aten_call import find_target
 from airgraph.engine.protocol import InPlace
 from airgraph.engine.strides import contiguous_strides
 from airgraph.ir.graph import Graph, Node, Value

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from airgraph.convert.aten_call import decoder, find_target
-from airgraph.convert.metadata import SYMBOLIC
+from airgraph.aten_call import decoder, find_target
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
@@ -40,7 +39,7 @@ from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.symbols import evaluate, is_expression
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
-from airgraph.torch_types import TORCH_TYPES
+from airgraph.torch_types import SYMBOLIC, TORCH_TYPES
 
 
 class ReferenceEngine:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sympy
 
 from airgraph.errors import VerifyError
 from airgraph.ir import attr
@@ -28,6 +27,7 @@ from airgraph.ir.exact import checked_numbers
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, REQUIRED, Op, typed
 from airgraph.ir.ops.table import refuse_text
+from airgraph.ir.symbols import is_expression
 from airgraph.ir.types import COMPLEX, FLOATS, INTS, UNKNOWN, DataType, Dim, Place, TensorType, is_number
 
 _current = threading.local()
@@ -173,7 +173,7 @@ def plain(value: Any) -> Any:
     """Numbers and nested lists of them; a NumPy array stays one."""
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
-    if isinstance(value, sympy.Basic):
+    if is_expression(value):
         if not value.is_Integer:
             raise VerifyError(f"{value} is symbolic and cannot be a constant")
         return int(value)
@@ -227,11 +227,15 @@ def dims(shape: Sequence[Any], name: str) -> tuple[Dim, ...] | None:
     if list(shape) == [-2]:
         return None
     for d in shape:
-        if not isinstance(d, sympy.Basic) and (isinstance(d, bool) or not isinstance(d, int) or not -1 <= d < 2**63):
+        if not is_expression(d) and (isinstance(d, bool) or not isinstance(d, int) or not -1 <= d < 2**63):
             raise VerifyError(f"{d!r} is no size", where={"shape of": name})
-    return tuple(
-        sympy.Symbol(f"{name}_{i}", integer=True, nonnegative=True) if d == -1 else d for i, d in enumerate(shape)
-    )
+    return tuple(size_symbol(f"{name}_{i}") if d == -1 else d for i, d in enumerate(shape))
+
+
+def size_symbol(name: str) -> Dim:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def FileConstant(file: str, dtype: int) -> Value:

@@ -64,6 +64,7 @@ class Value:
 
 Input = Value | None | tuple[Value, ...]
 UNMARKED = ("Data", "Const", "NetOutput")
+STREAM = "_user_stream_label"  # the mark of the stream that a node runs on
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,10 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.op}({self.name})"
+
+
+def stream_of(node: Node) -> Any:
+    return node.marks.get(STREAM)
 
 
 class Graph:

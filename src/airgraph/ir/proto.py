@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import sympy
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from airgraph.errors import VerifyError
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.ops import REQUIRED, row
+from airgraph.ir.symbols import is_expression
 from airgraph.ir.text import INLINE_LIMIT, number_text, readable
 from airgraph.ir.types import DataType, TensorType
 
@@ -252,10 +252,10 @@ def kind_of(name: str, value: Any, default: Any = None) -> tuple[str, Any]:
             return "i", value
         case str():
             return "s", value
-        case sympy.Basic():
-            return "expression", str(value)
         case list() | tuple():
             return _list_kind(value)
+        case _ if is_expression(value):
+            return "expression", str(value)
         case _ if hasattr(value, "ge_kind"):
             return value.ge_kind, value.value
     return "s", _json(value)
@@ -277,14 +277,14 @@ def _list_kind(items: Sequence[Any]) -> tuple[str, Any]:
 
 def _element(items: Sequence[Any]) -> str:
     """The one field of AttrDef.ListValue that can hold all of these; "" where there is none."""
-    found = {"i" if isinstance(v, sympy.Basic) else kind_of("", v)[0] for v in items} or {"i"}
+    found = {"i" if is_expression(v) else kind_of("", v)[0] for v in items} or {"i"}
     if found == {"i", "f"}:
         return "f"
     return found.pop() if len(found) == 1 and found <= LIST_TYPES.keys() else ""
 
 
 def _numbers(items: Iterable[Any]) -> list[Any]:
-    return [-1 if isinstance(v, sympy.Basic) else v for v in items]
+    return [-1 if is_expression(v) else v for v in items]
 
 
 def _json(value: Any) -> str:

@@ -362,7 +362,7 @@ class Planner:
             self.made_by[step.roots[0].id] = len(self.steps)
             self.steps.append(step)
         self.drop_unread()
-        if self.target.epilogues:
+        if self.target.epilogues or self.target.conv_epilogues:
             self.steps = fuse_epilogues(self.steps, self.allocations, self.made_by, self.target)
         if self.target.prologue_columns:
             self.steps = fuse_prologues(self.steps, self.allocations, self.target)

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
-
 from airgraph.errors import Unsupported
 from airgraph.ir.types import Dim, dim, numel
 
@@ -101,14 +99,18 @@ ZERO = Affine()
 
 
 def expand(x: Dim) -> Dim:
-    return x if isinstance(x, int) else dim(sympy.expand(x))
+    if isinstance(x, int):
+        return x
+    import sympy  # takes long, and a plan of fixed sizes needs none
+
+    return dim(sympy.expand(x))
 
 
 def same(a: Any, b: Any) -> bool:
     """Equal for every value of the symbols, as far as expanding shows."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return a == b or sympy.expand(a - b) == 0
+    return a == b or expand(a - b) == 0
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -190,6 +192,8 @@ def quotient(a: Dim, b: Dim) -> Dim | None:
         return a // b if b and a % b == 0 else None
     if same(b, 1):
         return a
+    import sympy
+
     q = sympy.cancel(sympy.sympify(a) / b)
     return dim(q) if sympy.denom(q) == 1 else None
 

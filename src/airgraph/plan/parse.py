@@ -206,7 +206,7 @@ class PlanReader:
         if kind == "loop" and number == len(steps) - 1 and isinstance(steps[-1], LoopStep):
             self.loop(line, steps[-1])
             return
-        if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep):
+        if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep | ConvStep):
             product.epilogue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
             return
         if self.prologue is not None and (kind != "gemm" or number != len(steps)):

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from airgraph.ir.types import Dim
 from airgraph.plan.collapse import collapsed
-from airgraph.plan.epilogues import by_rows_and_columns, in_arena, stores_one
+from airgraph.plan.epilogues import by_rows_and_columns, in_arena, overwritten, stores_one
 from airgraph.plan.index import same
 from airgraph.plan.kernels import Domain, Kernel, Part
 from airgraph.plan.nest import product as iterations
@@ -68,16 +68,6 @@ def takes_prologue(product: GemmStep, target: Target) -> bool:
 def reads_again(product: GemmStep, t: Tensor) -> bool:
     """Whether the product reads its first operand in another place as well."""
     return sum(x is t for x in product_reads(product)) > 1
-
-
-def overwritten(loop: LoopStep, between: Sequence[Step], allocations: Mapping[int, Allocation]) -> bool:
-    """Whether one of the steps in between writes to memory that the loop reads."""
-
-    def memory(t: Tensor) -> int:
-        place = allocations[t.id]
-        return id(place.alias or place)
-
-    return not {memory(t) for t in step_reads(loop)}.isdisjoint(memory(t) for s in between for t in step_writes(s))
 
 
 def as_prologue(loop: LoopStep, product: GemmStep, target: Target) -> LoopStep | None:

@@ -144,7 +144,11 @@ class AttentionStep:
 
 @dataclass(eq=False)
 class ConvStep:
-    """out = the 2-d convolution of x with w (+ bias). `last`: out lies as [n, oh, ow, o], and x and w by their strides."""
+    """out = the 2-d convolution of x with w (+ bias). `last`: out lies as [n, oh, ow, o], and x and w by their strides.
+
+    `epilogue` is a loop over the elements of the result, or over its pixels and channels, which it reads and writes in
+    place (plan/epilogues.py). The kernel applies it to each block of pixels as soon as that is computed.
+    """
 
     out: Tensor
     x: Matrix  # strides by n, c, h, w
@@ -152,6 +156,7 @@ class ConvStep:
     bias: Matrix | None
     sizes: ConvSizes
     last: bool = False
+    epilogue: LoopStep | None = None
 
 
 @dataclass(eq=False)
@@ -208,6 +213,7 @@ def step_reads(step: Step) -> Iterator[Tensor]:
             yield from (m.tensor for m in (step.q, step.k, step.v, step.mask) if m is not None)
         case ConvStep():
             yield from (m.tensor for m in (step.x, step.w, step.bias) if m is not None)
+            yield from epilogue_reads(step)
         case CallStep():
             yield from (m.tensor for _, m, _ in step.reads)
 
@@ -215,6 +221,11 @@ def step_reads(step: Step) -> Iterator[Tensor]:
 def product_reads(step: GemmStep) -> Iterator[Tensor]:
     """What the product and its epilogue read, wherever it comes from."""
     yield from (m.tensor for m in (step.a, step.b, step.bias, step.ends) if m is not None)
+    yield from epilogue_reads(step)
+
+
+def epilogue_reads(step: GemmStep | ConvStep) -> Iterator[Tensor]:
+    """What its epilogue reads beside the result."""
     if step.epilogue is not None:
         yield from (t for t in step_reads(step.epilogue) if t is not step.out)
 
@@ -229,7 +240,8 @@ def step_writes(step: Step) -> list[Tensor]:
             return [step.out, *([step.lse] if step.lse else [])]
         case GemmStep():
             return [*roots_of(step.prologue), step.out, *roots_of(step.epilogue)]
-    return [step.out]
+        case ConvStep():
+            return [step.out, *roots_of(step.epilogue)]
 
 
 def roots_of(loop: LoopStep | None) -> list[Tensor]:

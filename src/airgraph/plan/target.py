@@ -36,6 +36,9 @@ class Target:
     weights_last: bool = False  # and want their weights so
     epilogues: int = 0  # additions per element up to which a loop becomes the epilogue of a product; 0: none does
     epilogue_columns: int = 1024  # and the columns that the product must have
+    conv_epilogues: bool = (
+        False  # a loop over the elements of a convolution's result, channels last, becomes its epilogue
+    )
     prologue_columns: int = 0  # columns up to which a product takes the loop that makes its rows as its prologue
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout

@@ -20,9 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import sympy
+from typing import TYPE_CHECKING, Any
 
 from airgraph.errors import VerifyError
 from airgraph.ir.exact import assumptions, function_name
@@ -33,6 +31,9 @@ from airgraph.plan.index import Affine, Var, strides_of
 from airgraph.plan.kernels import Part
 from airgraph.plan.steps import Allocation, AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, Matrix, Plan, Step
 from airgraph.plan.tensors import Expr, Picks, Tensor
+
+if TYPE_CHECKING:
+    import sympy
 
 LEAVES = ("load", "const", "iota")  # written where they are used, however often
 DEEPEST = 16  # expressions nested deeper get names
@@ -201,7 +202,8 @@ class PlanText:
                 bias = f" + {self.matrix(step.bias)}" if step.bias else ""
                 operands = f"{self.matrix(step.x)}, {self.matrix(step.w)}{bias}"
                 last = " channels_last" if step.last else ""
-                return [f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"]
+                line = f"{number} conv {self.name(step.out)} = {operands} {self.sizes(step.sizes)}{last}"
+                return [line, *self.fused(number, step.epilogue, "then")]
             case CallStep():
                 return [self.call(number, step)]
         raise AssertionError(step)

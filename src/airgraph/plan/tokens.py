@@ -16,8 +16,6 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import sympy
-
 from airgraph.errors import VerifyError
 from airgraph.ir.exact import LARGEST, DataReader
 from airgraph.ir.types import Dim, dim
@@ -200,7 +198,7 @@ class SizeReader:
             line.expect(")")
         else:
             args = [self(line) for _ in line.separated(")")]
-            found = sympy.Rational(*args) if name == "Rational" and is_ratio(args) else self.applied(name, args)
+            found = rational(*args) if name == "Rational" and is_ratio(args) else self.applied(name, args)
         line.depth -= 1
         return found
 
@@ -214,6 +212,8 @@ class SizeReader:
                 if abs(total) > LARGEST:
                     raise VerifyError("a number is too large for a size")
             return total
+        import sympy
+
         numbers = [sympy.Integer(a) if isinstance(a, int) else a for a in args]
         key = (name, *numbers)
         if key not in self.known:
@@ -229,6 +229,12 @@ class SizeReader:
             start, line.at = line.at, end + 2
             return tuple(map(int, words[start : end + 1 : 2]))
         return tuple([self(line) for _ in line.separated("]")])
+
+
+def rational(p: int, q: int) -> Any:
+    import sympy
+
+    return sympy.Rational(p, q)
 
 
 def is_ratio(args: list[Any]) -> bool:

@@ -11,28 +11,15 @@ emulated NPU (`compat/npu/pieces`) whatever a script does between `capture_begin
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 EMPTY = "CUDA Graph is empty"
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees (another graph, an event) cannot be freed while one captures."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def nothing_to_recover() -> None:

@@ -27,10 +27,9 @@ from typing import Any, Protocol
 
 import torch
 
-from airgraph.convert.aten_call import find_target
-from airgraph.convert.scopes import stream_of
+from airgraph.aten_call import find_target
 from airgraph.engine.protocol import Env, Step
-from airgraph.ir.graph import Graph, Node
+from airgraph.ir.graph import Graph, Node, stream_of
 
 Label = str | None  # None: the main stream
 

@@ -18,12 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves as leaves
 
-from airgraph.convert.aten_call import find_target
+from airgraph.aten_call import find_target
+from airgraph.collector import no_collection
 from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
-from airgraph.runtime.graph_capture import GraphCapture, no_collection
+from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
 
 Work = Callable[[Env, Symbols], None]

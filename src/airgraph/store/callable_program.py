@@ -78,7 +78,9 @@ class CallableProgram:
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
         if not isinstance(self.image, ProgramImage):
-            return self.image.kernels()
+            from airgraph.engine.native.address_watch import watch_objects
+
+            return {**self.image.kernels(), **watch_objects()}
         found = {digest: known_object(digest) for digest in self.image.digests()}
         return None if None in found.values() else {**named_objects(), **found}  # type: ignore[dict-item]
 
@@ -161,10 +163,13 @@ def offer_objects(program: CallableProgram, digests: Sequence[str], find: Callab
     """Object code of kernels that serve every graph, or kernels of a GPU, so that they need not be compiled."""
     if not isinstance(program.image, ProgramImage):
         from airgraph.engine.cuda.cubins import offer
+        from airgraph.engine.native.address_watch import watch_digest
 
+        host = watch_digest()
         for digest in digests:
-            offer(digest, find(digest) or b"")
-        return
+            if digest != host:
+                offer(digest, find(digest) or b"")
+        digests = [digest for digest in digests if digest == host]
     for digest in digests:
         code = None if OBJECTS.get(bytes.fromhex(digest)) else find(digest)
         if code is not None:

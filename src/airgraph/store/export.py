@@ -24,7 +24,6 @@ import torch
 
 from airgraph.capture.export import Captured, Exported
 from airgraph.convert.known_calls import refusal
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.errors import AirgraphError, ExportError
 from airgraph.ir.boundary import Boundary, NumberIn, OfInput, Result
 from airgraph.ir.exact import DataWriter
@@ -37,6 +36,7 @@ from airgraph.store.air_file import read_air, write_air
 from airgraph.store.convention import FUNCTIONS, VERSION, StoredModel, describe, layout_refusal
 from airgraph.store.safetensors import CHUNK, chunks
 from airgraph.store.whole_files import write_file
+from airgraph.torch_types import SYMBOLIC
 
 LIMIT = (2048 - 200) * 2**20  # bytes of weights inside the message, which protobuf limits to 2 GiB; as TorchAir
 PBTXT_BYTES = 4096  # of a constant that the text still shows

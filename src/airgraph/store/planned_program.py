@@ -32,7 +32,6 @@ from airgraph.plan.text import plan_text
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.convention import FUNCTIONS, PLANNED, boundary_data, read_boundary
-from airgraph.store.export import refuse_calls
 
 LARGEST = 64 << 20  # bytes of a graph with its constants
 
@@ -92,6 +91,8 @@ class PlannedProgram:
 
 def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedProgram | str:
     """What the engine of that name made ready, or why it cannot be written down."""
+    from airgraph.store.export import refuse_calls  # it traces models; a program that is read needs none of that
+
     engine = find_engine(name)
     if not isinstance(executable, Planned) or not isinstance(engine, StoredPlans):
         return "another engine runs it"

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.names import NAME
 from airgraph.convert.registry import Registry
 from airgraph.convert.walk import storage_key
@@ -30,6 +29,7 @@ from airgraph.engine.native.llvm.machine import machine
 from airgraph.errors import Unsupported
 from airgraph.ir.exact import assumptions
 from airgraph.source_hash import source_hash
+from airgraph.torch_types import SYMBOLIC
 
 PLAIN = (bool, int, float, complex, str, type(None))
 WORDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -146,6 +146,8 @@ class _Run:
         if any(not isinstance(d, int) or d < 0 for d in shape):
             raise VerifyError(f"the argument {argument.name} has the shape {list(shape)}")
         self.laid_out(f"the argument {argument.name}", shape, strides)
+        if math.prod(shape) > LARGEST:
+            raise VerifyError(f"the argument {argument.name} has {math.prod(shape)} elements")
         return torch.empty_strided(shape, strides, dtype=TORCH_TYPES[argument.type.dtype], device=META)
 
     def number(self, node: Node, env: Env) -> None:

@@ -23,12 +23,12 @@ import torch
 
 from airgraph.config import check_dump_path
 from airgraph.convert.fx_text import target_text
-from airgraph.convert.metadata import SYMBOLIC
 from airgraph.convert.registry import Registry
 from airgraph.convert.scopes import ROLES
 from airgraph.errors import DumpError
 from airgraph.journal import Journal, rank
 from airgraph.store.dump import write
+from airgraph.torch_types import SYMBOLIC
 
 HEADER = ("目标函数", "函数类型", "支持状态", "调用次数", "输入统计", "输出统计")
 BOM = "\ufeff"  # utf-8-sig: spreadsheets then read the file as UTF-8

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from airgraph.collector import no_collection
 from airgraph.compat.npu import random, work
 from airgraph.compat.npu.capture import OpRecorder, TaskList, compiled_code_off, described_op
 from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE
 from airgraph.errors import CompatError
 from airgraph.runtime.arena import arena_of
-from airgraph.runtime.graph_capture import GraphCapture, no_collection
+from airgraph.runtime.graph_capture import GraphCapture
 
 aten = torch.ops.aten
 

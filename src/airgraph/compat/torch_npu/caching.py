@@ -23,7 +23,7 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu.norms import npu_rms_norm
 from airgraph.compat.torch_npu.quantisation import rounded
-from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, need, need_types, not_emulated, reference
 from airgraph.compat.torch_npu.rotary import npu_rotary_mul, pairs_apart, rotated
 
 MODES = ("Norm", "PA", "PA_BNSD")
@@ -78,7 +78,8 @@ def npu_kv_rmsnorm_rope_cache(
     ckv_cache: Tensor,
     **named: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rope, normed = npu_kv_rmsnorm_rope_cache_v2(kv, gamma, cos, sin, index, k_cache, ckv_cache, **named)
+    meaning = FUNCTIONS["npu_kv_rmsnorm_rope_cache_v2"]
+    rope, normed = meaning(kv, gamma, cos, sin, index, k_cache, ckv_cache, **named)
     return k_cache, ckv_cache, rope, normed
 
 
@@ -262,7 +263,8 @@ def npu_dequant_rope_quant_kvcache(
 )
 def npu_rope_quant_kvcache(x: Tensor, *args: object, **named: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     need_types("npu_rope_quant_kvcache", FLOATS[:2], x=x)
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = npu_dequant_rope_quant_kvcache(x, *args, **named)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    found = FUNCTIONS["npu_dequant_rope_quant_kvcache"](x, *args, **named)
     return found
 
 

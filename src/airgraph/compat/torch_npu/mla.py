@@ -21,7 +21,7 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu.norms import npu_rms_norm
 from airgraph.compat.torch_npu.quantisation import npu_dynamic_quant, products
-from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, need, need_types, not_emulated, reference
 from airgraph.compat.torch_npu.rotary import pairs_apart, rotated
 
 _WEIGHTS = (
@@ -120,7 +120,7 @@ _LINE = f"{' '.join(_NAMES)} -> query query_rope"
 )
 def npu_mla_prolog_v2(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given = {**dict(zip(_NAMES, args)), **named}
-    query, query_rope, scale, _, _ = npu_mla_prolog_v3(**given)
+    query, query_rope, scale, _, _ = FUNCTIONS["npu_mla_prolog_v3"](**given)
     return query, query_rope, given["kv_cache"], given["kr_cache"], scale
 
 
@@ -128,7 +128,7 @@ def npu_mla_prolog_v2(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor,
     f"npu_mla_prolog({_FIRST}) -> (Tensor, Tensor, Tensor(a!), Tensor(b!))", ge=f"MlaProlog {_LINE} kv_cache kr_cache"
 )
 def npu_mla_prolog(*args: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, ...] = npu_mla_prolog_v2(*args, **named)
+    found: tuple[Tensor, ...] = FUNCTIONS["npu_mla_prolog_v2"](*args, **named)
     return found[0], found[1], found[2], found[3]
 
 

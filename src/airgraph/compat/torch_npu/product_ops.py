@@ -182,6 +182,7 @@ def npu_quant_matmul_reduce_sum(
     "npu_transpose_batchmatmul(Tensor input, Tensor weight, *, Tensor? bias=None, Tensor? scale=None, int[]? perm_x1=None, "
     "int[]? perm_x2=None, int[]? perm_y=None, int? batch_split_factor=1) -> Tensor",
     ge="TransposeBatchMatMul input:x1 weight:x2 bias scale",
+    formula=False,
 )
 def npu_transpose_batchmatmul(
     x: Tensor,

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from airgraph.capture.inlining import add_formula
 from airgraph.compat.torch_npu.graph_ops import add_graph_op
 from airgraph.errors import CompatError
 
@@ -35,12 +36,19 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reference(
-    schema: str, *, opened: bool = False, random: bool = False, ge: str = "", collective: bool = False
+    schema: str,
+    *,
+    opened: bool = False,
+    random: bool = False,
+    ge: str = "",
+    collective: bool = False,
+    formula: bool = True,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Define `npu::name` by its schema, with the decorated function as its meaning; the op takes the function's place.
 
     `random`: it may draw random numbers, so two equal calls are not one. `ge`: the GE op it is in a graph. `collective`:
-    other ranks wait for it, so it runs once and in the program's order.
+    other ranks wait for it, so it runs once and in the program's order. `formula`: a compiled program has the ops inside,
+    fused with those around them; not where a pass of ours knows the GE op itself.
     """
     name, bracket, _ = schema.partition("(")
     if not bracket or "->" not in schema:
@@ -65,6 +73,8 @@ def reference(
         if ge and not writes:
             kinds = dict(reversed(pair) for pair in re.findall(r"(\w+(?:\[\d*\])?\??) (\w+)", schema))
             add_graph_op(target, kinds, ge, "call" if collective else "none")
+        if formula and not (opened or writes or random or collective):
+            add_formula(target, meaning)
         return REFERENCES[name]
 
     return register

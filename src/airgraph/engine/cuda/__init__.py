@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU, GpuTarget
-from airgraph.engine.fold import fold
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.ir.graph import Graph, Node
-from airgraph.passes.cleanup import fulfilled_waits
-from airgraph.plan.groups import make_plan
-from airgraph.plan.index import UnsupportedPlan
 from airgraph.plan.steps import Plan
 
 if TYPE_CHECKING:
@@ -41,6 +37,11 @@ class CudaEngine:
         """Triton takes half a second to import; PyTorch reads the model meanwhile."""
 
     def plan(self, request: Request) -> Plan:
+        from airgraph.engine.fold import fold
+        from airgraph.passes.cleanup import fulfilled_waits
+        from airgraph.plan.groups import make_plan
+        from airgraph.plan.index import UnsupportedPlan
+
         if request.device.type != "cuda":
             reason = self.serves(request.device, request.mode)
             raise ConfigError(f"the CUDA engine cannot run this graph: {reason}", hint='engine="auto"')

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from airgraph.engine.cuda.tiles import LONGEST, PROGRAMS
 from airgraph.ir.graph import Value
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.index import expand, same
-from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target
 from airgraph.plan.text import type_name
+
+if TYPE_CHECKING:
+    from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 
 TYPES = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
 DEPTHS = (16, 32, 64, 128, 256)  # elements of a head
@@ -24,6 +27,12 @@ class GpuTarget(Target):
     row (vectors.py)."""
 
     def refuses(self, step: KernelStep) -> str | None:
+        from airgraph.plan.opaque import (  # for planning, which a kept plan needs none of
+            Attention,
+            Convolution,
+            Product,
+        )
+
         match step:
             case Product():
                 return refuses_product(step)

@@ -11,12 +11,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from airgraph.engine.native.builtin import METH_O, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.llvm.jit import Unit
 
 TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
 WIDTH, TENSOR, PARAMETER, COUNT, ROWS = range(5)  # words of a table
@@ -82,14 +85,35 @@ def source() -> str:
 
 
 @cache
-def native_comparison() -> MethodDef | None:
-    """The loop; None without LLVM, or where tensors have another layout."""
-    return compiled_method("same", METH_O, source, imports)
-
-
-def imports() -> dict[str, int]:
+def unit() -> Unit | None:
+    """The loop; None where tensors have another layout."""
     from airgraph.engine.native.libtorch import torch_symbol
+    from airgraph.engine.native.llvm.jit import Unit
     from airgraph.engine.native.runtime import check_tensors
 
-    check_tensors()
-    return {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}
+    try:
+        check_tensors()
+        imports = {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}
+    except (OSError, RuntimeError):
+        return None
+    return Unit(source, ("same",), imports, name=__name__) if all(imports.values()) else None
+
+
+@cache
+def native_comparison() -> MethodDef | None:
+    """None without LLVM."""
+    return compiled_method("same", METH_O, unit)
+
+
+def watch_objects() -> dict[str, bytes]:
+    """The object code by its digest, for files that carry all that a start needs; empty without LLVM."""
+    from airgraph.engine.native.llvm.jit import object_code
+
+    found = unit()
+    return {} if found is None or native_comparison() is None else {found.key().digest: object_code(found)}
+
+
+def watch_digest() -> str | None:
+    """Of the key of that object code."""
+    found = unit()
+    return None if found is None else found.key().digest

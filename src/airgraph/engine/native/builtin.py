@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from airgraph.engine.native.libtorch import symbol
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.llvm.jit import Unit
 
 METH_NOARGS, METH_O = 4, 8  # how many arguments the function takes: none or one
 
@@ -22,18 +25,15 @@ class MethodDef(ctypes.Structure):
     ]
 
 
-def compiled_method(
-    name: str, flags: int, source: Callable[[], str], imports: Callable[[], Mapping[str, int]]
-) -> MethodDef | None:
-    """The method of this name in the LLVM text of `source`; `imports` has the addresses of what the text declares, 0 for a
-    function that is missing. None without LLVM, or where something is not there."""
+def compiled_method(name: str, flags: int, unit: Callable[[], Unit | None]) -> MethodDef | None:
+    """The method of this name in a unit; None without LLVM, or without a unit: where something is not there."""
     try:
-        from airgraph.engine.native.llvm.jit import Unit, build
+        from airgraph.engine.native.llvm.jit import build
 
-        found = dict(imports())
-        if not all(found.values()):
+        found = unit()
+        if found is None:
             return None
-        code = build([Unit(source(), (name,), found)])
+        code = build([found])
     except (ImportError, OSError, RuntimeError):  # engine/native/__init__.py warns of it
         return None
     method = MethodDef(name.encode(), code[name], flags, None)

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
-from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_epilogue
+from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
 from airgraph.engine.native.kernels.shared_kernels import kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
@@ -59,6 +59,12 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
     loops |= {
         loop: [render_epilogue(nest) for nest in loop.nests] for s in products if (loop := s.epilogue) is not None
     }
+    convolutions = [s for s in plan.steps if isinstance(s, ConvStep)]
+    loops |= {
+        loop: [render_block(nest) if by_channel(loop) else render(nest) for nest in loop.nests]
+        for s in convolutions
+        if (loop := s.epilogue) is not None
+    }
     found = (compile or compile_kernels)(c for parts in loops.values() for c in parts)
     steps: list[NativeStep] = []
     for step in plan.steps:
@@ -77,13 +83,21 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                 steps.append(attention_step(step))
             case ConvStep():
                 steps.append(conv_step(step))
+                if step.epilogue is not None:
+                    (c,) = loops[step.epilogue]
+                    steps.append(fused_step("epilogue", step, c, found[c.body]))
             case CallStep():
                 steps.append(NativeStep("call", 0, [], [], 0, 1, 0, step))
     return steps
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------
-def loop_step(step: LoopStep | GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
+def by_channel(epilogue: LoopStep) -> bool:
+    """Whether the epilogue of a convolution has loops over pixels and channels; else it has one over elements."""
+    return len(epilogue.domain.shape) == 2
+
+
+def loop_step(step: LoopStep | GemmStep | ConvStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     return NativeStep(
         "loop",
         kernel.address,
@@ -100,8 +114,9 @@ def loop_step(step: LoopStep | GemmStep, c: Compiled, kernel: CompiledKernel) ->
     )
 
 
-def fused_step(kind: str, product: GemmStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
-    """A loop of a product: threads have the same shares of both, and do not wait in between (frames.sized_steps)."""
+def fused_step(kind: str, product: GemmStep | ConvStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
+    """A loop of a product: threads have the same shares of both, and do not wait in between (frames.sized_steps). That of a
+    convolution is called by the convolution."""
     found = loop_step(product, c, kernel)
     found.kind = kind
     return found

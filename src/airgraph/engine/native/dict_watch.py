@@ -12,10 +12,13 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airgraph.engine.native.builtin import METH_NOARGS, MethodDef, compiled_method, make_builtin, python_functions
 from airgraph.engine.native.llvm.builder import Function
+
+if TYPE_CHECKING:
+    from airgraph.engine.native.llvm.jit import Unit
 
 TAG = 3  # the word of a PyDictObject: behind PyObject_HEAD (two words) and the number of entries
 Row = tuple[Mapping[str, Any], str, Any]  # a dictionary, a key, and what was found there
@@ -59,11 +62,18 @@ def source() -> str:
     return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
 
 
+def unit() -> Unit | None:
+    """The loop; None where tags are not what is expected."""
+    from airgraph.engine.native.llvm.jit import Unit
+
+    functions = python_functions("PyLong_AsVoidPtr", "PyLong_FromLong") if has_tags() else {}
+    return Unit(source, ("unchanged",), functions, name=__name__) if functions and all(functions.values()) else None
+
+
 @cache
 def native_comparison() -> MethodDef | None:
-    """The loop; None where tags are not what is expected, or without LLVM."""
-    functions = partial(python_functions, "PyLong_AsVoidPtr", "PyLong_FromLong")
-    return compiled_method("unchanged", METH_NOARGS, source, functions) if has_tags() else None
+    """None without LLVM."""
+    return compiled_method("unchanged", METH_NOARGS, unit)
 
 
 CHANGES: tuple[Callable[[dict[str, Any]], Any], ...] = (

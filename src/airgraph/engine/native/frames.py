@@ -21,7 +21,7 @@ import torch
 from airgraph.engine.native.binding import code_words
 from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
-from airgraph.engine.native.code import NativeStep
+from airgraph.engine.native.code import NativeStep, by_channel
 from airgraph.engine.native.image import (
     ConvPack,
     FrameImage,
@@ -52,7 +52,7 @@ from airgraph.ir.boundary import SymbolSource
 from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
 from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
-from airgraph.plan.steps import CallStep, ConvStep, Plan, step_writes
+from airgraph.plan.steps import CallStep, ConvStep, LoopStep, Plan, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.torch_types import TORCH_TYPES
 
@@ -122,9 +122,11 @@ def sized_prologue(loop: SizedStep, product: SizedStep) -> SizedStep:
 
 
 def sized_epilogue(step: NativeStep, product: SizedStep, sizes: Sizes) -> SizedStep:
-    """Each thread goes on with its share of the product."""
-    words = [0, *(number_word(s, sizes) for s in step.sizes), product.sizes[Gemm.SPLIT]]
-    return product._replace(sizes=words, scratch=0)
+    """Each thread goes on with its share of the product; nothing is left to do behind a convolution."""
+    words = [0, *(number_word(s, sizes) for s in step.sizes)]
+    if isinstance(step.origin, ConvStep):
+        return product._replace(sizes=words, jobs=0, scratch=0)
+    return product._replace(sizes=[*words, product.sizes[Gemm.SPLIT]], scratch=0)
 
 
 def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
@@ -158,7 +160,7 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
     small = either(less(as_int(step.cost), SINGLE_THREADED), less(jobs, 2))
     sizes = [*words[: ConvLast.DIMS], *dims]
-    return SizedStep(sizes, jobs, conv_last.unit(by_panels, tile), small, aligned(scratch))
+    return SizedStep(sizes, jobs, 1, small, aligned(scratch))
 
 
 def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_batch: bool) -> SizedStep:
@@ -420,6 +422,8 @@ class FrameBuilder:
             row[StepWords.SIZES], row[StepWords.ARGS] = self.row(numbers.sizes), self.row(self.addresses(step))
             self.note_transpose(step, row[StepWords.SIZES], row[StepWords.ARGS])
             self.note_pack(step, row[StepWords.SIZES], row[StepWords.ARGS])
+            if step.kind == "epilogue" and isinstance(step.origin, ConvStep):
+                self.give_epilogue(rows[-2][StepWords.SIZES], step.origin.epilogue, row)
             if step.checks:
                 errors.append(row[StepWords.SIZES])
         for i, wait in barriers(self.shared.time, [s.single for s in self.shared.sized]).items():
@@ -431,6 +435,14 @@ class FrameBuilder:
                 end = i
         self.step_table = self.table_of(rows)
         return errors
+
+    def give_epilogue(self, sizes: Link, loop: LoopStep | None, row: Sequence[Any]) -> None:
+        """A convolution, whose sizes these are, calls the step of this row, which is this loop."""
+        assert loop is not None
+        kind = conv_last.BY_CHANNEL if by_channel(loop) else conv_last.BY_ELEMENT
+        words = (kind, *(row[i] for i in (StepWords.FUNCTION, StepWords.ARGS, StepWords.SIZES)))
+        at = sizes.at + ConvLast.DIMS + conv_last.DIMS.index("epilogue")
+        self.words[at : at + len(words)] = words
 
     def released(self, number: int) -> Link | int:
         """What native code lets go of before this call; see tables.ReleaseWords."""

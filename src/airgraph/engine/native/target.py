@@ -57,6 +57,7 @@ def this_cpu() -> CpuTarget:
         lanes=max(8, lanes),
         channels_last=lanes >= 8,
         epilogues=EPILOGUES if lanes == 16 else 0,
+        conv_epilogues=lanes >= 8,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if multiplies_bfloat16() else HALVES,
     )

@@ -172,7 +172,7 @@ def kernel_lines(plan: Plan) -> list[Line]:
         linked = notes(plan, number)
         called = "" if isinstance(step, LoopStep) else f": {CALLED[type(step)]}"
         lines.append((f"{number} {title(plan, step)}{called}", linked))
-        loops = [step.prologue, step.epilogue] if isinstance(step, GemmStep) else [step]
+        loops = [getattr(step, "prologue", None), getattr(step, "epilogue", None), step]
         nests = [nest for loop in loops if isinstance(loop, LoopStep) for nest in loop.nests]
         lines += [(f"    {line}", linked) for nest in nests for line in nest_text(nest, names.name).splitlines()]
     return lines

@@ -98,6 +98,21 @@ class profile(torch.profiler.profile):
             with_flops=with_flops,
             with_modules=with_modules,
         )
+        self.is_running = False
+
+    def start(self) -> None:
+        super().start()
+        self.is_running = True
+
+    def stop(self) -> None:
+        self.is_running = False
+        super().stop()
+
+    def step(self) -> None:
+        """The next step of the schedule. Behind the end of the profile, where documented scripts have it too, nothing:
+        PyTorch would write a trace that is gone."""
+        if self.is_running:
+            super().step()
 
 
 _KinetoProfile = profile  # the same without a schedule, by start() and stop()

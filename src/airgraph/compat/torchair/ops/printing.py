@@ -53,20 +53,25 @@ def npu_print(*args: Any, summarize_size: int = 3, tensor_detail: bool = False) 
     `summarize_size`: how many elements at either end of a dimension are shown; -1 shows all.
     `tensor_detail`: `tensor([1 2 3], shape=[3], dtype=torch.int64)` instead of the elements alone.
     """
+    check_print(args, summarize_size, tensor_detail)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    torch.ops.air.print(tensors, " ".join(piece(a, tensor_detail) for a in args), summarize_size)
+
+
+def check_print(args: Sequence[Any], summarize_size: int = 3, tensor_detail: bool = False) -> None:
     if type(summarize_size) is not int or (summarize_size != -1 and summarize_size < 1):
         raise ValueError(f"summarize_size must be -1 or a positive int, got {summarize_size!r}")
     if not isinstance(tensor_detail, bool):
         raise TypeError(f"tensor_detail must be a bool, got {type(tensor_detail).__name__}")
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    if not tensors:
+    if not any(isinstance(a, torch.Tensor) for a in args):
         raise ValueError("npu_print needs at least one tensor")
-    torch.ops.air.print(tensors, " ".join(piece(a, tensor_detail) for a in args), summarize_size)
+    for arg in args:
+        if not isinstance(arg, torch.Tensor | str | bool | int | float):
+            raise TypeError(f"npu_print takes tensors, strings, bools, ints and floats, got {type(arg).__name__}")
 
 
 def piece(arg: Any, detail: bool) -> str:
     if isinstance(arg, torch.Tensor):
         shape = ", ".join(map(str, arg.shape))
         return f"tensor({PLACEHOLDER}, shape=[{shape}], dtype={arg.dtype})" if detail else PLACEHOLDER
-    if isinstance(arg, str | bool | int | float):
-        return str(arg)
-    raise TypeError(f"npu_print takes tensors, strings, bools, ints and floats, got {type(arg).__name__}")
+    return str(arg)

@@ -20,7 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from airgraph.convert.aten_call import decode, find_target
+from airgraph.aten_call import decode, find_target
 from airgraph.engine.meanings import MEANINGS
 from airgraph.engine.native.calls.schema import UnsupportedOverload, enters_by_autograd, fitted, lends
 from airgraph.engine.native.calls.tape import (

@@ -42,10 +42,13 @@ from airgraph.plan.sizes import Amount, ceil, choose, less
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
 # mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
-# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; x's strides (floats); where PARTS begin
-DIMS = [*SIZES, "mode", "split", "prepacked", "tiles", "far", "chunk", "strip", "xn", "xc", "xh", "xw", *PARTS]
+# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; x's strides (floats); the epilogue (NO_EPILOGUE …)
+# with its function, arguments and sizes; where PARTS begin
+HOW = ("mode", "split", "prepacked", "tiles", "far", "chunk", "strip")
+DIMS = [*SIZES, *HOW, "xn", "xc", "xh", "xw", "epilogue", "function", "arguments", "numbers", *PARTS]
 PREPACKED = DIMS.index("prepacked")
 TABLE, PLANES, DEPTHWISE = range(3)
+NO_EPILOGUE, BY_ELEMENT, BY_CHANNEL = range(3)  # loops of an epilogue
 DEEPEST = 1 << 16  # values of a patch
 CHUNK = 1536  # values of a patch, at most, that all tiles of a block are multiplied with, one tile after the other
 IN_CACHE, BLOCK = 768 << 10, 512 << 10  # bytes of weights, and of the pixels of a block
@@ -123,11 +126,6 @@ def jobs(s: ConvSizes, by_panels: Amount, tile: ConvTile) -> Amount:
     return choose(less(0, by_panels), panels(s, tile), s.n * s.oh * s.ow)
 
 
-def unit(by_panels: Amount, tile: ConvTile) -> Amount:
-    """Threads get multiples of this many jobs."""
-    return choose(less(0, by_panels), 1, tile.rows[0])
-
-
 def scratch_bytes(s: ConvSizes, by_panels: Amount, tile: ConvTile) -> Amount:
     packed, count = s.depth * tile.panel * 4, panels(s, tile)
     kept = count if mode_of(s) == DEPTHWISE else choose(less(0, by_panels), 1, count)
@@ -141,7 +139,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
     how = [tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile)]
-    return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, *offsets(s, tile).values()]
+    return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, NO_EPILOGUE, 0, 0, 0, *offsets(s, tile).values()]
 
 
 def far(s: ConvSizes, tile: ConvTile) -> bool:

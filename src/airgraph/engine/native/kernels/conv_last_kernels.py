@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
-from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, PLANES, SLOTS, TABLE, ConvTile, this_tile
+from airgraph.engine.native.kernels.conv_last import (
+    BY_ELEMENT,
+    DEPTHWISE,
+    DIMS,
+    NO_EPILOGUE,
+    PLANES,
+    SLOTS,
+    TABLE,
+    ConvTile,
+    this_tile,
+)
 from airgraph.engine.native.llvm.builder import Function, declarations
 
 EXPORTS = ("ag_conv_last", "ag_conv_pack")
@@ -41,6 +51,7 @@ def source(tile: ConvTile | None = None) -> str:
         tables(host),
         planes(host),
         block(host),
+        epilogue(host),
         strips(host),
     ]
     parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
@@ -110,6 +121,12 @@ class LastFunction(Function):
     def panel(self, packed: str, number: str, p: Panels) -> str:
         """Where a panel begins in memory that has them one behind the other."""
         return self.at(packed, self.mul(number, self.mul(p.depth, self.host.panel)))
+
+    def channel(self, number: str, p: Panels) -> str:
+        """The first output channel of a panel."""
+        return self.add(
+            self.mul(self.div(number, p.parts), p.made), self.mul(self.rem(number, p.parts), self.host.panel)
+        )
 
     def prefetch_far(self, base: str, bytes: str) -> None:
         """Into level 2, from memory that may end before."""
@@ -428,7 +445,7 @@ def block(host: ConvTile) -> str:
 
     def panel(number: str) -> None:
         group, part = f.div(number, found.parts), f.rem(number, found.parts)
-        o = f.add(f.mul(group, found.made), f.mul(part, host.panel))
+        o = f.channel(number, found)
         left = f.sub(found.made, f.mul(part, host.panel))
         all_weights = f.panel("%packed", f.sub(number, "%first"), found)
         own = f.mul(group, f.choose(of_planes, "i64", f.mul(f.div(d["c"], d["groups"]), d["xc"]), deep))
@@ -464,6 +481,40 @@ def block(host: ConvTile) -> str:
         f.loop("0", count, host.rows[0], tile)
 
     f.loop("%first", "%end", 1, panel)
+    return f.text()
+
+
+def epilogue(host: ConvTile) -> str:
+    """Of pixels p .. stop - 1 and channels c .. end - 1, if there is one."""
+    f = LastFunction(host, "epilogue", "ptr %dims, i64 %p, i64 %stop, i64 %c, i64 %end")
+    columns = f.op("alloca [2 x i64]")
+    d = f.dims()
+    f.leave(f.test("eq", d["epilogue"], NO_EPILOGUE), lambda: None)
+    function, arguments, numbers = (
+        f.op(f"inttoptr i64 {d[name]} to ptr") for name in ("function", "arguments", "numbers")
+    )
+    by_element = f.test("eq", d["epilogue"], BY_ELEMENT)
+    whole = f.test("eq", f.sub("%end", "%c"), d["o"])
+
+    def elements(first: str, last: str) -> None:
+        f.call(function, f"ptr {arguments}, ptr {numbers}, i64 {first}, i64 {last}, ptr {columns}")
+
+    def one(pixel: str) -> None:
+        start = f.mul(pixel, d["o"])
+        elements(f.add(start, "%c"), f.add(start, "%end"))
+
+    def all_channels() -> None:
+        elements(f.mul("%p", d["o"]), f.mul("%stop", d["o"]))
+
+    f.leave(f.op(f"and i1 {by_element}, {whole}"), all_channels)
+
+    def some_channels() -> None:
+        f.loop("%p", "%stop", 1, one)
+
+    f.leave(by_element, some_channels)
+    for i, value in enumerate(("%c", "%end")):
+        f.do(f"store i64 {value}, ptr {f.at(columns, i, 'i64')}")
+    elements("%p", "%stop")
     return f.text()
 
 
@@ -504,6 +555,8 @@ def strips(host: ConvTile) -> str:
                 until = f.min(f.add(p, block), high)
                 operands = f"ptr {memory}, ptr %weight, ptr %bias, ptr {out}, ptr {inner}"
                 f.call("@block", f"{operands}, i64 {p}, i64 {until}, i64 0, i64 {every}, ptr %packed, ptr %scratch")
+                pixels = f"i64 {f.add(before, p)}, i64 {f.add(before, until)}"
+                f.call("@epilogue", f"ptr %dims, {pixels}, i64 0, i64 {d['o']}")
 
             f.loop(low, high, block, one)
 
@@ -530,6 +583,8 @@ def whole(host: ConvTile) -> str:
     def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
         until = f.min(f.add(p, block), stop)
         f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
+        channels = f"i64 {f.channel(first, found)}, i64 {f.channel(end, found)}"
+        f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {until}, {channels}")
 
     def by_panels() -> None:
         def panel(j: str) -> None:
@@ -664,6 +719,7 @@ def depthwise(host: ConvTile) -> str:
         p = f.max(f.mul(r, d["ow"]), p0)
         stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
         f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
+        f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}")
 
     f.when(packs, lambda: f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one) and None)
     f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)

@@ -64,7 +64,13 @@ def render(nest: Nest) -> Compiled:
 def render_epilogue(nest: Nest) -> Compiled:
     """Of a product: [begin, end) is the thread's share of its columns or rows. Which of them the threads divide is the last
     of the sizes (products.SPLITS)."""
-    return LoopWriter(nest, epilogue=True).write()
+    return LoopWriter(nest, share="product").write()
+
+
+def render_block(nest: Nest) -> Compiled:
+    """Of a convolution: [begin, end) are pixels; at `scratch` are two numbers, the first channel and the one behind the
+    last."""
+    return LoopWriter(nest, share="block").write()
 
 
 def module_text(kernels: Mapping[str, Compiled]) -> str:
@@ -79,11 +85,12 @@ class LoopWriter(Builder, KernelOperands):
     """Writes the text of one nest. Lines belong to the loop that is open, or to an outer one: `levels` are the bodies of
     the open loops, each up to where the next loop begins."""
 
-    def __init__(self, nest: Nest, epilogue: bool = False) -> None:
+    def __init__(self, nest: Nest, share: str = "") -> None:
+        """`share`: of a "product" or a "block", where the loop is an epilogue."""
         Builder.__init__(self)
         KernelOperands.__init__(self, "%")
         self.nest = nest
-        self.epilogue = epilogue
+        self.share = share
         self.vector = nest.vector
         self.wide = nest.target.lanes
         self.allocas: list[str] = []
@@ -108,8 +115,10 @@ class LoopWriter(Builder, KernelOperands):
     def write(self) -> Compiled:
         nest = self.nest
         outer = [v for v in nest.outer if v is not self.vector]
-        if self.epilogue:
+        if self.share == "product":
             self.share_of_product()
+        elif self.share == "block":
+            self.block_of_pixels()
         elif outer:
             self.loops(outer, self.rows, parallel=True)
         else:
@@ -126,7 +135,7 @@ class LoopWriter(Builder, KernelOperands):
             ]
         for i in range(len(self.sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
-        if self.epilogue:
+        if self.share == "product":
             head += [
                 f"  %zs = getelementptr i64, ptr %sizes, i64 {len(self.sizes) + 1}",
                 "  %split = load i64, ptr %zs",
@@ -232,6 +241,12 @@ class LoopWriter(Builder, KernelOperands):
 
         columns = share(column, COLUMNS)
         self.loop(row, *share(row, ROWS), 1, lambda: self.vectorised(*columns, self.stages))
+
+    def block_of_pixels(self) -> None:
+        row, _ = self.nest.outer
+        behind = self.emit("getelementptr i64, ptr %scratch, i64 1")
+        first, last = (self.emit(f"load i64, ptr {place}") for place in ("%scratch", behind))
+        self.loop(row, "%begin", "%end", 1, lambda: self.vectorised(first, last, self.stages))
 
     def stages(self) -> None:
         lanes = self.lanes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from airgraph.convert.aten_call import decode, decoder, encode
+from airgraph.aten_call import decode, decoder, encode
 from airgraph.ir import ge
 from airgraph.ir.graph import Graph
 
