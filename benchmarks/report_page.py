@@ -83,6 +83,8 @@ const enter = () => document.getElementById('search').dispatchEvent(new Keyboard
   found['search, 700 hits'] = await timed(() => search('mlp.up'));
   if (IDLE) idle();
   found['unfold hits'] = await timed(enter);
+  found['unfold more hits'] = 0;  // what the page does in idle time, the longest piece
+  while (state.more) found['unfold more hits'] = Math.max(found['unfold more hits'], await timed(state.more));
   found['fold all'] = await timed(() => click('#fold'));
   const pre = document.createElement('pre');
   pre.id = 'result';

@@ -14,7 +14,7 @@ import argparse
 import ctypes
 import json
 import mmap
-import subprocess
+import os
 import sys
 import warnings
 import weakref
@@ -150,22 +150,30 @@ def child(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> None:
             print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
-def lines_of(command: list[str]) -> Iterator[dict[str, Any]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
-    yield {"status": process.wait()}
+def lines_of(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> Iterator[dict[str, Any]]:
+    """What a child prints: a copy of this process, which has imported all that it needs and runs no kernels itself."""
+    sys.stdout.flush()  # what is in its buffer is not the child's
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writing, sys.stdout.fileno())
+        child(work, start, at_end)
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        yield from map(json.loads, lines)
+    yield {"status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
 
 
-def run_all(work: Sequence[tuple[str, Any]], command: list[str], say: Callable[[str], Any] = print) -> Counter[str]:
-    """`command` runs a child; it is repeated behind every item a child died of."""
+def run_all(work: Sequence[tuple[str, Any]], say: Callable[[str], Any] = print) -> Counter[str]:
+    """Children do the work; a new one begins behind every item that a child died of."""
     counts: Counter[str] = Counter()
     for end in ("end", "start"):
         number = -1
         while number + 1 < len(work):
             died = True
-            for line in lines_of([*command, "--child", str(number + 1), "--side", end]):
+            for line in lines_of(work, number + 1, end == "end"):
                 if "begins" in line:
                     number = line["begins"]
                 elif "status" in line:
@@ -188,16 +196,11 @@ def main() -> int:
     parser.add_argument("--no-ops", action="store_true")
     parser.add_argument("--programs", type=int, default=200, help="of each generator")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--side", default="end", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     work = items(options)
-    if options.child is not None:
-        child(work, options.child, options.side == "end")
-        return 0
-    counts = run_all(work, [sys.executable, *sys.argv])
+    counts = run_all(work)
     print(json.dumps({"items": len(work), "counts": counts}))
     return int(counts["faults"] > 0)
 

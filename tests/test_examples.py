@@ -2,10 +2,9 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -22,8 +21,7 @@ def test_example(name, capsys):
 @pytest.mark.slow
 def test_serving():
     """In a process of its own: the load test starts threads and imports the server beside it by name."""
-    command = [sys.executable, "load_test.py", "--requests", "60", "--clients", "6"]
-    run = subprocess.run(command, cwd=EXAMPLES / "serve", capture_output=True, text=True, timeout=600)
+    run = forked.run("load_test.py", "--requests", "60", "--clients", "6", cwd=EXAMPLES / "serve", timeout=600)
     assert run.returncode == 0, run.stderr
     assert "nothing compiled after the warm-up" in run.stdout and "every answer as eager's" in run.stdout
 

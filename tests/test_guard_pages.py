@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,8 +25,7 @@ ctypes.c_float.from_address(x.data_ptr() + {{offset}}).value
 @pytest.mark.skipif(sys.platform != "linux", reason="mmap and mprotect as on Linux")
 def test_no_kernel_reads_outside_of_its_arguments():
     ops = ["nn.functional.conv2d", "index_select", "softmax", "narrow"]
-    command = [sys.executable, str(SCRIPT), "--programs", "1", "--seed", "7", "--ops", *ops]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = forked.run(str(SCRIPT), "--programs", "1", "--seed", "7", "--ops", *ops, timeout=600)
     counts = json.loads(done.stdout.splitlines()[-1])["counts"]
     assert done.returncode == 0 and counts["ran"] >= 2 * len(ops), (done.stdout, done.stderr[-2000:])
     assert "errors" not in counts, done.stdout

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from airgraph import config
 from airgraph import journal as journals
 from airgraph.config import KNOBS
 from airgraph.journal import EVENT_LEVEL, JOURNALS, TOTALS, Journal, get_engine_logger, get_logger, open_journal
@@ -125,8 +126,11 @@ def test_airgraph_log_wins(name, monkeypatch):
 
 def test_a_wrong_airgraph_log_is_a_warning(name, monkeypatch):
     monkeypatch.setenv("AIRGRAPH_LOG", "debugging")
-    with pytest.warns(UserWarning, match=r"AIRGRAPH_LOG='debugging' is ignored; did you mean 'debug'\?"):
+    monkeypatch.setattr(config, "_IGNORED", set())
+    with pytest.warns(UserWarning, match=r"AIRGRAPH_LOG='debugging' is ignored; did you mean 'debug'\?") as said:
         assert get_logger(name).level == logging.ERROR
+        get_engine_logger(name)
+    assert len(said) == 1  # the level is asked for with every logger
     assert "event" in KNOBS["AIRGRAPH_LOG"].allowed
 
 

@@ -145,7 +145,7 @@ def export(
     config: Config | None = None,
     **options: Any,
 ) -> Path:
-    """Writes the model as a file of GE ops with its weights, for inference; gives back the path of the file.
+    """Writes the model as a file of GE ops with its weights, for inference; returns the path of the file.
 
         airgraph.export(model, (x,), path="export_file")        export_file/export.air
         airgraph.load_export("export_file/export.air")(x)
@@ -323,7 +323,7 @@ def make_config(base: Config | None, options: Mapping[str, Any]) -> Config:
 
 
 def get_compiler(config: Config | None = None, **options: Any) -> Callable[..., Runner]:
-    """A compiler for people who call AOTAutograd themselves: `aot_module_simplified(gm, inputs, fw_compiler=...)`."""
+    """A compiler for code that calls AOTAutograd itself: `aot_module_simplified(gm, inputs, fw_compiler=...)`."""
     chosen = make_config(config, options)
     return lambda gm, example_inputs: compile_graph(gm, example_inputs, "inference", chosen)
 

@@ -255,7 +255,7 @@ def entry_again(model: LoadedArtifact, name: str) -> EntryPoint:
 def load(
     path: str | Path, *, trust: bool = False, device: str | None = None, config: Config | None = None, **options: Any
 ) -> LoadedArtifact:
-    """The model of an `.airp` file, ready to be called. Its weights are mapped: they take no memory before they are read.
+    """Load the model of an `.airp` file. Its weights are memory-mapped: they take no memory until they are read.
 
         model = airgraph.load("model.airp")
         y = model(x)

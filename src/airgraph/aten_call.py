@@ -105,6 +105,42 @@ def decode(data: Any, inputs: Sequence[Any], graph: Graph, device: Callable[[tor
     return data
 
 
+def decoder(data: Any, graph: Graph, device: Callable[[torch.device], torch.device]) -> Callable[[Sequence[Any]], Any]:
+    """`decode` for many calls: what is the same for all inputs is decoded now."""
+    if not reads_inputs(data):
+        value = decode(data, (), graph, device)
+        return lambda inputs: value
+    match data:
+        case str():
+            return operator.itemgetter(int(data[1:]))
+        case ["@slice", *ends]:
+            items = decoder(ends, graph, device)
+            return lambda inputs: slice(*items(inputs))
+        case ["@tuple", *given]:
+            items = decoder(given, graph, device)
+            return lambda inputs: tuple(items(inputs))
+        case dict():
+            names, items = list(data), decoder(list(data.values()), graph, device)
+            return lambda inputs: dict(zip(names, items(inputs)))
+    fixed = [None if reads_inputs(d) else decode(d, (), graph, device) for d in data]
+    holes = [(i, decoder(d, graph, device)) for i, d in enumerate(data) if reads_inputs(d)]
+
+    def filled(inputs: Sequence[Any]) -> list[Any]:
+        found = fixed.copy()
+        for i, hole in holes:
+            found[i] = hole(inputs)
+        return found
+
+    return filled
+
+
+def reads_inputs(data: Any) -> bool:
+    if isinstance(data, str):
+        return data.startswith("%")
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return any(map(reads_inputs, items))
+
+
 def decode_object(text: str, graph: Graph, device: Callable[[torch.device], torch.device]) -> Any:
     kind, _, rest = text.partition(":")
     match kind:

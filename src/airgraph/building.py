@@ -40,14 +40,14 @@ def build(
     config: Config | None = None,
     **options: Any,
 ) -> Path:
-    """Writes the model as an object file with a C interface, a header and a file of weights; gives back the folder.
+    """Writes the model as an object file with a C interface, a header and a file of weights; returns the folder.
 
         airgraph.build(airgraph.compile(model, (x,)), "out")
         airgraph.build({"prefill": prefill, "decode": decode}, "out")     compiled models that share their weights
 
     `model` is compiled (`airgraph.compile`) or a file (`airgraph.save`, `airgraph.export`). Of several entry points each
     gets an object and a header of its own, unless `entry` names one of them; all share one file of weights. `target`: host,
-    x86-64-v3, x86-64-v4 or aarch64. `name` begins the names of the files and of the C functions. What C cannot have is a
+    x86-64-v3, x86-64-v4 or aarch64. `name` begins the names of the files and of the C functions. What C cannot express is a
     `BuildError`: docs/deploy.md lists it.
     """
     if target not in TARGETS:

@@ -56,7 +56,7 @@ WRAPS: list[Wrap] = []
 
 @contextmanager
 def wrapping(wrap: Wrap) -> Iterator[None]:
-    """Meanwhile every new program goes through `wrap(gm, program, config)`: PyTorch calls what that gives back.
+    """Meanwhile every new program goes through `wrap(gm, program, config)`: PyTorch calls what that returns.
 
     For the whole process, because PyTorch compiles backward graphs in threads of its own.
     """

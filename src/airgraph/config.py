@@ -40,7 +40,8 @@ class Config:
         False, 'time the strategies for each matrix product and keep the fastest; on with mode="max-autotune"'
     )
     engine: str = option(
-        "auto", "what runs the graph (docs/engines.md); auto: the first of the table that serves its device and mode"
+        "auto",
+        "the engine that runs the graph (docs/engines.md); auto: the first one that supports its device and mode",
     )
     strict: bool = option(False, "an op without a converter is an error instead of a call into PyTorch")
     dump: DumpType | None = option(None, "write the graph before and after the passes in this format")
@@ -88,7 +89,7 @@ class Config:
         "from the results (RDFS)",
     )
     ref_data: bool = option(False, "dumps show the arguments that a graph writes to as RefData")
-    release_memory: bool = option(False, "memory of intermediates on a CPU is given back after every call")
+    release_memory: bool = option(False, "memory of intermediates on a CPU is released after every call")
     frozen_parameter: bool = option(
         False, "parameters never change: batch norms are folded into convolutions (TorchAir: experimental_config)"
     )
@@ -248,6 +249,9 @@ def check_dump_path(path: str, option: str = "dump_path") -> None:
         raise ConfigError(f"{option} {path!r} is not writable", hint=f"chmod u+wx {path}, or another folder")
 
 
+_IGNORED: set[tuple[str, str]] = set()  # variables and values that were warned about, which is done once
+
+
 @dataclass(frozen=True)
 class Knob:
     """One environment variable: how it reads and what it is for."""
@@ -265,8 +269,10 @@ class Knob:
         shown = ", ".join(map(repr, self.allowed))
         if not self.lenient:
             raise ConfigError(f"{self.name} cannot be {value!r}", where={"allowed": shown})
-        asked = did_you_mean(value, self.allowed)
-        warnings.warn(f"{self.name}={value!r} is ignored{asked} (allowed: {shown})", stacklevel=2)
+        if (self.name, value) not in _IGNORED:
+            _IGNORED.add((self.name, value))
+            asked = did_you_mean(value, self.allowed)
+            warnings.warn(f"{self.name}={value!r} is ignored{asked} (allowed: {shown})", stacklevel=2)
         return self.default
 
     def is_set(self) -> bool:
@@ -280,7 +286,9 @@ KNOBS = {
     knob.name: knob
     for knob in (
         Knob("AIRGRAPH_VERIFY", "0", ("0", "1"), "check every graph after every pass"),
-        Knob("AIRGRAPH_ENGINE", "", (), 'what engine="auto" means on a CPU; empty: the first that serves'),
+        Knob(
+            "AIRGRAPH_ENGINE", "", (), 'the engine of engine="auto" on a CPU; empty: the first that supports the graph'
+        ),
         Knob(
             "AIRGRAPH_CHIP",
             "Ascend910B",

@@ -53,7 +53,7 @@ def compile(
     config: Config | None = None,
     **options: Any,
 ) -> Any:
-    """The model compiled ahead of time for inference: none of Dynamo's guards at a call, only types, sizes, devices.
+    """Compile a model ahead of time for inference: a call checks types, sizes and devices, and none of Dynamo's guards.
 
         fast = airgraph.compile(model, x)
         y = fast(x)

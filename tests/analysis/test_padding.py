@@ -139,7 +139,7 @@ REFUSED = {
     "ConcatV2 puts something behind the rows of s": "y = ge.ConcatV2([x, m], 0, N=2)",
     "Mul computes with the size s as a number": "y = ge.Mul(x, ge.Identity(n))",
     "NetOutput gives the size s back as a number": "y = n",
-    "NetOutput gives back s flattened with another dimension": "y = ge.Reshape(ge.Transpose(x, [1, 0]), sizes(8 * S))",
+    "NetOutput returns s flattened with another dimension": "y = ge.Reshape(ge.Transpose(x, [1, 0]), sizes(8 * S))",
     "StridedSliceV2 counts rows from the end of s": "y = typed(ge.StridedSliceV2(x, [-1], [2**63 - 1], [0], [1]), 1, 8)",
     "SplitV splits s": "a, y = ge.SplitV(x, [1, -1], 0, num_split=2)",
     "Assign writes to an argument that has s": "y = ge.Assign(x, ge.Exp(x))",

@@ -120,6 +120,28 @@ def test_names_in_dumps(tmp_path):
     assert 's: "layers.1.bias"' in text and 's: "input"' in text and 's: "layers.0"' in text
 
 
+class Renamed(torch.nn.Module):
+    """Its methods call the module something else than `self`."""
+
+    def __init__(this):
+        super().__init__()
+        this.fn = torch.nn.Linear(4, 4)
+
+    def forward(this, other, x):
+        x = other(this.fn(x))
+        torch._dynamo.graph_break()
+        return x * this.fn.bias
+
+
+def test_names_where_forward_does_not_say_self(tmp_path):
+    compiled = torch.compile(Renamed(), backend=airgraph.backend(dump="pbtxt", dump_path=str(tmp_path)))
+    compiled(torch.nn.Linear(4, 4), torch.randn(3, 4))
+    first, second = (file.read_text() for file in sorted(tmp_path.glob("dynamo_original_*.pbtxt")))
+    for name in ("fn.weight", "fn.bias", "other.weight", "other.bias", "x", "fn", "other"):
+        assert f's: "{name}"' in first
+    assert 's: "fn.bias"' in second and 's: "this' not in first + second
+
+
 def test_a_dynamic_number_is_not():
     x = torch.ones(3)
     shapes = {"x": {0: torch.export.Dim.AUTO}, "k": torch.export.Dim.AUTO}

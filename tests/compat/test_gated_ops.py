@@ -143,6 +143,16 @@ CASES = [
         {"quant_mode": 1, "swiglu_mode": 3},
     ),
     GraphCase(
+        "npu_dequant_swiglu_quant",
+        "DequantSwigluQuant",
+        lambda: (torch.randn(3, 8) * 6,),
+        lambda x, quant_scale, quant_offset, **n: (
+            torch.round(x[:, :4] * silu(x[:, 4:]) / quant_scale + quant_offset).clamp(-128, 127),
+            torch.zeros(3),
+        ),
+        {"quant_scale": torch.rand(4) + 0.5, "quant_offset": torch.randn(4)},
+    ),
+    GraphCase(
         "npu_group_norm_silu",
         "GroupNormSilu",
         lambda: (torch.randn(2, 6, 3, 4), torch.rand(6), torch.randn(6), 3),
@@ -182,8 +192,8 @@ def test_compiled(tmp_path: Path) -> None:
 
 def test_what_is_not_emulated() -> None:
     x = torch.randn(3, 8).npu()
-    with pytest.raises(CompatError, match="npu_dequant_swiglu_quant: quant_mode 0 is not emulated"):
-        torch_npu.npu_dequant_swiglu_quant(x)
+    with pytest.raises(CompatError, match="npu_dequant_swiglu_quant: quant_mode is 2, and has to be 0 or 1"):
+        torch_npu.npu_dequant_swiglu_quant(x, quant_mode=2)
     with pytest.raises(CompatError, match="npu_gelu_quant: quant_mode 'static' is not emulated"):
         torch_npu.npu_gelu_quant(x, input_scale=torch.ones(8).npu(), quant_mode="static")
 

@@ -234,7 +234,7 @@ def test_memory_made_in_a_group_stays_with_the_graph() -> None:
 
 
 def test_writes_in_a_group() -> None:
-    """An op that writes to its argument writes at the replay only, and gives back the argument."""
+    """An op that writes to its argument writes at the replay only, and returns the argument."""
     x, g = ones(), torch.npu.NPUGraph()
     with torch.npu.graph(g):
         torch.npu.graph_task_group_begin(torch.npu.current_stream())

@@ -239,7 +239,7 @@ def test_a_decorator():
 REFUSED = {
     "ReduceMean reduces over s.*test_shape_handling.py": lambda x: x - x.mean(0),
     "SoftmaxV2 divides by a sum over s": lambda x: x.softmax(0),
-    "the function gives back a number, which may be a size": lambda x: (x + 1, x.shape[0]),
+    "the function returns a number, which may be a size": lambda x: (x + 1, x.shape[0]),
     "the function fixes dimension 0 of tensor 0 at 3": lambda x: x.view(3, 2) + 1,
 }
 

@@ -25,7 +25,7 @@ Tensors = list[torch.Tensor]
 
 
 def graph_of(body: Callable[..., Any], tensors: Tensors, dynamic: bool) -> torch.fx.GraphModule:
-    """`body` gets a function that adds a call, and a node for each tensor; it gives back the nodes to return."""
+    """`body` gets a function that adds a call, and a node for each tensor; it returns the nodes to return."""
     graph = torch.fx.Graph()
     placeholders = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
     graph.output(tuple(body(lambda target, *args, **kwargs: graph.call_function(target, args, kwargs), *placeholders)))

@@ -2,10 +2,10 @@
 
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -107,7 +107,7 @@ def test_a_build_that_is_killed_leaves_the_former_one(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
     folder = airgraph.build(airgraph.compile(model, x), tmp_path)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    done = forked.run("-c", KILLED, str(tmp_path))
     assert done.returncode == -signal.SIGKILL
     built = CModel(folder)
     torch.testing.assert_close(built(x), model(x), rtol=1e-4, atol=1e-5)

@@ -94,7 +94,7 @@ fine:
 
 
 def functions() -> dict[str, str]:
-    """Those that give back a code, with the types of their parameters."""
+    """Those that return a code, with the types of their parameters."""
     declared = re.findall(r"^declare i32 @((?:aoti_)?torch_\w+)\((.*)\)$", runtime.DECLARES, re.M)
     found = {**dict(declared), **{n: k[5:-1] for n, k in dispatch.TORCH.items() if k.startswith("i32")}}
     if dispatch.has(dispatch.NEW_OPTIONAL):

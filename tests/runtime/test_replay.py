@@ -11,13 +11,16 @@ import threading
 import traceback
 import warnings
 import weakref
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 import airgraph
+from airgraph import aten_call
 from airgraph.compat.backends import npugraphs
+from airgraph.engine import reference
 from airgraph.errors import ReplayError
 from airgraph.runtime import replay
 from airgraph.runtime.arena import arenas
@@ -927,3 +930,31 @@ def test_held_results_under_the_error_policy_and_on(device):
         assert held.tolist() == [2.0] * 3
         del held
         assert fast(x).tolist() == [2.0] * 3
+
+
+# -- what a replay costs ------------------------------------------------------------------------------------------------
+def test_sizes_that_take_turns_are_captured_once_and_decoded_never(device, monkeypatch):
+    """On a CPU a replay is Python, op by op: arguments of calls are decoded when the graph is loaded, not when it runs."""
+    counts = Counter()
+
+    def counting(owner, name):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: counts.update([name]) or function(*args))
+
+    counting(aten_call, "decode")
+    counting(reference, "contiguous_strides")
+    counting(reference, "evaluate")
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).to(device).eval()
+    run, inputs = (
+        compiled(lambda x: model(x)[:, 1:] + 1, dynamic=True),
+        [torch.randn(n, 6, device=device) for n in (4, 7)],
+    )
+    with torch.no_grad():
+        for x in inputs * 2:
+            run(x)
+        assert captures() == 2 and counts["decode"] > 0
+        counts.clear()
+        for x in inputs * 5:
+            assert torch.equal(run(x), model(x)[:, 1:] + 1)
+    assert captures() == 2 and not counts["decode"] and not counts["contiguous_strides"]
+    assert counts["evaluate"] <= 10  # at most one a call: strides with a symbol in them

@@ -91,7 +91,6 @@ def test_an_artifact_needs_no_cache(tmp_path):
     assert "plan" not in second["stages"]
 
 
-@pytest.mark.xfail(reason="something on the way imports Dynamo and Triton; what, is not known", strict=True)
 @pytest.mark.parametrize("kind", ["named", "artifact"])
 def test_the_second_start_imports_no_compiler(tmp_path, kind):
     for _ in range(2):

@@ -23,6 +23,7 @@ from airgraph.errors import VerifyError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
 from airgraph.store import planned_program
+from airgraph.store.convention import PLANNED
 from airgraph.store.planned_program import PlannedProgram
 from airgraph.tools import cli
 
@@ -175,6 +176,20 @@ def test_a_plan_that_does_not_read_back_is_not_kept(engine, monkeypatch):
         torch.compile(Block().eval(), backend=airgraph.backend(engine="recorded"))(torch.randn(3, 64))
     notes = [note for stage in JOURNALS[-1].stages for note in stage.notes]
     assert "program not kept: its plan does not read back as it was written" in notes
+
+
+def test_a_plan_that_is_cut_off(engine):
+    def kept():
+        (entry,) = [entry for entry in open_cache().entries() if entry.kind == "program"]
+        data = entry.path.read_bytes()
+        return data[data.index(PLANNED) :]
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Block().eval(), backend=airgraph.backend(engine="recorded"))(torch.randn(3, 64))
+    assert PlannedProgram.from_bytes(kept())
+    with pytest.raises(VerifyError, match="incomplete or truncated stream"):
+        PlannedProgram.from_bytes(kept()[:-9])
 
 
 def test_a_plan_of_another_version(engine):

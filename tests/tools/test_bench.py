@@ -75,6 +75,14 @@ def test_unknown_contenders():
         airgraph.bench(torch.relu, torch.ones(2), contenders=["inducto"])
 
 
+def test_the_table_fits_80_columns():
+    names = ["eager", "airgraph reduce-overhead", "inductor"]
+    figures = {n: Figures(n, 123.45, 67.89, 2.1e-07, medians=[12.3, 12.9], memory=480_000_000_000) for n in names}
+    lines = BenchResult([{"name": "Model", "figures": figures}]).text(width=80).splitlines()
+    assert len(lines) == 1 + 2 + len(names) and max(map(len, lines)) <= 80
+    assert " ".join(lines[4].split()) == "airgraph reduce-overhead 12600 2% 1.00 123.45 67.89 480000 2.1e-07"
+
+
 def test_what_a_page_shows_is_escaped():
     result = BenchResult([{"name": "<script>f</script>"}])
     result.jobs[0].figures["eager"] = Figures("eager", failed="<b>", advice=["<i>"])

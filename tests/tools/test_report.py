@@ -115,7 +115,7 @@ const finish = (found) => { const pre = document.createElement('pre'); pre.id = 
 
 
 def browse(page, steps, folder, *options):
-    """Open the page, do the steps (JavaScript), and give back what they hand to `finish`."""
+    """Open the page, do the steps (JavaScript), and return what they hand to `finish`."""
     page = page.replace("<head>", f"<head>{WATCH}")
     page = page.replace("</body>", f"<script>{TOOLS}(async () => {{{steps}}})();</script></body>")
     file = folder / "driven.html"
@@ -151,6 +151,11 @@ found.said = document.getElementById('found').textContent;
 found.marks = count('g.found');
 document.querySelector('g.group').dispatchEvent(new MouseEvent('click', { bubbles: true }));
 found.unfolded = count('g.box');
+document.getElementById('fold').click();
+search.value = 'matmul'; search.dispatchEvent(new Event('input'));
+search.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
+while (state.more) state.more();
+found.revealed = [...document.querySelectorAll('g.found:not(.group) text:first-of-type')].map((t) => t.textContent);
 tab('Memory'); await wait();
 found.rects = count('#arena rect');
 tab('Passes');
@@ -175,7 +180,9 @@ def test_the_page_in_a_browser(report, tmp_path):
     assert any(line.lstrip().startswith("for ") for line in kernels) and any("relu(" in line for line in kernels)
     assert found["open"] == len(graph["nodes"]) and found["folded"] == ["0", "1"]
     assert found["said"] == "2 found" and found["marks"] == 2
-    assert found["unfolded"] > 4 and found["rects"] == len(graph["arena"]["tensors"])
+    products = [node["op"] for node in graph["nodes"] if "matmul" in node["op"].lower()]
+    assert found["unfolded"] > 4 and found["revealed"] == products and len(products) > 1
+    assert found["rects"] == len(graph["arena"]["tensors"])
     assert found["passes"] == len(graph["passes"])
 
 

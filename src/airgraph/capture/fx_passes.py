@@ -108,7 +108,7 @@ def user_pass(
 
 # -- no-ops ---------------------------------------------------------------------------------------------------------
 def source_of(node: torch.fx.Node) -> Any:
-    """The argument that a node gives back if it does nothing."""
+    """The argument that a node returns if it does nothing."""
     if node.target is aten.cat.default:
         tensors: Any = node.args[0]
         return tensors[0] if len(tensors) == 1 else None
@@ -202,7 +202,7 @@ COPIES = {
 
 
 def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Nodes that give back their argument. One that leaves the graph stays, and a copy does if a view of it leaves (the
+    """Nodes that return their argument. One that leaves the graph stays, and a copy does if a view of it leaves (the
     caller may count on memory of its own) or if an op counts from the start of its memory."""
     written = {n.args[0] for n in gm.graph.nodes if n.target is aten.copy_.default}
     counting = [n.args[0] for n in gm.graph.nodes if n.target in BY_MEMORY]

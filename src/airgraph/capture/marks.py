@@ -18,7 +18,7 @@ MARK = "_airgraph_buckets"
 
 
 def mark_bucket(tensor: torch.Tensor, dim: int, name: str) -> torch.Tensor:
-    """The size of `dim` is dynamic, and is padded to the buckets of that name. Gives the tensor back.
+    """Mark dimension `dim` as dynamic and as padded to the buckets of that name. Returns the tensor.
 
     airgraph.mark_bucket(x, 0, "batch")
     torch.compile(model, backend="airgraph", options={"buckets": {"batch": [2, 4, 8]}})(x)

@@ -49,11 +49,11 @@ def register_replacement(
     scalar_workaround: dict[str, float | int] | None = None,
     skip_duplicates: bool = False,
 ) -> None:
-    """From now on, every graph in which `search_fn` is found is given `replace_fn` there; `remove_replacements` ends it.
+    """Replace `search_fn` by `replace_fn` in every graph compiled from now on; `remove_replacements` undoes it.
 
     `example_inputs`: arguments to trace with; only their number and types matter. `extra_check(match)` may refuse a match.
-    `scalar_workaround` gives the numbers among the arguments a value that is not met by accident. `skip_duplicates`: a
-    pattern that is there already is not an error. Ops of different streams are never taken together.
+    `scalar_workaround` gives numbers among the arguments a value that does not occur by accident. `skip_duplicates`: a
+    pattern that is there already is not an error. Ops of different streams are never matched together.
     """
     global _patterns
     from torch._inductor import pattern_matcher

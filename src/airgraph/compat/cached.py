@@ -13,12 +13,14 @@ there. The file is data (`store.method_file`): where TorchAir keeps pickles and 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
 import inspect
 import os
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +115,7 @@ class CachedMethod:
                 self.model = self.found() or self.compiled(args, kwargs)
             if self.model is not None:
                 try:
-                    return self.model(*args, **kwargs)
+                    return self.model(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
                 except BindError as error:  # nothing has been run
                     self.skip(f"recompiled: {error.what}")
             return self.uncached(*args, **kwargs)
@@ -145,9 +147,11 @@ class CachedMethod:
             found = self.found()
             if found is not None:
                 return found
+            method = of_plain_arguments(self.method, args, kwargs)
+            given, named = tuple(map(plain, args)), {name: plain(value) for name, value in kwargs.items()}
             try:
                 return api.keep_method(
-                    self.method, args, kwargs, self.path, dynamic=self.dynamic, about=self.about(), config=self.config
+                    method, given, named, self.path, dynamic=self.dynamic, about=self.about(), config=self.config
                 )
             except Exception as error:  # torch.export's, of many types; what is wrong with the model itself comes again
                 self.skip(f"cannot be kept: {first_line(error)}")
@@ -165,6 +169,43 @@ class CachedMethod:
             "version": f"airgraph {airgraph.__version__}, torch {torch.__version__}",
             "options": ", ".join(changed) or "all as they are by default",
         }
+
+
+# -- arguments that are objects -------------------------------------------------------------------------------------
+# torch.export knows lists, tuples and dicts. A dataclass, as serving code hands its metadata over, is a dict of its fields
+# outside the method, and what it is inside.
+def plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return {key: plain(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def like(template: Any, value: Any) -> Any:
+    """What `plain` made of something like `template`, made back."""
+    if dataclasses.is_dataclass(template) and not isinstance(template, type):
+        made = copy.copy(template)
+        for name, item in value.items():
+            object.__setattr__(made, name, like(getattr(template, name), item))
+        return made
+    if type(template) in (list, tuple):
+        return type(template)(map(like, template, value))
+    return {key: like(template[key], item) for key, item in value.items()} if type(template) is dict else value
+
+
+def of_plain_arguments(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The method, for arguments that `plain` has been through: the same where it changes none."""
+    leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
+    if not any(dataclasses.is_dataclass(leaf) for leaf in leaves):
+        return method
+
+    @functools.wraps(method.__func__)
+    def called(self: Any, *given: Any, **named: Any) -> Any:
+        rebuilt = {name: like(kwargs[name], value) for name, value in named.items()}
+        return method.__func__(self, *map(like, args, given), **rebuilt)
+
+    return types.MethodType(called, method.__self__)
 
 
 def first_line(error: BaseException) -> str:

@@ -325,7 +325,7 @@ class Looker:
         return run
 
     def read_sizes(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-        """The symbol of each place, and the sizes of what the graph gives back."""
+        """The symbol of each place, and the sizes of what the graph returns."""
         metas: list[Any] = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
         known = {id(tensor): meta for tensor, meta in zip(example_inputs, metas)}
         sizes: list[Any] = [s for m in metas if isinstance(m, torch.Tensor) for s in m.shape]
@@ -374,7 +374,7 @@ class Looker:
         if self.graphs != 1:
             refusal = refusal or f"the function has {self.graphs} graphs; only one can be followed"
         if any(type(leaf) is int for leaf in pytree.tree_leaves(output)):
-            refusal = refusal or "the function gives back a number, which may be a size"
+            refusal = refusal or "the function returns a number, which may be a size"
         shapes = {id(t): shape for t, shape in zip(self.outputs, self.shapes)}
         arguments = {id(t): i for i, t in enumerate(self.tensors)}
         found = [arguments.get(id(r), shapes.get(id(r))) for r in results]

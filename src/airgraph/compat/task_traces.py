@@ -135,7 +135,7 @@ def conflicts(events: Sequence[Task], total: int) -> Iterator[tuple[Task, Task]]
 def deadlock_check(
     input_path: str, output_path: str | None, aivec_total: int, merge_gap: float = 0.0
 ) -> list[tuple[Task, Task]]:
-    """Prints what may hang, and writes the trace with those tasks marked. Gives back the pairs."""
+    """Prints what may hang, and writes the trace with those tasks marked. Returns the pairs."""
     events = read(input_path, merge_gap)
     found = list(conflicts(events, aivec_total))
     if not found:
@@ -163,7 +163,7 @@ def shown(task: Task) -> str:
 
 # -- looking at a trace -----------------------------------------------------------------------------------------------
 def filter_comm_ops(input_path: str, output_path: str | None = None, merge_gap: float = 0.0) -> str:
-    """Writes the trace with nothing left but communication, and what streams wait for. Gives back where."""
+    """Writes the trace with nothing left but communication, and what streams wait for. Returns where."""
     events = read(input_path, merge_gap)
     kept = [e for e in events if handle(e, (*RECORDS, *WAITS)) or communicates(e)]
     for task in kept:

@@ -7,6 +7,9 @@ placeholder, under `NAME`.
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import re
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +17,7 @@ import torch
 
 NAME = "airgraph_name"  # the key in a placeholder's `meta`
 STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+FRAME = re.compile(r'File "(.+)", line (\d+), in (?:torch_dynamo_resume_in_)?forward(?:_at_\d+)?\b')
 
 
 def names_of(gm: torch.fx.GraphModule) -> list[str]:
@@ -21,15 +25,51 @@ def names_of(gm: torch.fx.GraphModule) -> list[str]:
     found = []
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)
-        found.append(readable(source.name) if source is not None else "")
+        found.append(readable(source.name, stack_of(node.meta)) if source is not None else "")
     return found
 
 
-def readable(source: str) -> str:
-    """`L['self']._modules['layers']._modules['0']._parameters['weight']` → `layers.0.weight`; `L['x']` → `x`"""
+def readable(source: str, stack: str = "") -> str:
+    """`L['self']._modules['layers']._modules['0']._parameters['weight']` → `layers.0.weight`; `L['x']` → `x`
+
+    `stack` is the trace of where it is used: a `forward` may call its module something else than `self`."""
+    text = plain(source)
+    is_module = text.startswith(OWN) or (STEP.search(source) and text.startswith(f"{receiver(stack)}."))
+    return text.partition(".")[2] if is_module else text
+
+
+OWN = ("self.", "fn.")  # (Dynamo calls a module of torch's own `fn`)
+
+
+def plain(source: str) -> str:
+    """`L['self']._modules['layers']` → `self.layers`"""
     text = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", STEP.sub(r".\1", source))
-    text = re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", text)
-    return text.removeprefix("self.").removeprefix("fn.")  # (Dynamo calls a module of torch's own `fn`)
+    return re.sub(r"\.size\(\)\[(\d+)\]", r".size(\1)", text)
+
+
+def receiver(stack: str) -> str:
+    """What the `forward` that was compiled, the outermost frame, calls its module."""
+    found = FRAME.match(stack.lstrip())
+    if not found:
+        return "self"
+    file, line = found[1], int(found[2])
+    inside = [(first, name) for first, last, name in forwards(file) if first <= line <= last]
+    return max(inside)[1] if inside else "self"
+
+
+@functools.lru_cache(maxsize=64)
+def forwards(file: str) -> list[tuple[int, int, str]]:
+    """The first and last line of each `forward` of a file, and the name of its first argument."""
+    try:
+        nodes = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
+    except SyntaxError:  # a cell of a notebook with magic commands
+        return []
+    methods = (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "forward" and n.args.args)
+    return [(n.lineno, n.end_lineno or n.lineno, n.args.args[0].arg) for n in methods]
+
+
+def stack_of(meta: Mapping[str, object]) -> str:
+    return str(meta.get("stack_trace") or "")
 
 
 def tell(graph: torch.fx.GraphModule, names: Sequence[str]) -> None:
@@ -45,5 +85,8 @@ def module_path(meta: Mapping[str, object]) -> str:
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not isinstance(stack, Mapping) or not stack:
         return ""
-    path = readable(str([*stack.values()][-1][0]))
-    return "" if path in ("self", "fn") else path
+    source = str([*stack.values()][-1][0])
+    root, _, rest = plain(source).partition(".")
+    if source.startswith("L[") and (f"{root}." in OWN or root == receiver(stack_of(meta))):
+        return rest
+    return plain(source)  # torch.export begins below the root

@@ -5,7 +5,7 @@
         '''addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor'''
         ...
 
-A converter is called with the arguments of the ATen op, tensors replaced by graph values. It gives back one value for
+A converter is called with the arguments of the ATen op, tensors replaced by graph values. It returns one value for
 each output. If it has a parameter `meta_outputs` it also gets what FX knows of the outputs (`TensorSpec`, nested as they
 are). A later registration for the same target wins; a user's always wins over ours.
 """
@@ -86,7 +86,7 @@ def converts(*targets: Target) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def register_converter(target: Target) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a converter of one's own for an ATen or custom op.
+    """Register your own converter for an ATen or custom op.
 
     @airgraph.register_converter(torch.ops.mylib.scale.default)
     def scale(x, factor, *, meta_outputs):

@@ -159,7 +159,7 @@ HEADER = """\
  *
 {ports}
  *
- * Every function gives back NULL, or a text that says what is wrong; it is valid until the next call with that instance.
+ * Every function returns NULL, or a text that says what is wrong; it is valid until the next call with that instance.
  * Calls with different instances may run at the same time. Calls with the same one wait for each other.
  */
 #ifndef {guard}

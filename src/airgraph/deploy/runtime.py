@@ -5,7 +5,7 @@
     run ─ bind the frame to the sizes if they changed, note where inputs and outputs are, run the steps
 
 A frame is the one of the native engine (engine/native/tables.py), and so are the interpreter of sizes and the steps. An
-instance has one frame; a mutex makes calls of the same instance wait for each other. Every function gives back null, or
+instance has one frame; a mutex makes calls of the same instance wait for each other. Every function returns null, or
 a text that says what is wrong.
 """
 

@@ -12,7 +12,7 @@ The IR stays functional (its values never change; `convert.writes` says why), so
 from nodes to what to call instead. PyTorch's own pass for this, `torch.fx.passes.reinplace`, works on FX graphs and leaves
 ops in them that the IR cannot take.
 
-What must hold is a matter of memory. Values that may share some are in one class: what an op gives back is in the class of
+What must hold is a matter of memory. Values that may share some are in one class: what an op returns is in the class of
 what it reads, unless the op is known to make memory of its own. An op may write over its argument if no other value of that
 class is read afterwards. The class must have come from the graph's own ops, or from one argument whose new value this is.
 """
@@ -208,7 +208,7 @@ def memory_of(node: Node, graph: Graph) -> Literal["new", "shared", "unknown"]:
         return "shared"
     op = find_target(node.attrs["target"], graph) if node.op == "AtenCall" else None
     if not isinstance(op, OpOverload) or op.namespace != "aten":
-        return "unknown"  # a constant serves every call, and an op of a user's may give back what it keeps
+        return "unknown"  # a constant serves every call, and an op of a user's may return what it keeps
     if op is aten._unsafe_view.default or any(r.alias_info is not None for r in op._schema.returns):
         return "shared"
     new = torch.Tag.pointwise in op.tags or op in MAKES_NEW or op in PARTS or op in CHANGES or not any(node.values())

@@ -33,7 +33,7 @@ PLACED = (
 )
 Work = Callable[[Env, Symbols], Sequence[Any]]
 MapDevice = Callable[[torch.device], torch.device]
-# Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it gives back.
+# Shown a node and its results while a graph runs, inputs and constants first; the graph goes on with what it returns.
 Observe = Callable[[Node, Sequence[Any]], Sequence[Any]]
 
 

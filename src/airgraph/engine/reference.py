@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from airgraph.aten_call import decode, find_target
+from airgraph.aten_call import decoder, find_target
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
@@ -36,7 +36,7 @@ from airgraph.engine.strides import contiguous_strides, restride
 from airgraph.errors import EngineError
 from airgraph.ir.graph import Graph, Input, Node, Value
 from airgraph.ir.ops import OPS, OpInput
-from airgraph.ir.symbols import evaluate
+from airgraph.ir.symbols import evaluate, is_expression
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
 from airgraph.torch_types import SYMBOLIC, TORCH_TYPES
@@ -244,29 +244,49 @@ class ReferenceExecutable:
         return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
 
     def aten_call(self, node: Node, writer: InPlaceCall | None = None) -> Work:
+        """A call into PyTorch. Everything that does not depend on the values is done once, here: for a small op, decoding
+        its arguments takes longer than running it."""
         target = find_target(node.attrs["target"], self.graph)
         values = list(node.values())
-        layouts = node.attrs["strides"] or (None,) * len(values)
-        expected = [(v, v.type.shape or ()) for v in node.outputs]
-        collective = is_collective(target)
+        readers = [self.reader(v, layout) for v, layout in zip(values, node.attrs["strides"] or (None,) * len(values))]
+        arguments, named = (decoder(node.attrs[k], self.graph, self.map_device) for k in ("args", "kwargs"))
+        open_results = [(i, v) for i, v in enumerate(node.outputs) if has_symbols(v)]
+        collective, count = is_collective(target), len(node.outputs)
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
-            inputs = [
-                env[id(v)] if id(v) in self.cells else call_input(v, layout, env, symbols)
-                for v, layout in zip(values, layouts)
-            ]
-            args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
+            inputs = [read(env, symbols) for read in readers]
             call = writer.call if writer and writer.fits(inputs) else target
-            leaves = torch.utils._pytree.tree_leaves(call(*args, **kwargs))
+            result = call(*arguments(inputs), **named(inputs))
+            leaves = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
             if collective:
                 leaves = finished(leaves)
-            if len(leaves) != len(expected):  # FX knew that some results are None, and the graph has no value for them
+            if len(leaves) != count:  # FX knew that some results are None, and the graph has no value for them
                 leaves = [leaf for leaf in leaves if leaf is not None]
-            for (value, shape), leaf in zip(expected, leaves):
-                learn(value, shape, leaf, symbols)
-            return [as_tensor(leaf) for leaf in leaves]
+            for i, value in open_results:
+                learn(value, value.type.shape or (), leaves[i], symbols)
+            return [leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf) for leaf in leaves]
 
         return run
+
+    def reader(self, value: Value, layout: Any) -> Callable[[Env, Symbols], Any]:
+        """What a call into PyTorch gets: numbers as numbers, tensors with the strides FX recorded."""
+        key, layout = id(value), None if layout is None else tuple(layout)
+        is_fixed = layout is not None and not any(map(is_expression, layout))
+
+        def number(env: Env, symbols: Symbols) -> Any:
+            found = env[key]
+            return found.item() if isinstance(found, torch.Tensor) and key not in self.cells else found
+
+        def tensor(env: Env, symbols: Symbols) -> Any:
+            found = env[key]
+            if not isinstance(found, torch.Tensor) or found.layout is not torch.strided:
+                return found
+            if layout is None:
+                return found if found.is_contiguous() else restride(found, contiguous_strides(found.shape))
+            strides = layout if is_fixed else evaluate(layout, symbols)
+            return found if found.stride() == strides else restride(found, strides)
+
+        return number if value.type.is_scalar and value.known is not None else tensor
 
     def constant(self, node: Node) -> torch.Tensor:
         value, dtype = node.attrs["value"], node.output.dtype
@@ -315,17 +335,9 @@ def numbers(value: Value, env: Env, symbols: Symbols) -> Any:
     return env[id(value)].tolist()
 
 
-def call_input(value: Value, layout: Any, env: Env, symbols: Symbols) -> Any:
-    """For a call into PyTorch: numbers as numbers, tensors with the strides FX recorded."""
-    tensor = env[id(value)]
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    if value.type.is_scalar and value.known is not None:
-        return tensor.item()
-    if tensor.layout != torch.strided:
-        return tensor
-    strides = evaluate(layout, symbols) if layout is not None else contiguous_strides(tensor.shape)
-    return restride(tensor, strides)
+def has_symbols(value: Value) -> bool:
+    """Sizes or a number that only running may tell."""
+    return any(getattr(size, "is_Symbol", False) for size in (*(value.type.shape or ()), value.known))
 
 
 def learn(value: Value, shape: Sequence[Any], leaf: Any, symbols: Symbols) -> None:

@@ -1,4 +1,4 @@
-"""Builders: `ge.Mul(x, y)` adds a node to the current graph and gives back its output.
+"""Builders: `ge.Mul(x, y)` adds a node to the current graph and returns its output.
 
     with building(Graph("graph_1")) as graph:
         x = ge.Data(index=0, dtype=0, shape=[2, 3], placement="NPU", node_name="x")

@@ -197,7 +197,7 @@ class Graph:
             self.stand_before(outer)
 
     def stand_before(self, node: Node | None) -> Node | None:
-        """From now on new nodes go right before `node`, or at the end; gives back where they went so far."""
+        """From now on new nodes go right before `node`, or at the end; returns where they went so far."""
         outer, self._at = self._at, node
         return outer
 

@@ -79,7 +79,7 @@ def extra_of(op: Any, node: Node, writer: DataWriter) -> dict[str, Any]:
 
 
 def attribute_extra(op: Any, node: Node, writer: DataWriter) -> dict[str, Any]:
-    """Attributes that GE's fields would give back otherwise than they are, and those that only look not given."""
+    """Attributes that GE's fields would return otherwise than they are, and those that only look not given."""
     custom = "output_names" in node.attrs
     row = None if custom else OPS[node.op]
     again = read_attrs(op, row, {})

@@ -13,7 +13,7 @@ A pattern names an op and its inputs. An input is
 `bind="name"` binds the value of the op itself, `index=1` means another of its outputs, further keywords are attributes it
 must have. Add and Mul fit either way round.
 
-The replacement gets what was bound and the matched node; it gives back the new value, None where there is nothing to do,
+The replacement gets what was bound and the matched node; it returns the new value, None where there is nothing to do,
 or `no("reason")` where something stands in the way that a reader of the journal would want to know. A `private` rule is
 for patterns that pay only if the values in between are gone afterwards: it is refused where somebody else reads one.
 """

@@ -187,8 +187,10 @@ _mark = 0
 
 
 def mark_step_begin() -> None:
-    """A new step begins: results of earlier ones are not needed any more. (`torch.compiler.cudagraph_mark_step_begin` says
-    the same.) It matters for output_policy="error" only: the others never write to what is held."""
+    """Mark the beginning of a step: results of earlier steps are no longer needed.
+
+    `torch.compiler.cudagraph_mark_step_begin` has the same effect. Only output_policy="error" depends on it: the other
+    policies never overwrite results that are alive."""
     global _mark
     _mark = next(_marks)
 

@@ -505,7 +505,7 @@ class GraphInfo:
 
 
 def graphs() -> list[GraphInfo]:
-    """The captured programs, the one used last first."""
+    """The captured programs, most recently used first."""
     found = [info(r) for p in list(_PROGRAMS) for e in list(p.entries.values()) for r in list(e.recordings)]
     return sorted(found, key=lambda g: -g.last_use)
 
@@ -521,7 +521,7 @@ def info(r: Recording) -> GraphInfo:
 
 
 def release() -> int:
-    """Drop every captured program and its memory; gives their number. Results that are held stay as they are."""
+    """Drop every captured program and its memory; returns their number. Results that you hold keep theirs."""
     count = 0
     for program in list(_PROGRAMS):
         with program.arena.lock:

@@ -143,7 +143,7 @@ def write_export(
     modules: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes the files and gives back the `.air`. `external`: weights in files of their own; None: where they must be.
+    """Writes the files and returns the `.air`. `external`: weights in files of their own; None: where they must be.
     `modules`: each op says which module of the model it comes from."""
     refuse_calls(stored.graph)
     for path in (Path(target.path), target.folder, target.air):
@@ -244,7 +244,7 @@ def weight_files(air: Path) -> set[str]:
 def write_weights(
     weights: Mapping[str, torch.Tensor], files: Mapping[str, str], folder: Path, progress: Progress
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The weights that have files, one after the other in pieces; gives back the name and the digest of each.
+    """The weights that have files, one after the other in pieces; returns the name and the digest of each.
 
     A file that is there may belong to a former export, which stays whole until the new model takes its place: other
     contents go into a file whose name also has their digest."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
 from airgraph.engine import find_engine
 from airgraph.engine.protocol import Planned, Request, StoredPlans
@@ -70,10 +71,13 @@ class PlannedProgram:
         end = at + int.from_bytes(data[at - 8 : at], "little")
         head = json.loads(data[at:end])
         reader = DataReader(head["symbols"], FUNCTIONS)
-        message = GraphDef.FromString(zlib.decompress(data[end : end + head["graph"]]))
+        try:
+            message = GraphDef.FromString(zlib.decompress(data[end : end + head["graph"]]))
+            plan = zlib.decompress(data[end + head["graph"] :]).decode()
+        except (zlib.error, DecodeError) as error:
+            raise VerifyError(f"it was changed: {error}") from error
         graph = read_graph(message, reader)
         boundary = read_boundary(head["boundary"], reader, len(list(graph.net_output.values())))
-        plan = zlib.decompress(data[end + head["graph"] :]).decode()
         return cls(head["engine"], graph, boundary, plan, head["target"]), head["more"]
 
     def parsed(self) -> Plan:

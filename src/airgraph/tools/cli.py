@@ -109,9 +109,12 @@ def show(args: argparse.Namespace) -> int:
 
 
 def build(args: argparse.Namespace) -> int:
-    from airgraph.building import build
+    with importing():
+        from airgraph.building import build
+    from airgraph.tools.terminal import waiting
 
-    folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
+    with waiting(f"building {args.file}"):
+        folder = build(args.file, args.output, target=args.target, name=args.name, entry=args.entry)
     for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         print(f"{path.stat().st_size:>12,}  {path}")
     return 0

@@ -464,7 +464,7 @@ def set_random_state(state: list[torch.Tensor]) -> None:
 def compare_script(script: Script, *, json_file: str | None = None) -> int:
     """Run a script as `airgraph run` does, comparing all that airgraph compiles.
 
-    Gives back DIFFERS where something differs, else what the script ended with.
+    Returns DIFFERS where something differs, else what the script ended with.
     """
     script.check("compare")
     ended: Any = 0

@@ -127,7 +127,7 @@ def explain(
     more: Sequence[tuple[Any, ...]] = (),
     **kwargs: Any,
 ) -> Report:
-    """Compile `model` with airgraph, call it with `args` and `kwargs`, and tell what happened.
+    """Compile `model` with airgraph, call it with `args` and `kwargs`, and report what happened.
 
         report = airgraph.explain(model, torch.ones(4, 8))
         report = airgraph.explain(model, torch.ones(4, 8), more=[(torch.ones(5, 8),), (torch.ones(6, 8),)])

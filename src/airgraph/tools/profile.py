@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,11 @@ def kernels_of(program: Any) -> Iterator[KernelTime]:
     executable = getattr(program, "executable", None)
     if isinstance(executable, Planned):
         for step in executable.plan.steps:
-            yield described(executable.plan, step)
+            kernel = described(executable.plan, step)
+            yield kernel
+            for part in ("prologue", "epilogue"):  # timed beside their step, which has their bytes
+                if getattr(step, part, None) is not None:
+                    yield replace(kernel, name=f"{kernel.name} ({part})", bytes=None, flops=None)
 
 
 def described(plan: Plan, step: Step) -> KernelTime:

@@ -5,6 +5,7 @@ docs/torchair.md has the table: page, what is as there, and the test.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,3 +211,37 @@ def test_tensors_that_the_script_saves(tmp_path: Path) -> None:
     torch.compile(f, backend="npugraph_ex")(x0, x1)
     assert torch.equal(torch.load("test1_device_0_0.pt").cpu(), x1.cpu())
     torch.testing.assert_close(torch.load("test2_device_0_0.pt").cpu(), x0.cpu().square())
+
+
+def test_a_cached_method_with_objects_for_arguments(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Meta:
+        data: Any
+        is_prompt: bool
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 1)
+            self.cached_prompt = torch.npu.npugraph_ex.inference.cache_compile(self.prompt)
+            self.cached_decode = torch.npu.npugraph_ex.inference.cache_compile(self.decode)
+
+        def forward(self, x: Meta, kv: list[Any]) -> Any:
+            return self.cached_prompt(x, kv) if x.is_prompt else self.cached_decode(x, kv)
+
+        def prompt(self, x: Meta, kv: list[Any]) -> Any:
+            return self.linear(x.data) + self.linear(kv[0])
+
+        def decode(self, x: Meta, kv: list[Any]) -> Any:
+            return self.linear(x.data) - self.linear(kv[0])
+
+    data = torch.randn(2, 2).npu()
+    for model in (Model().npu(), Model().npu()):  # the second finds what the first has kept
+        for is_prompt, method in ((True, model.prompt), (False, model.decode)):
+            meta = Meta(data, is_prompt)
+            torch.testing.assert_close(model(meta, [data]), method(meta, [data]))
+        assert not model.cached_prompt.skipped and not model.cached_decode.skipped
+    folders = {
+        path.parent.name for path in tmp_path.glob(".torchair_cache/Model_dynamic*aclgraphcache*/*/compiled_module")
+    }
+    assert folders == {"prompt", "decode"}

@@ -29,7 +29,7 @@ def attention(view: PaddingView) -> Facts:
         check_keys(view, q, k, v)
     lse = view.node.outputs[1]
     if lse.users and lse.type.rank != 3:
-        raise UnsupportedPadding("gives back sums in an order of its own")
+        raise UnsupportedPadding("returns sums in an order of its own")
     sums = Fact((rows, q.axes[1], q.axes[2])) if lse.users else None
     return [Fact((rows, q.axes[1], q.axes[2], v.axes[3])), sums]
 

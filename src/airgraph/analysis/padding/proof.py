@@ -260,7 +260,7 @@ class Walk:
                 raise UnsupportedPadding(f"gives the size {self.symbol} back as a number")
             for factors in self.of(value).axes:
                 if self.carries(factors) and (not self.carries(factors[:1]) or self.carries(factors[1:])):
-                    raise UnsupportedPadding(f"gives back {self.symbol} flattened with another dimension")
+                    raise UnsupportedPadding(f"returns {self.symbol} flattened with another dimension")
 
     # -- asked by rules ---------------------------------------------------------------------------------------------
     def of(self, value: Value) -> Fact:

@@ -134,10 +134,12 @@ def npu_dequant_swiglu_quant(
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """`group_index` counts the rows of each group, of which each has its own scales; rows behind the last are zeros."""
+    """`group_index` counts the rows of each group, of which each has its own scales; rows behind the last are zeros.
+    `quant_mode`: 0 divides by quant_scale, adds quant_offset and gives zeros for scales; 1 finds a scale for each row."""
     op = "npu_dequant_swiglu_quant"
-    need(quant_mode == 1, op, "quant_mode 0 is not emulated, only 1: a scale for each row")
-    not_emulated(op, quant_offset=quant_offset, dst_type=dst_type, round_mode=round_mode, activate_dim=activate_dim)
+    need(quant_mode in (0, 1), op, f"quant_mode is {quant_mode}, and has to be 0 or 1")
+    not_emulated(op, dst_type=dst_type, round_mode=round_mode, activate_dim=activate_dim)
+    need(quant_mode == 0 or quant_offset is None, op, "quant_offset goes with quant_mode 0")
     need(x.dim() > 1, op, "x has to have two axes or more")
     rows = x.flatten(0, -2)
     group = None if group_index is None else groups_of(rows.shape[0], group_index)
@@ -147,11 +149,16 @@ def npu_dequant_swiglu_quant(
         need_types(op, FLOATS, x=x)
         wide = rows.float()
     y = gated(op, wide, activate_left, swiglu_mode, (glu_alpha, clamp_limit, glu_bias))
-    smooth = of_group(quant_scale, group)
-    y = y if smooth is None else y * smooth.float()
+    scales, offset = of_group(quant_scale, group), of_group(quant_offset, group)
+    if scales is not None:
+        y = y * scales.float() if quant_mode else y / scales.float()
+    y = y if offset is None else y + offset.float()
     if group is not None and group_index is not None:
         y = y.masked_fill((group == group_index.shape[0]).unsqueeze(-1), 0.0)
-    quantised, scale = npu_dynamic_quant(y)
+    if quant_mode:
+        quantised, scale = npu_dynamic_quant(y)
+    else:
+        quantised, scale = y.round().clamp(-128, 127).to(torch.int8), y.new_zeros(y.shape[0])
     return quantised.unflatten(0, x.shape[:-1]), scale.unflatten(0, x.shape[:-1])
 
 

@@ -62,7 +62,7 @@ def has_kernel(op: str) -> bool:
 
 
 def register_kernel(op_type: str) -> Callable[[Meaning], Meaning]:
-    """What a GE op of one's own means: a function of tensors, called when the graph reaches the node.
+    """Register the kernel of your own GE op: a function of tensors, called when the graph reaches the node.
 
     @airgraph.register_kernel("MyScale")
     def my_scale(x, *, factor):

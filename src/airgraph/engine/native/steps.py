@@ -130,7 +130,7 @@ def wait(f: Function, counter: str, target: str, threads: str, stop: str) -> str
 def run() -> str:
     """All steps of a frame: calls of the library by themselves, what lies between two of them in one parallel region.
 
-    Gives back 0, or what `call` says in place of results.
+    Returns 0, or what `call` says in place of results.
     """
     f = Function("run", "ptr %frame", "i64", exported=True)
     f.do(f"%context = alloca [{ContextWords.WORDS} x i64]")

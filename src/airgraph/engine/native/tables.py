@@ -86,7 +86,7 @@ class ContextWords:
     COUNTER, WORDS = 14, 22
 
 
-# What `call` gives back in place of results. RAISED stays inside: `call` returns null, with the exception pending.
+# What `call` returns in place of results. RAISED stays inside: `call` returns null, with the exception pending.
 NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, ZERO_DIVISION, TORCH_FAILED = range(1, 7)
 
 

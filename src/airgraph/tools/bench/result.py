@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from airgraph.capture.compiled import readable_size
 from airgraph.tools.terminal import UNLIMITED, console
 
 
@@ -77,11 +76,11 @@ class JobResult:
         return [line for figures in self.figures.values() for line in figures.advice]
 
 
-HEAD = ("", "ms per call", "±", "of eager", "compile s", "again s", "peak memory", "from float64")
+HEAD = ("", "ms per\ncall", "±", "of\neager", "compile\ns", "again\ns", "peak\nMB", "from\nfloat64")  # fits 80 columns
 
 
 class BenchResult:
-    """What `airgraph.bench` gives back."""
+    """What `airgraph.bench` returns."""
 
     def __init__(self, jobs: list[dict[str, Any]], note: str = "") -> None:
         self.jobs = [JobResult(**job) for job in jobs]
@@ -145,12 +144,12 @@ def rows(job: JobResult) -> list[tuple[str, ...]]:
         found.append(
             (
                 f.name,
-                f"{f.seconds * 1e3:.3f}" if f.seconds else "-",
+                (f"{f.seconds * 1e3:.3f}" if f.seconds < 1 else f"{f.seconds * 1e3:.0f}") if f.seconds else "-",
                 f"{f.spread:.0%}" if f.spread is not None else "-",
                 f"{f.seconds / eager:.2f}" if f.seconds and eager else "-",
                 f"{f.cold:.2f}" if compiling and f.cold is not None else "-",
                 f"{f.warm:.2f}" if f.warm is not None else "-",
-                readable_size(f.memory) if f.memory else "-",
+                f"{f.memory / 1e6:.0f}" if f.memory else "-",
                 f"{f.error:.1e}" if f.error is not None else "-",
             )
         )
@@ -176,7 +175,7 @@ td:first-child, th:first-child { text-align: left; } tr.best { font-weight: 600;
 
 
 def html_table(job: JobResult) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEAD)
+    head = "".join(f"<th>{html.escape(name).replace(chr(10), ' ')}</th>" for name in HEAD)
     lines = [
         f"<tr{' class=best' if row[0] == job.best else ''}>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>"
         for row in rows(job)

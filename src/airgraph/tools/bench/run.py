@@ -39,7 +39,7 @@ def bench(
     seconds: float = SECONDS,
     training: bool = False,
 ) -> BenchResult:
-    """Time the model by eager PyTorch, airgraph and Inductor, each in a process of its own, in turns.
+    """Time the model with eager PyTorch, airgraph and Inductor, each in its own process, alternating.
 
         result = airgraph.bench(model, x)
         print(result.text())

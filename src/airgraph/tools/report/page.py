@@ -66,7 +66,7 @@ def report(
 
         airgraph.report(model, x).save("report.html")
 
-    `more` are the arguments of further calls. In a notebook the report shows itself.
+    `more` are the arguments of further calls. A notebook displays the report.
     """
     from airgraph.api import backend
 

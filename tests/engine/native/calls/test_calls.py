@@ -215,7 +215,7 @@ def test_views_are_copied(no_python):
 
 
 def test_views_that_do_not_say_so(no_python):
-    """_unsafe_view gives back its argument's memory, which its schema denies."""
+    """_unsafe_view returns its argument's memory, which its schema denies."""
 
     def function(x):
         return torch.ops.aten._unsafe_view(torch.sort(x, stable=True)[0], [6]), torch.cumsum(x, 0)

@@ -115,4 +115,5 @@ def test_threads_divide_panels_where_pixels_are_few():
     large = sizes((1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     small = sizes((1, 512, 7, 7, 512, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     middle = sizes((1, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1), (1, 1), 1))
-    assert [as_int(conv_last.split(s, 2, tile)) for s in (large, small, middle)] == [0, 1, 1]
+    uneven = sizes((1, 200, 14, 14, 80, (1, 1), (1, 1), (0, 0), (1, 1), 1))  # panels of 64 and of 16 channels
+    assert [as_int(conv_last.split(s, 2, tile)) for s in (large, small, middle, uneven)] == [0, 1, 1, 0]

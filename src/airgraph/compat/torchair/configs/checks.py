@@ -1,4 +1,4 @@
-"""The kinds of validation an option can have. A check takes a value and gives back what is stored, or raises.
+"""The kinds of validation an option can have. A check takes a value and returns what is stored, or raises.
 
 Error types and texts are TorchAir's, since scripts and their tests match on them. Two checks are stricter: an int
 option refuses True and False, and a pattern must match to the end of the string (`$` alone lets a newline through).

@@ -456,7 +456,7 @@ def results() -> str:
 
 
 def shares(f: Function, row: str, handle: str, fail: Callable[[], None]) -> str:
-    """Whether a result lies in memory that the call was given. (Not every op that gives back a view says so.)"""
+    """Whether a result lies in memory that the call was given. (Not every op that returns a view says so.)"""
     ask(f, "aoti_torch_get_storage_offset", handle, fail)
     offset = f.mul(f.word("%out", 0), f.word(row, ResultWords.ITEM))
     ask(f, "aoti_torch_get_data_ptr", handle, fail)

@@ -131,7 +131,7 @@ def nothing() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Several:
-    """A list of tensors that a call gives back; how many they are the node knows."""
+    """A list of tensors that a call returns; how many they are the node knows."""
 
     call: Noted
     place: Returned
@@ -188,7 +188,7 @@ class CallRecorder(TorchFunctionMode):
                     results.append(None)
                     call.returns.append(None)
                 case kind:
-                    raise UnsupportedCall(f"{op} gives back a {kind.removesuffix('Type')}")
+                    raise UnsupportedCall(f"{op} returns a {kind.removesuffix('Type')}")
         self.calls.append(call)
         return results[0] if len(results) == 1 else tuple(results)
 

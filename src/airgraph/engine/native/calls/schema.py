@@ -72,9 +72,9 @@ def enters_by_autograd(op: OpOverload) -> bool:
     if ".py:" in kernel.where or kernel.where == "/dev/null":
         raise UnsupportedCall(f"{op} is written in Python")
     if torch.Tag.data_dependent_output in op.tags:
-        raise UnsupportedCall(f"what {op} gives back, only running can tell")
+        raise UnsupportedCall(f"what {op} returns, only running can tell")
     if len({r.real_type.kind() for r in op._schema.returns}) > 1:
-        raise UnsupportedCall(f"{op} gives back things of several kinds")
+        raise UnsupportedCall(f"{op} returns things of several kinds")
     if not kernel.wants_ints(op):
         return False
     layer = RegisteredKernel.of(op, "Autograd")

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from airgraph.engine.native.llvm.builder import vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.plan.convolution import ConvSizes
-from airgraph.plan.sizes import Amount, ceil, choose, less
+from airgraph.plan.sizes import Amount, ceil, choose, less, minimum
 
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
@@ -107,6 +107,12 @@ def panels(s: ConvSizes, tile: ConvTile) -> int:
     return s.groups * -(-s.o // s.groups // tile.panel)
 
 
+def vectors(s: ConvSizes, tile: ConvTile) -> int:
+    """Of output channels, in all panels."""
+    groups = 1 if mode_of(s) == DEPTHWISE else s.groups
+    return groups * -(-s.o // groups // tile.lanes)
+
+
 def packed_numbers(s: ConvSizes, tile: ConvTile) -> int:
     """In a packed copy of all weights, zeros included."""
     return panels(s, tile) * s.depth * tile.panel
@@ -119,7 +125,9 @@ def split(s: ConvSizes, threads: Amount, tile: ConvTile) -> Amount:
         return 0
     if 4 * packed_numbers(s, tile) > PACKED:
         return 1
-    by_pixels, by_panels = count * (PACKING + ceil(pixels, threads)), ceil(count, threads) * (PACKING + pixels)
+    all_vectors = vectors(s, tile)  # the last panel may have fewer than the others
+    most = minimum(ceil(count, threads) * tile.vectors, all_vectors)
+    by_pixels, by_panels = all_vectors * (PACKING + ceil(pixels, threads)), most * (PACKING + pixels)
     return choose(less(by_panels * round(100 * WHOLE_IMAGE), by_pixels * 100), 1, 0)
 
 

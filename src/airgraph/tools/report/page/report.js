@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("main");
 const svgSpace = "http://www.w3.org/2000/svg";
-const state = { tab: "Overview", graph: 0, open: new Set(), search: "" };
+const state = { tab: "Overview", graph: 0, open: new Set(), search: "", more: null };
 
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -146,11 +146,12 @@ function drawing(graph) {
   const fold = el("button", { id: "fold" }, "fold all");
   const found = el("span", { class: "legend", id: "found" });
   const picture = svg("svg", { id: "drawing" });
-  search.addEventListener("input", () => { state.search = search.value; mark(graph, picture, found); prepare(graph); });
-  search.addEventListener("keydown", (event) => { if (event.key === "Enter") { reveal(graph); draw(graph, picture); mark(graph, picture, found); } });
-  fold.addEventListener("click", () => { state.open.clear(); draw(graph, picture); mark(graph, picture, found); });
+  const show = () => { draw(graph, picture); mark(graph, picture, found); };
+  search.addEventListener("input", () => { Object.assign(state, { search: search.value, more: null }); mark(graph, picture, found); prepare(graph); });
+  search.addEventListener("keydown", (event) => { if (event.key === "Enter") reveal(graph, show); });
+  fold.addEventListener("click", () => { state.open.clear(); state.more = null; show(); });
   const legend = el("span", { class: "legend" }, "click a module to unfold it, its frame or one of its nodes to fold it; Enter opens what was found");
-  queueMicrotask(() => { draw(graph, picture); mark(graph, picture, found); });
+  queueMicrotask(show);
   return [el("div", { class: "tools" }, search, fold, found, legend), picture];
 }
 function openAll(group) {
@@ -167,7 +168,9 @@ function withHits(graph) {  // the modules of the first hits, as many as can be 
   const found = new Set();
   let room = CHUNK;
   for (const id of hits(graph)) {
-    for (let g = graph.owner[id]; g.parent; g = g.parent) {
+    const around = [];
+    for (let g = graph.owner[id]; g.parent; g = g.parent) around.unshift(g);
+    for (const g of around) {
       if (!found.has(g) && !isOpen(g)) room -= g.nodes.length + g.children.size;
       found.add(g);
     }
@@ -175,8 +178,21 @@ function withHits(graph) {  // the modules of the first hits, as many as can be 
   }
   return found;
 }
-function reveal(graph) {
-  for (const group of withHits(graph)) state.open.add(group.path);
+const whenIdle = window.requestIdleCallback ?? setTimeout;
+function reveal(graph, show) {  // unfolds for 20 ms, draws, and goes on in idle time until something else is asked for
+  const closed = [...withHits(graph)].filter((group) => !isOpen(group));
+  const some = () => {
+    const end = performance.now() + 20;
+    do {
+      const group = closed.shift();
+      folded(graph, group);
+      state.open.add(group.path);
+    } while (closed.length && performance.now() < end);
+    show();
+    state.more = closed.length ? some : null;
+    whenIdle(() => { if (state.more === some) some(); });
+  };
+  if (closed.length) some();
 }
 function mark(graph, picture, found) {
   const list = hits(graph), boxes = new Set(list.map((id) => visible(graph, id)));
@@ -220,7 +236,7 @@ function folded(graph, group) {
 }
 const next = (graph) => [...withHits(graph), ...graph.shown].find((group) => !graph.layouts.has(group));
 function prepare(graph) {  // in idle time: the insides of what may be unfolded next
-  (window.requestIdleCallback ?? setTimeout)(() => {
+  whenIdle(() => {
     const group = next(graph);
     if (group) { folded(graph, group); prepare(graph); }
   });
@@ -354,6 +370,7 @@ function draw(graph, picture) {
   picture.onclick = (event) => {
     const box = event.target.closest("g.box, g.frame");
     if (!box || moved > 4) return;
+    state.more = null;
     const key = box.dataset.key;
     if (box.classList.contains("frame")) state.open.delete(key.slice(1));
     else if (key[0] === "g") state.open.add(key.slice(1));
@@ -461,7 +478,7 @@ for (const name of Object.keys(TABS)) {
   tabs.append(button);
 }
 data.graphs.forEach((g, i) => chooser.append(el("option", { value: i }, `${g.name} (${g.phase})`)));
-chooser.addEventListener("change", () => { state.graph = +chooser.value; state.open.clear(); render(); });
+chooser.addEventListener("change", () => { state.graph = +chooser.value; state.more = null; state.open.clear(); render(); });
 const theme = document.documentElement;
 theme.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 document.getElementById("theme").addEventListener("click", () => { theme.dataset.theme = theme.dataset.theme === "dark" ? "light" : "dark"; });
