@@ -136,7 +136,7 @@ def test_strides_that_lose_values(tmp_path):
         message.attr["_airgraph"].s = json.dumps(described).encode()
 
     ours = airgraph.load_export(rewritten(air, change), engine="native")
-    with pytest.raises(BindError, match="was an expanded tensor when .* was exported; now its elements differ"):
+    with pytest.raises(BindError, match=r"was an expanded tensor when .* was exported; now its elements differ"):
         ours(torch.randn(3, 4))
 
 
