@@ -436,6 +436,20 @@ def test_arguments_that_lie_in_another_way(tmp_path, engine, dynamic):
             same(cache, eager)
 
 
+@pytest.mark.parametrize("engine", ["reference", "native"])
+def test_an_argument_that_was_expanded(tmp_path, engine):
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    x, other = torch.randn(1, 4).expand(3, 4), torch.randn(3, 4)
+    ours = airgraph.load_export(airgraph.export(Doubled(), (x,), path=str(tmp_path)), engine=engine)
+    same(ours(x), x * 2)
+    same(ours(x.contiguous()), x * 2)
+    with pytest.raises(BindError, match=r"was an expanded tensor when .* was exported; now its elements differ"):
+        ours(other)
+
+
 def test_numbers_that_are_arguments(tmp_path):
     class Scaled(nn.Module):
         def forward(self, x, k):

@@ -113,6 +113,33 @@ def test_a_symbol_that_is_another_size(tmp_path):
         ours(torch.randn(3, 4))
 
 
+def test_a_number_is_what_its_argument_gives(tmp_path):
+    """A native kernel read the bits of a float argument as an integer where the file did not say that it is a number."""
+    air = airgraph.export(fuzz.Calls(lambda m, x, k: x * k), (torch.randn(3), 2.5), path=str(tmp_path), dynamic=True)
+
+    def change(message, ops):
+        for op in ops.values():
+            extra = json.loads(op.attr[EXTRA].s) if op.type == "Data" and EXTRA in op.attr else {}
+            if extra.get("known"):
+                op.attr[EXTRA].s = json.dumps({**extra, "known": []}).encode()
+
+    with pytest.raises(AirgraphError, match="is stated to be None"):
+        airgraph.load_export(rewritten(air, change), engine="native")(torch.randn(3), 2.5)
+
+
+def test_strides_that_lose_values(tmp_path):
+    _, air = exported(tmp_path, dynamic=False)
+
+    def change(message, ops):
+        described = json.loads(message.attr["_airgraph"].s)
+        described["arguments"][-1]["strides"][-1] = 0
+        message.attr["_airgraph"].s = json.dumps(described).encode()
+
+    ours = airgraph.load_export(rewritten(air, change), engine="native")
+    with pytest.raises(BindError, match=r"was an expanded tensor when .* was exported; now its elements differ"):
+        ours(torch.randn(3, 4))
+
+
 def test_a_constant_has_the_type_of_its_output(tmp_path):
     air = airgraph.export(fuzz.Calls(lambda m, x: x.sum((0, 1))), (torch.randn(2, 3),), path=str(tmp_path))
 

@@ -39,6 +39,14 @@ def apart(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return x[index] if index else x
 
 
+def loses_values(x: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a copy with these strides would have one value in place of several: they differ along a stride of 0."""
+    kept = apart(x, strides)
+    if kept.shape == x.shape:
+        return False
+    return not bool(((kept == x) | ((kept != kept) & (x != x))).all())
+
+
 def copy_strided(x: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
     """A copy with these strides, so many elements into its memory."""
     part = apart(x, strides)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from airgraph.engine.strides import copy_strided, same_layout
+from airgraph.engine.strides import copy_strided, loses_values, same_layout
 from airgraph.errors import AirgraphError, BindError
 from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn
 from airgraph.ir.symbols import evaluate
@@ -127,6 +127,10 @@ def free_symbols(argument: Argument) -> set[Any]:
     return {symbol for part in parts for symbol in getattr(part, "free_symbols", ())}
 
 
+def may_be_zero(stride: Any) -> bool:
+    return stride == 0 if isinstance(stride, int) else not stride.is_nonzero
+
+
 def zeros_for(argument: Argument, symbols: Mapping[Any, int]) -> Any:
     match argument:
         case TensorIn(_, type, strides, device):
@@ -160,7 +164,8 @@ class LoadedModel:
         self.first = list(weights.values())
         self.arguments = boundary.arguments[len(weights) :]
         self.written = tuple(written)
-        self.laid = [(i, a) for i, a in enumerate(boundary.arguments) if i in by_memory and isinstance(a, TensorIn)]
+        tensors = [(i, a) for i, a in enumerate(boundary.arguments) if isinstance(a, TensorIn)]
+        self.laid = [(i, a) for i, a in tensors if i in by_memory or any(map(may_be_zero, a.strides))]
         known = {place for place, _ in contract.numbers}  # their types, too
         self.kinds = [(i, a.kind) for i, a in enumerate(self.arguments) if isinstance(a, NumberIn) and i not in known]
         self.rehearse = rehearse
@@ -206,8 +211,8 @@ class LoadedModel:
                 tensor.copy_(before)
 
     def lay_out(self, given: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Arguments whose place in memory counts and that lie in another way than the exported ones become copies that do
-        not: (original, copy) of those that are written to."""
+        """Arguments whose place in memory counts, or that were expanded, and that lie in another way than the exported ones
+        become copies that do not: (original, copy) of those that are written to."""
         copies = []
         for i, spec in self.laid:
             tensor = given[i]
@@ -215,6 +220,13 @@ class LoadedModel:
                 continue  # the program says what is wrong with it
             strides = evaluate(spec.strides, self.symbols(given[len(self.first) :]))
             if not same_layout(tensor, strides):
+                if loses_values(tensor, strides):
+                    raise BindError(
+                        f"argument {spec.name!r} was an expanded tensor when {self.name} was exported; now its elements "
+                        "differ along that axis",
+                        where={"strides": str(list(strides)), "given": str(list(tensor.stride()))},
+                        hint="export it with an argument that is not expanded",
+                    )
                 given[i] = copy_strided(tensor, strides)
                 if i in self.written:
                     copies.append((tensor, given[i]))

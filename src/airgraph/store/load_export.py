@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from airgraph.convert.known_calls import refusal
-from airgraph.engine.strides import same_layout, with_strides
+from airgraph.engine.strides import loses_values, same_layout, with_strides
 from airgraph.errors import AirgraphError, ExportError, VerifyError
 from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
 from airgraph.ir.exact import DataReader, shown
@@ -139,6 +139,8 @@ def laid_out(tensor: torch.Tensor, argument: Argument, bound: bool = False) -> t
     problem = layout_refusal(tensor.shape, argument.strides)
     if problem:
         raise VerifyError(f"the weight {argument.name} {problem}")
+    if tensor.device.type != "meta" and loses_values(tensor, argument.strides):
+        raise VerifyError(f"the weight {argument.name} repeats along an axis by its strides, and not by its values")
     return tensor if tensor.device.type == "meta" else with_strides(tensor, argument.strides)
 
 

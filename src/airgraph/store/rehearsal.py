@@ -140,6 +140,8 @@ class _Run:
         argument = self.arguments[node.name]
         if isinstance(argument, NumberIn) and node.output.dtype != NUMBERS[argument.kind]:
             raise self.wrong(node, f"the argument {argument.name} is a number ({argument.kind.__name__})")
+        if node.output.known != (argument.expr if isinstance(argument, NumberIn) else None):
+            raise self.wrong(node, f"the argument {argument.name} is stated to be {node.output.known}")
         if not isinstance(argument, TensorIn):
             return self.size(argument.expr) if isinstance(argument, NumberIn) else None
         shape, strides = self.size(argument.type.shape), self.size(argument.strides)

@@ -271,6 +271,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
 
 
 def shown_title(plan: Plan, step: NativeStep) -> str:
-    """For profilers. The loops of a product are beside it: its bytes and operations are those of all three."""
+    """For profilers. The loops of a product are beside it: its bytes and operations are those of all three. The epilogue of
+    a convolution has none: the convolution calls it, block by block, and its time is part of that one's."""
+    if step.kind == "epilogue" and isinstance(step.origin, ConvStep):
+        return ""
     found = title(plan, step.origin)
     return f"{found} ({step.kind})" if step.kind in ("prologue", "epilogue") else found

@@ -52,8 +52,8 @@ def put(executable: Any, functions: Sequence[int]) -> None:
 
 
 def wrappers(titles: Sequence[str], kernels: Sequence[int]) -> tuple[list[int], Code | None, list[Any]]:
-    """(a function for each kernel, 0 for a call of PyTorch; the code; the names, which it points to)"""
-    numbers = [i for i, kernel in enumerate(kernels) if kernel]
+    """(a function for each kernel, 0 for those without a title and calls of PyTorch; the code; the names it points to)"""
+    numbers = [i for i, (title, kernel) in enumerate(zip(titles, kernels)) if title and kernel]
     if not numbers:
         return [0] * len(kernels), None, []
     held = [ctypes.create_string_buffer((PREFIX + title).encode()) for title in titles]
@@ -66,7 +66,7 @@ def wrappers(titles: Sequence[str], kernels: Sequence[int]) -> tuple[list[int], 
     )
     imports = {name: symbol(libtorch(), name) for name in (START, END)}
     code = build([Unit(text, tuple(f"step_{i}" for i in numbers), imports)])
-    return [code[f"step_{i}"] if kernels[i] else 0 for i in range(len(kernels))], code, held
+    return [code[f"step_{i}"] if i in numbers else 0 for i in range(len(kernels))], code, held
 
 
 def wrapper(number: int, function: int, name: int) -> str:

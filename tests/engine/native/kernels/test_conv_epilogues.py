@@ -13,6 +13,7 @@ import airgraph
 from airgraph.engine.native import target as native
 from airgraph.engine.native.kernels import conv_last
 from airgraph.plan.steps import ConvStep
+from airgraph.tools.profile import profiling
 
 pytestmark = pytest.mark.skipif(conv_last.this_tile() is None, reason="convolutions of this CPU have planes")
 
@@ -126,3 +127,13 @@ def test_parameters_that_change_between_calls(threads):
             torch.testing.assert_close(run(x), model(x))
             model.norm.weight.mul_(2)
             model.norm.running_var.add_(1)
+
+
+def test_its_time_is_the_convolutions_in_profiles():
+    model, x = Residual(16, 64, 3).eval(), torch.randn(1, 16, 20, 20)
+    with torch.no_grad(), profiling() as found:  # frames are made while the profiler listens
+        fast = airgraph.compile(model, x)
+        fast(x), fast(x)
+    names = {kernel.name: kernel.calls for kernel in found[0].kernels}
+    assert not [name for name in names if name.endswith("(epilogue)")], names
+    assert names["BNInfer+Conv2D+Add+Relu around"] == 2, "the convolution with its epilogue, once in each call"

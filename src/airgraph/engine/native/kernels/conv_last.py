@@ -7,8 +7,9 @@ the addresses of 14 pixels do not fit in the registers. One core of a Cascade La
 packed weights, GFLOP/s, medians of alternating calls beside other programs: 3 × 3 of 64 channels at 56² 81 / 72 / 75, of
 256 at 14² 81 / 70 / 77, 1 × 1 256→64 at 56² 74 / 62 / 62, 256→1024 at 14² 76 / 61 / 62, 1024→256 at 14² 70 / 59 / 61. The
 best calls: 3 × 3 of 64 channels 134, oneDNN 117, where the core can do 152. MKL's packed product, its bias written before,
-took 1.13, 0.93, 1.01 and 1.03 times as long as 14 × 32 for 1 × 1 64→256 at 56², 128→512 at 28², 256→1024 and 1024→256 at
-14²: it has no place here.
+takes 1.04 (1 × 1 128→512 at 28², 1024→256 at 14²) to 1.47 times (64→64 at 56²) as long as 6 × 64 for ResNet-50's nine
+shapes, and 1.04 (160→960 at 7²) to 1.67 times (16→64 at 112²) for eight of MobileNetV3's (one run, medians as above): it
+has no place here.
 
 Where a patch is read from is a *table*: for each of its taps (kh, kw) the addresses of a tile's pixels, zeros for
 those in the padding. So stride, padding, dilation and groups are nothing to the kernel. With few channels (the first layer)
