@@ -81,6 +81,21 @@ def rounded(q, k, v):
     return attention(q, k, v, attn_mask=(rows > 0) | (torch.arange(k.shape[2]) == 0))
 
 
+def of_named_ends(q, k, v):
+    rows = torch.arange(start=-2, end=k.shape[2] - 2)
+    return attention(q, k, v, attn_mask=(rows >= 0).expand(q.shape[2], -1))
+
+
+def truncated(q, k, v):
+    rows = torch.full((q.shape[2], k.shape[2]), 0.5, dtype=torch.int64)
+    return attention(q, k, v, attn_mask=(rows > 0.2) | (torch.arange(k.shape[2]) == 0))
+
+
+def wrapped_around(q, k, v):
+    rows = torch.zeros(q.shape[2], k.shape[2], dtype=torch.uint8) - 1
+    return attention(q, k, v, attn_mask=(rows < 1) | (torch.arange(k.shape[2]) == 0))
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -91,6 +106,9 @@ def rounded(q, k, v):
         lambda q, k, v: attention(q, k, v, attn_mask=torch.full((q.shape[2], k.shape[2]), 1.0, dtype=q.dtype)),
         lambda q, k, v: attention(q, k, v, is_causal=True),
         rounded,
+        of_named_ends,
+        truncated,
+        wrapped_around,
         written,
         written_before,
     ],
@@ -102,6 +120,9 @@ def rounded(q, k, v):
         "adds a number",
         "causal",
         "rounded",
+        "ends by name",
+        "truncated",
+        "wrapped around",
         "written to",
         "of something written to",
     ],

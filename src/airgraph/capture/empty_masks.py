@@ -12,7 +12,7 @@ hold whatever the sizes are. They are known where the graph makes it of constant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -109,9 +109,8 @@ def bounds(x: Any, known: dict[Node, Bounds | None]) -> Bounds | None:
     if not isinstance(x, Node):
         return None
     if x not in known:
-        known[x] = found = node_bounds(x, known)
-        if found is not None and any(map(math.isnan, found)):
-            known[x] = None
+        found = node_bounds(x, known)
+        known[x] = None if found is None or any(map(math.isnan, found)) else cast(found, value(x))
     return known[x]
 
 
@@ -121,7 +120,7 @@ def node_bounds(node: Node, known: dict[Node, Bounds | None]) -> Bounds | None:
         return FILLED[name], FILLED[name]
     match name:
         case "arange":
-            return arange(node.args)
+            return arange(node)
         case "full":
             return bounds(node.args[1] if len(node.args) > 1 else node.kwargs.get("fill_value"), known)
         case "scalar_tensor" | "tensor":
@@ -129,25 +128,27 @@ def node_bounds(node: Node, known: dict[Node, Bounds | None]) -> Bounds | None:
     given = [bounds(a, known) for a in node.args]
     if not given or given[0] is None:
         return None
-    if name in MOVES:
+    if name in MOVES | CASTS:
         return given[0]
-    if name in CASTS:
-        return cast(given[0], value(node))
     rule, count = RULES.get(name, (None, 0))
     if rule is None or len(given) != count or None in given or node.kwargs:
         return None
     return rule(*given)
 
 
-def arange(args: Sequence[Any]) -> Bounds | None:
+def arange(node: Node) -> Bounds | None:
     """Whole numbers from the first on; where they end does not matter."""
+    args: tuple[Any, ...] = node.args
+    if not args or {"start", "end", "step"} & node.kwargs.keys():
+        return None
     start, step = args[0] if len(args) > 1 else 0, args[2] if len(args) > 2 else 1
     whole = type(start) is int and type(step) is int and step > 0
     return (float(start), math.inf) if whole else None
 
 
 def cast(x: Bounds, made: Any) -> Bounds | None:
-    """Rounding keeps the order, and leaves small whole numbers as they are."""
+    """As elements of this type. Rounding keeps the order, and leaves small whole numbers as they are; what is narrower than
+    int64 may wrap around."""
     dtype = getattr(made, "dtype", None)
     if dtype == torch.bool:
         return FALSE if x == FALSE else TRUE if x[0] > 0 or x[1] < 0 else EITHER
