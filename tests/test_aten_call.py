@@ -15,7 +15,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=["plain", "of PyTorch", "nested", "empty and objects"])
 def test_there_and_back(arguments):
     with ge.building(Graph()) as graph:
         values = {name: ge.Data(index=0, dtype=0, shape=[2], placement="CPU", node_name=name) for name in "xy"}
