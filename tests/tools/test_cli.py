@@ -50,6 +50,13 @@ def test_every_command_has_help_with_examples_that_parse(command, capsys):
         assert cli.parser().parse_args(example.split()[1:]).run is command.run
 
 
+@pytest.mark.parametrize(("given", "meant"), [(["benhc"], "bench"), (["cache", "prnue"], "prune")])
+def test_a_mistyped_command(given, meant, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(given)
+    assert stopped.value.code == 2 and capsys.readouterr().err.endswith(f"; did you mean '{meant}'?\n")
+
+
 def test_every_environment_variable_is_in_the_help(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "72")
     page = cli.parser().format_help()

@@ -6,17 +6,18 @@ A command is a row of `COMMANDS`; the function behind it is imported when the co
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import airgraph
 from airgraph.config import KNOBS
-from airgraph.errors import AirgraphError
+from airgraph.errors import AirgraphError, did_you_mean
 from airgraph.tools.run import CLOSED_PIPE, INTERRUPTED, USAGE, Script, forget_stdout, run_script, stdout_is_closed
 
 Options = Callable[[argparse.ArgumentParser], None]
@@ -337,8 +338,18 @@ COMMANDS = (
 
 
 # -- the parser -----------------------------------------------------------------------------------------------------
+class Parser(argparse.ArgumentParser):
+    """Says which command or choice is near to a mistyped one (argparse does so from Python 3.14 on)."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            message += did_you_mean(wrong[1], (word.strip("' ") for word in wrong[2].split(",")))
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="airgraph",
         description="Graph mode for PyTorch on any machine.",
         epilog=f"{examples(c.examples[0] for c in COMMANDS)}\n\n{environment()}",
