@@ -64,7 +64,7 @@ class Config:
     node_dump: Mapping[str, str] | None = option(
         None,
         'max-autotune: the reference engine runs the graph and writes tensors of its nodes, {"path": "dumps", '
-        '"mode": "all", "steps": "0|2-5", "layers": "Add MatMulV2_1", "data": "tensor"}; docs/dumps.md',
+        '"mode": "all", "steps": "0|2-5", "layers": "Add MatMulV2_1", "data": "tensor"}; docs/debugging.md',
     )
     pre_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) before the FX passes")
     post_pass: Callable[..., Any] | None = option(None, "called with (gm, example_inputs, config) after the FX passes")
