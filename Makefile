@@ -6,7 +6,7 @@ WAIT := @$(PYTHON) .ci/waiting.py
 INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: none should compile our sources to bytecode again
 
-.PHONY: demo test quick ruff lint bench docs opinfo night coverage options clean help soak
+.PHONY: demo test quick lint bench docs opinfo night coverage options clean help soak
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -20,21 +20,19 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)   ## one small model in three variants: prints the graphs, compares with eager, writes build/demo_report.html
 	$(BIN)/airgraph demo
 
-# The emulated npu changes a process for good, so tests/compat is a run of its own; the runs take turns at waiting.
-test: ruff       ## all tests and lint
-	$(BIN)/python .ci/side_by_side.py $(BIN)/mypy "$(BIN)/python -m pytest -n 1 -m 'not night' tests/compat" \
-	  "$(BIN)/python -m pytest -n 2 -m 'not night'"
+# The emulated npu changes a process for good, so tests/compat is a run of its own.
+test: lint       ## all tests, after lint
+	$(BIN)/python -m pytest -n 2 -m 'not night'
+	$(BIN)/python -m pytest -n 2 -m 'not night' tests/compat
 
 QUICK = $(addprefix tests/,ir plan passes engine/native/llvm engine/native/kernels/test_epilogues.py engine/test_in_place.py \
 	engine/test_reference.py test_config.py test_families.py test_imports.py)
 quick: $(STAMP)  ## the fast tests of graphs, passes, plans and engines, under a minute
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(QUICK)
 
-ruff: $(STAMP)
+lint: $(STAMP)   ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
-
-lint: ruff       ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONNX Runtime and OpenVINO (an hour and a half)
