@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from airgraph import compat
-
-compat.install()
-import torch  # noqa: E402
-
-from airgraph.compat.script_checks import findings  # noqa: E402
-from airgraph.tools.doctor import missing, naming, uses_of  # noqa: E402
+from airgraph.compat.script_checks import findings
+from airgraph.tools.doctor import missing, naming, uses_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ascend_ci.md"
 HEAD = """\

@@ -9,7 +9,7 @@ import csv
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchair.core.utils import EVENT_LEVEL, logger
 
 from airgraph.journal import JOURNALS
-
-
-@pytest.fixture(autouse=True)
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch._dynamo.reset()
-    yield
-    logger.setLevel(logging.ERROR)
 
 
 def compiled(model: Any, dynamic: bool | None = False, **options: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,6 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 from airgraph.compat import npugraph_ex
 from airgraph.journal import JOURNALS
-
-
-@pytest.fixture(autouse=True)
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Files go into a folder of the test's own, and nothing compiled before is found."""
-    monkeypatch.chdir(tmp_path)
-    torch._dynamo.reset()
-    yield
-    npugraph_ex.logger.setLevel(logging.ERROR)
 
 
 class Sum(torch.nn.Module):

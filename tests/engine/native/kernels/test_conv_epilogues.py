@@ -25,14 +25,6 @@ def environment(monkeypatch):
     monkeypatch.setenv("AIRGRAPH_CACHE", "off")
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 class Residual(nn.Module):
     """Convolution, batch norm, the sum with another convolution's result, ReLU."""
 
