@@ -86,6 +86,17 @@ def test_a_users_converter_wins_over_ours() -> None:
     assert torch.equal(run(x, function=torch.sin), x.cos())
 
 
+def test_a_users_converter_for_a_view_of_a_view() -> None:
+    """It gets a value, not the view before it that waits for a reader."""
+    airgraph.register_converter(aten.permute.default)(lambda x, perm: ge.Transpose(x, ge.Const(list(perm))))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.view(4, 3).permute(1, 0) + 1
+
+    x = torch.randn(3, 4)
+    assert torch.equal(torch.compile(f, backend="airgraph")(x), f(x))
+
+
 def test_a_users_converter_for_a_view() -> None:
     seen: list[Any] = []
 

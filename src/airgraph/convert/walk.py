@@ -204,7 +204,7 @@ class Walker:
         if node.target is aten.copy_.default and self.read_again(node) and not converter.user:
             return self.converted(node, self.registry.converters[aten.copy.default])
         if node.target in VIEWS and not converter.user and not is_itself(node.target, node.meta["val"].shape):
-            args, _ = self.arguments(node)
+            args, _ = self.arguments(node, waiting=True)
             self.count(node, "converter")
             before, after = (tuple(map(size_of, n.meta["val"].shape)) for n in (node.args[0], node))  # type: ignore[union-attr]
             step = step_of(node.target, args, before, after)
@@ -398,16 +398,18 @@ class Walker:
     def emitted(self, node: torch.fx.Node, view: Any) -> Any:
         return self.checked_one(node, view.emit() if isinstance(view, PendingView) else view, node.meta.get("val"))
 
-    def arguments(self, node: torch.fx.Node, pack: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack."""
-        view = node.target in VIEWS and pack and not is_itself(node.target, node.meta["val"].shape)
+    def arguments(
+        self, node: torch.fx.Node, pack: bool = True, waiting: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with values in place of nodes; a list of sizes with symbols among them becomes a Pack.
+        `waiting`: for one more view, which takes views that are not emitted yet, and sizes as they are."""
 
         def found(source: torch.fx.Node) -> Any:
             entry = self.env[source]
-            return entry if view and isinstance(entry, PendingView) else self.lookup(source)
+            return entry if waiting and isinstance(entry, PendingView) else self.lookup(source)
 
         def is_size(source: torch.fx.Node) -> bool:
-            return not view and isinstance(source.meta.get("val"), SYMBOLIC)
+            return not waiting and isinstance(source.meta.get("val"), SYMBOLIC)
 
         resolve = partial(resolved, kind=torch.fx.Node, found=found, is_size=is_size, pack=pack)
         return tuple(map(resolve, node.args)), {k: resolve(v) for k, v in node.kwargs.items()}
