@@ -107,13 +107,25 @@ class Device:
 def part(calls, new_graph, monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"synchronize {device}"))
+    # (a PyTorch without CUDA lacks this one)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: calls.append("clear workspaces"), raising=False
+    )
     return CapturedPart(lambda env, symbols: calls.append(f"work {gc.isenabled()}"), Device(calls), "pool", "global")
 
 
 def test_a_part_of_a_program_is_captured_and_replayed(calls, part):
     part.record({}, {})
     part.run({}, {})
-    assert calls == ["synchronize gpu", "begin pool global", "work False", "end", "replay", "replay"]
+    assert calls == [
+        "synchronize gpu",
+        "begin pool global",
+        "work False",
+        "end",
+        "clear workspaces",
+        "replay",
+        "replay",
+    ]
     assert gc.isenabled()
 
 
@@ -121,7 +133,7 @@ def test_a_part_that_fails_spoils_its_pool(calls, part, new_graph):
     new_graph.fails = "end"
     with pytest.raises(RuntimeError, match="invalidated"):
         part.record({}, {})
-    assert calls[2:] == ["work False", "end", "end", "spoil pool", "recover pool"]
+    assert calls[2:] == ["work False", "end", "end", "spoil pool", "recover pool", "clear workspaces"]
     assert part.graph is None and gc.isenabled()
 
 

@@ -5,7 +5,7 @@
     npu_print("x", tensor_detail=1)
     npu_stream_switch(1)
     cache_compile(decode)                               a function, where a method is needed
-    graph.capture_begin()                               on the default stream
+    NPUGraph().capture_begin()                          on the default stream
     graph.update(cpu_update_input=[…])                  of a graph that was not captured for it
     torch.sparse_coo_tensor(…, device="npu")            a tensor that the device does not hold
 
