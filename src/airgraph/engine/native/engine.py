@@ -10,13 +10,13 @@ where that cannot be, by Python and the reference engine's meaning of the node.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from airgraph.config import KNOBS
 from airgraph.engine.native import runtime
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
@@ -27,7 +27,7 @@ from airgraph.engine.native.kernels import conv_last
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.once import can_be_compared, once_steps
-from airgraph.engine.native.packing import PackingBudget
+from airgraph.engine.native.packing import PackingBudget, packs_parameters
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable, bytes_of
@@ -37,6 +37,8 @@ from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep, ConvStep, Plan
 from airgraph.torch_types import TORCH_TYPES
+
+FEW_ROWS = 16
 
 
 class NativeExecutable(FrameRunner, PlannedExecutable):
@@ -58,7 +60,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
         self.once = once_steps(self.kernels, self.table, self.frozen_state(request.state)) if request.frozen else []
         self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
-        live = request.journal.phase == "inference" and KNOBS["AIRGRAPH_PACK"].get() == "live"
+        live = request.journal.phase == "inference" and packs_parameters()
         self.tagged = self.unwritten_arguments() if live else frozenset()
         self.journal, self.packed_bytes, self.ran_once = request.journal, 0, False  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
@@ -136,10 +138,13 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         )
 
     def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
-        """Those whose weight may be packed and whose sizes are known when compiling."""
-        found = dict[NativeStep, Tuned]()
-        for step, product in self.products(symbols, symbolic=False).items():
-            strategy = budget.strategy(product) if self.may_be_packed(step) else None
+        """Those whose weight may be packed and whose sizes are known when compiling. Few rows times a weight that stays in
+        the caches (the steps of an LSTM) are faster with it as it is stored."""
+        found, products = dict[NativeStep, Tuned](), self.products(symbols, symbolic=False)
+        uses = Counter(self.weight_slot(step) for step in products)
+        for step, product in products.items():
+            again = uses[self.weight_slot(step)] > 1 and product.m < FEW_ROWS
+            strategy = budget.strategy(product) if self.may_be_packed(step) and not again else None
             if strategy is not None:
                 found[step] = Tuned(product, strategy)
         return found
@@ -154,10 +159,13 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
                     found.append(step)
         return frozenset(found)
 
+    def weight_slot(self, step: NativeStep) -> int:
+        assert step.args[1] is not None
+        return self.table.slot(step.args[1])
+
     def may_be_packed(self, step: NativeStep) -> bool:
         """Its weight, the second operand: it keeps its content, or can be tagged."""
-        assert step.args[1] is not None
-        slot = self.table.slot(step.args[1])
+        slot = self.weight_slot(step)
         return any(slot in known for known in (self.constants, self.frozen, self.derived, self.tagged))
 
     def frozen_state(self, state: frozenset[int]) -> set[int]:
