@@ -36,7 +36,7 @@ def test_every_block_runs(results, page, number):
     assert results[page, number] == ""
 
 
-COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )?(?:python -m )?airgraph (.+?)(?:  .*| > .*|)$", re.M)
+COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )?(?:python -m )?airgraph (\S.*?)(?:  .*| > .*|)$", re.M)
 
 
 @pytest.mark.parametrize("page", PAGES)

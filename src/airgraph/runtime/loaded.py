@@ -307,7 +307,7 @@ class LoadedModel:
         for symbol, (low, high) in self.contract.ranges.items():
             value = symbols.get(symbol)
             if isinstance(value, int) and not ((low is None or low <= value) and (high is None or value <= high)):
-                ends = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+                ends = f"at least {low}" if high is None else f"at most {high}" if not low else f"{low} to {high}"
                 raise BindError(f"{self.place_of(symbol)} must be {ends}, got {value}", hint=AGAIN)
         for guard in self.contract.guards:
             if guard.free_symbols <= symbols.keys() and not evaluate(guard, symbols):

@@ -144,8 +144,8 @@ def jobs_of_script(script: Script) -> list[Job]:
 
 @contextmanager
 def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[dict[str, ModuleType]]:
-    """Meanwhile nothing is compiled, and what is to be keeps note of its calls. Yields `__main__`, by its name, as it was at
-    the first of them."""
+    """Meanwhile nothing is compiled, and what is to be keeps note of its calls. Yields `__main__`, by its name, as it was
+    at the first of them."""
     originals = torch.compile, torch.nn.Module.compile, airgraph.compile
     modules: dict[str, ModuleType] = {}
     hooks: list[RemovableHandle] = []
