@@ -146,7 +146,6 @@ def jobs_of_script(script: Script) -> list[Job]:
 def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[dict[str, ModuleType]]:
     """Meanwhile nothing is compiled, and what is to be keeps note of its calls. Yields `__main__`, by its name, as it was
     at the first of them."""
-    originals = torch.compile, torch.nn.Module.compile, airgraph.compile
     modules: dict[str, ModuleType] = {}
     hooks: list[RemovableHandle] = []
 
@@ -163,8 +162,8 @@ def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[di
 
     def watched(model: Any, inference: bool = False) -> Any:
         if isinstance(model, torch.nn.Module):
-            hook = model.register_forward_pre_hook(lambda m, *given: note(m, *given, inference), with_kwargs=True)
-            hooks.append(hook)
+            called = partial(note, inference=inference)
+            hooks.append(model.register_forward_pre_hook(called, with_kwargs=True))
             return model
 
         @wraps(model)
@@ -185,11 +184,15 @@ def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[di
             return partial(watched, inference=True)
         return watched(model.module() if isinstance(model, ExportedProgram) else model, inference=True)
 
-    torch.compile, torch.nn.Module.compile, airgraph.compile = compile, compile_module, compile_ahead
+    ours = [(torch, compile), (torch.nn.Module, compile_module), (airgraph, compile_ahead)]
+    originals = [(owner, owner.compile) for owner, _ in ours]  # type: ignore[attr-defined]
     try:
+        for owner, function in ours:
+            owner.compile = function  # type: ignore[attr-defined]
         yield modules
     finally:
-        torch.compile, torch.nn.Module.compile, airgraph.compile = originals
+        for owner, function in originals:
+            owner.compile = function  # type: ignore[attr-defined]
         for hook in hooks:  # what is timed is the model as the script made it
             hook.remove()
 
