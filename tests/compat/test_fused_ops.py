@@ -1145,8 +1145,8 @@ REFUSED = [
     (
         "npu_incre_flash_attention",
         (normal(1, 1, 4),) * 3,
-        {"kv_padding_size": int32(1)},
-        "npu_incre_flash_attention: kv_padding_size is not emulated",
+        {"padding_mask": int32(1)},
+        "npu_incre_flash_attention: padding_mask is not emulated",
     ),
     (
         "npu_dynamic_quant",

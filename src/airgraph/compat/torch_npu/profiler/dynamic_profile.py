@@ -79,7 +79,6 @@ TEMPLATE: dict[str, Any] = {
         "sys_interconnection": False,
     },
 }
-SWITCHES = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
 
 
 class DynamicProfile:
@@ -186,7 +185,11 @@ class DynamicProfile:
             schedule=schedule(wait=0, warmup=wanted["warmup"], active=wanted["active"], repeat=1),
             on_trace_ready=tensorboard_trace_handler(wanted["prof_dir"], analyse_flag=wanted["analyse"] is True),
             experimental_config=wanted["experimental_config"],
-            **{name: bool(wanted[name]) for name in SWITCHES},
+            record_shapes=bool(wanted["record_shapes"]),
+            profile_memory=bool(wanted["profile_memory"]),
+            with_stack=bool(wanted["with_stack"]),
+            with_flops=bool(wanted["with_flops"]),
+            with_modules=bool(wanted["with_modules"]),
         )
         self.running.start()
         for name, value in (wanted.get("metadata") or {}).items():
