@@ -216,7 +216,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         frozen=config.frozen_parameter,
         state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
-        in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
+        in_place=InPlace(config.inplace_pass, config.input_inplace_pass, config.remove_cat_ops),
         journal=c.journal,
     )
 
