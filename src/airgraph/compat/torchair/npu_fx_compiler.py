@@ -12,7 +12,7 @@ import torch
 from airgraph import api
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
 from airgraph.compat.torchair.environment import warn_about_variables
-from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
+from airgraph.compat.torchair.inference.gears import buckets_of, engine_options, gears_of, guard_of
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -40,10 +40,12 @@ def npu_backend(
     config = apply_options(compiler_config, options)
     if mode is not None:
         config.mode = mode
-    chosen, gears = to_config(config, decompositions), gears_of(example_inputs)
+    policy, gears = config.inference_config.dynamic_gears_merge_policy.value, gears_of(example_inputs)
+    object.__setattr__(config, "of_gears", engine_options(gears, policy))
+    chosen = to_config(config, decompositions)
     if buckets := buckets_of(gears):
         chosen = replace(chosen, buckets={**(chosen.buckets or {}), **buckets})
-    guard = guard_of(gears, config.inference_config.dynamic_gears_merge_policy.value)
+    guard = guard_of(gears, policy)
     return guard(api.backend(chosen)(gm, example_inputs))
 
 
