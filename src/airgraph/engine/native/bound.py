@@ -98,7 +98,7 @@ class BoundFrame:
         self.sizes, self.number = sizes, number
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
         self.tags: dict[int, Tag] = {}  # slot of an argument → what it was when it was packed
-        self.packed = 0  # bytes of packed weights
+        self.packed_copies: dict[int, int] = {}  # bytes of packed weights, by their addresses
         self.once = 0  # steps that ran when it was made
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
@@ -227,14 +227,14 @@ class BoundFrame:
         rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
-        key = (weight.data_ptr(), *sizes, pack, self.tag_key(pack, weight))
+        key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, self.tag_key(pack, weight))
         copy = self.copies.get(key)
         if copy is None:
             copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
             copy.fill(weight.data_ptr() + 4 * start, transposed, stride)
         place = words([copy.address])
         self.kept += [copy, weight, place]
-        self.packed += copy.bytes
+        self.packed_copies[copy.address] = copy.bytes
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
@@ -256,7 +256,7 @@ class BoundFrame:
             pack_weights()(start, ctypes.addressof(sizes) + 8 * ConvLast.DIMS, copy.data_ptr())
         place = words([copy.data_ptr()])
         self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
-        self.packed += copy.nbytes
+        self.packed_copies[copy.data_ptr()] = copy.nbytes
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
@@ -280,6 +280,11 @@ class BoundFrame:
     @property
     def address(self) -> int:
         return ctypes.addressof(self.memory)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of packed weights."""
+        return sum(self.packed_copies.values())
 
     @property
     def threads(self) -> int:

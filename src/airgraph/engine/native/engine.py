@@ -25,6 +25,7 @@ from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, nu
 from airgraph.engine.native.image import OnceStep, ProgramImage
 from airgraph.engine.native.kernels import conv_last
 from airgraph.engine.native.kernels.products import ProductShape
+from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.once import can_be_compared, once_steps
 from airgraph.engine.native.packing import PackingBudget
@@ -94,13 +95,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         values = sizes.run(symbols)
         found: dict[NativeStep, ProductShape] = {}
         for step, terms in words.items():
-            weight, bias = step.args[1], step.args[3]
-            assert weight is not None
-            slot = self.table.slot(weight)
-            numbers = [sizes.value(x, values) for x in terms]
-            found[step] = ProductShape.of(
-                numbers, bias is not None, slot in self.constants or slot in self.frozen, threads
-            )
+            slot, numbers = self.weight_slot(step), [sizes.value(x, values) for x in terms]
+            unchanging = slot in self.constants or slot in self.frozen
+            found[step] = ProductShape.of(numbers, step.args[3] is not None, unchanging, threads)
         return found
 
     def prepare(self, symbols: Symbols) -> Shared:
@@ -139,7 +136,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         """Those whose weight may be packed and whose sizes are known when compiling."""
         found = dict[NativeStep, Tuned]()
         for step, product in self.products(symbols, symbolic=False).items():
-            strategy = budget.strategy(product) if self.may_be_packed(step) else None
+            if not self.may_be_packed(step):
+                continue
+            start = step.sizes[Gemm.B_AT - 1]  # (in words of a step, one for errors is in front of the sizes)
+            strategy = budget.strategy(product, (self.weight_slot(step), start))
             if strategy is not None:
                 found[step] = Tuned(product, strategy)
         return found
@@ -150,14 +150,19 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         for step in self.kernels:
             if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
                 assert tile is not None
-                if budget.takes(4 * conv_last.packed_numbers(step.origin.sizes, tile)):
+                sizes = step.origin.sizes
+                if budget.takes((self.weight_slot(step), sizes), 4 * conv_last.packed_numbers(sizes, tile)):
                     found.append(step)
         return frozenset(found)
 
-    def may_be_packed(self, step: NativeStep) -> bool:
-        """Its weight, the second operand: it keeps its content, or can be tagged."""
+    def weight_slot(self, step: NativeStep) -> int:
+        """Of the second operand."""
         assert step.args[1] is not None
-        slot = self.table.slot(step.args[1])
+        return self.table.slot(step.args[1])
+
+    def may_be_packed(self, step: NativeStep) -> bool:
+        """Its weight keeps its content, or can be tagged."""
+        slot = self.weight_slot(step)
         return any(slot in known for known in (self.constants, self.frozen, self.derived, self.tagged))
 
     def frozen_state(self, state: frozenset[int]) -> set[int]:

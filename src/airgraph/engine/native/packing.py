@@ -10,6 +10,8 @@ be, which is why this has to be asked for. When a tag no longer fits, a new fram
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
 from airgraph.config import KNOBS
@@ -49,20 +51,27 @@ def can_be_tagged(weight: object) -> bool:
 
 
 class PackingBudget:
-    """Which weights a program packs: as many as AIRGRAPH_PACK_MB allows."""
+    """Which weights a program packs: as many as AIRGRAPH_PACK_MB allows. Products of equal sizes that read the same weight
+    (the time steps of an RNN) share one copy."""
 
     def __init__(self) -> None:
         self.left = int(KNOBS["AIRGRAPH_PACK_MB"].get()) << 20
+        self.taken: set[Hashable] = set()
 
-    def strategy(self, p: ProductShape) -> ProductStrategy | None:
-        """The packed one, where it pays; None: as without packing."""
-        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k) or not self.takes(4 * p.n * p.k):
+    def strategy(self, p: ProductShape, weight: Hashable) -> ProductStrategy | None:
+        """The packed one, where it pays; None: as without packing. `weight`: where it is."""
+        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k):
+            return None
+        if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k):
             return None
         return ProductStrategy(COLUMNS, rule(p).threads, packed=True)
 
-    def takes(self, size: int) -> bool:
-        """Whether so many bytes are left; then they are taken."""
+    def takes(self, what: Hashable, size: int) -> bool:
+        """Whether this was taken already, or so many bytes are left for it; then they are taken."""
+        if what in self.taken:
+            return True
         if size > self.left:
             return False
         self.left -= size
+        self.taken.add(what)
         return True

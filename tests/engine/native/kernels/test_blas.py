@@ -220,6 +220,48 @@ def test_the_limit(monkeypatch):
     assert_as_near_as_eager(run(x), module, x)
 
 
+class Repeated(nn.Module):
+    """The same weights at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back = nn.Linear(256, 600), nn.Linear(600, 256)
+
+    def forward(self, x):
+        for _ in range(5):
+            x = torch.tanh(self.back(torch.tanh(self.there(x))))
+        return x
+
+
+def test_products_with_the_same_weight_share_a_copy(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_PACK_MB", "2")  # enough for each weight once
+    module, x = Repeated(), torch.randn(8, 256)
+    run, native = compiled(module, x)
+    assert packed_steps(native) == 10
+    assert native.frames[-1].packed == 2 * 4 * 256 * 600 and len(native.copies) == 2
+    assert_as_near_as_eager(run(x), module, x)
+
+
+class InHalves(nn.Module):
+    """Two weights in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1200, 256))
+
+    def forward(self, x):
+        a, b = self.weight.chunk(2)
+        return nn.functional.linear(x, a) * nn.functional.linear(x.tanh(), b)
+
+
+def test_halves_of_a_weight_are_two(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_PACK_MB", "1")  # enough for one of them
+    module, x = InHalves(), torch.randn(8, 256)
+    run, native = compiled(module, x)
+    assert packed_steps(native) == 1
+    assert_as_near_as_eager(run(x), module, x)
+
+
 @pytest.mark.parametrize("missing", ["MKL", "the version counter"])
 def test_where_a_symbol_is_missing(missing, monkeypatch):
     if missing == "MKL":
