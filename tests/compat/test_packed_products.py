@@ -251,7 +251,9 @@ def test_compiled(backend: str) -> None:
     for case, mine in zip(CASES, got):
         eager = leaves(case.call())
         torch.testing.assert_close(leaves(mine), eager, rtol=1e-3, atol=1e-3, msg=lambda m, c=case: f"{c.name}: {m}")
-    assert not [one for one in JOURNALS[-1].fallbacks if ".npu." in one.target]
+    if backend == "airgraph":  # but where a scale is the bits of an int64
+        for op in ("weight_quant_batchmatmul", "quant_matmul", "grouped_matmul"):
+            assert f"npu.npu_{op}.default: fused as its formula" in JOURNALS[-1].text()
 
 
 def test_packing() -> None:
