@@ -1,15 +1,21 @@
 """Models kept under a name: the next start neither traces nor compiles, and what has changed is compiled again."""
 
+import collections
 import copy
+import functools
+import importlib
 import json
+import re
 import subprocess
 import sys
 import uuid
 
 import forked
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import airgraph
 from airgraph import disk_cache
@@ -17,6 +23,7 @@ from airgraph.capture.compiled import CompiledModel
 from airgraph.errors import BindError, ConfigError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
+from airgraph.store.model_key import code_digest
 
 SCRIPT = """
 import json, sys
@@ -271,3 +278,151 @@ def test_a_broken_entry_is_compiled_again(compiled):
     JOURNALS.clear()
     torch.testing.assert_close(compiled(model)(x), model(x))
     assert hits() == 0 and cache.counts["model discarded"] > 0
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def linear(value):
+    made = nn.Linear(4, 4)
+    nn.init.constant_(made.weight, value)
+    nn.init.zeros_(made.bias)
+    return made
+
+
+HELD = {
+    "partial": ([functools.partial(F.leaky_relu, negative_slope=s) for s in (0.1, 0.9)], lambda held, x: held(x)),
+    "slots": ([Slotted(2.0), Slotted(3.0)], lambda held, x: x * held.scale),
+    "array": ([np.full(100, n) for n in (2.0, 3.0)], lambda held, x: x * float(held[99])),
+    "range": ([range(2), range(3)], lambda held, x: x * len(held)),
+    "deque": ([collections.deque([n]) for n in (2, 3)], lambda held, x: x * held[0]),
+    "pattern": ([re.compile("a"), re.compile("b")], lambda held, x: x * 2 if held.match("a") else x),
+    "modules": ([[linear(2.0)], [linear(3.0)]], lambda held, x: held[0](x)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_a_module_holds_is_part_of_the_key(compiled, kind):
+    """Of objects without a dictionary of attributes, and of modules that are no submodules, too."""
+    values, use = HELD[kind]
+
+    class Holds(nn.Module):
+        def __init__(self, held):
+            super().__init__()
+            self.held = held
+
+        def forward(self, x):
+            return use(self.held, x)
+
+    x = torch.randn(2, 4)
+    for held in (*values, *values):
+        model = Holds(held).eval()
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert hits() == 2
+
+
+def test_what_cannot_be_compared_is_not_kept(compiled, caplog):
+    model, x = Scaled().eval(), torch.randn(2, 4)
+    model.numbers = (n for n in range(3))
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert "it holds a builtins.generator, whose content cannot be compared" in caplog.text
+
+
+class Method(nn.Module):
+    factor = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), 2.0
+
+    def step(self, x):
+        return self.linear(x) * self.scale * self.factor
+
+
+def other_step(self, x):
+    return self.linear(x) - 1
+
+
+def test_a_method_depends_on_its_module_and_class(compiled, monkeypatch):
+    model, x = Method().eval(), torch.randn(2, 4)
+
+    def check(expected):
+        torch.testing.assert_close(compiled(model.step)(x), model.step(x))
+        assert hits() == expected
+
+    check(0)
+    nn.init.ones_(model.linear.bias)  # weights are no part of it
+    check(1)
+    model.scale = 3.0
+    check(1)
+    monkeypatch.setattr(Method, "factor", 5.0)
+    check(1)
+    monkeypatch.setattr(Method, "step", other_step)
+    check(1)
+    check(2)
+
+
+CHOSEN, HEAD, own_helper = F.gelu, linear(2.0), None
+
+
+def test_functions_and_modules_that_are_global_variables_are_part_of_the_key(monkeypatch, tmp_path):
+    name, x = str(uuid.uuid4()), torch.randn(2, 4)
+    (tmp_path / "own_helper.py").write_text("SCALE = 2.0\n\n\ndef scaled(x):\n    return x * SCALE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(globals(), "own_helper", importlib.import_module("own_helper"))
+
+    def step(x):
+        return own_helper.scaled(CHOSEN(HEAD(x)))
+
+    def check(expected):
+        torch.testing.assert_close(airgraph.compile(cache=name)(step)(x), step(x))
+        assert hits() == expected
+
+    check(0)
+    check(1)
+    monkeypatch.setitem(globals(), "CHOSEN", F.silu)
+    check(1)
+    monkeypatch.setitem(globals(), "HEAD", linear(3.0))
+    check(1)
+    monkeypatch.setattr(own_helper, "SCALE", 4.0)
+    check(1)
+    monkeypatch.setattr(own_helper, "scaled", lambda x: x - 7)
+    check(1)
+    check(2)
+
+
+def test_what_tracing_depends_on_is_part_of_the_key(compiled):
+    class Ones(nn.Module):
+        def forward(self, x):
+            return x @ x.t() + torch.ones(2)
+
+    model, x = Ones().eval(), torch.randn(2, 4)
+    assert compiled(model)(x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = compiled(model)
+        torch.testing.assert_close(fast(x), model(x))
+    torch.set_default_dtype(torch.float64)
+    try:
+        fast = compiled(model, x)
+        torch.testing.assert_close(fast(x), model(x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert hits() == 0
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert hits() == 1
+
+
+def test_the_order_of_a_set_is_no_part_of_the_key():
+    """Of names it differs in every process."""
+
+    def chosen(x):
+        return x in {0, 8}
+
+    code = chosen.__code__
+    orders = [tuple(frozenset(o) if isinstance(c, frozenset) else c for c in code.co_consts) for o in ((0, 8), (8, 0))]
+    assert repr(orders[0]) != repr(orders[1])
+    assert code_digest(code.replace(co_consts=orders[0])) == code_digest(code.replace(co_consts=orders[1]))

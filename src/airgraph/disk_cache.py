@@ -53,7 +53,7 @@ Mode = Literal["on", "read", "off"]
 class Key:
     """What an entry depends on: named fields, compared by their digest. Long texts stand as digests of their own."""
 
-    def __init__(self, **fields: str) -> None:
+    def __init__(self, /, **fields: str) -> None:
         self.fields = {name: short(value) for name, value in fields.items()}
         self.digest = hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()
 
@@ -131,7 +131,7 @@ class CacheEntry:
             with open(self.path, "rb") as file:
                 head = file.read(len(MAGIC) + 32 + 8)
                 found = json.loads(file.read(min(int.from_bytes(head[-8:], "little"), 2**20)))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -231,7 +231,10 @@ class Cache:
     @contextlib.contextmanager
     def lock(self, kind: str, key: Key) -> Iterator[None]:
         """Held while this process makes an entry. After WAIT_S seconds, or where there are no locks, everybody makes
-        their own."""
+        their own. Nobody waits for a cache that nothing is added to."""
+        if self.mode != "on":
+            yield
+            return
         try:
             import fcntl
 

@@ -295,7 +295,9 @@ class NamedModel:
             first = min(differ, key=len)[:1]
             what = f"it differs in: {first[0]}" if first else "its program is gone"
             get_logger(self.config.log).warning("cache %r is stale (%s): the model is compiled", self.name, what)
-            self.journal.remark(f"cache {self.name!r} is stale: {what}")
+            self.journal.remark(f"missed, cache {self.name!r} is stale: {what}")
+        else:
+            self.journal.remark(f"missed, cache {self.name!r} holds nothing yet")
 
     def uncached(self, reason: str) -> Any:
         from airgraph.api import compile_model

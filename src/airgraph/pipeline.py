@@ -115,6 +115,7 @@ def from_cache(
             journal.counters["programs not kept"] += 1
             stage.notes.append(f"program not kept: {entry}")
             return None
+        stage.notes += entry.notes()
         found = entry.find()
     if found is not None:
         return found

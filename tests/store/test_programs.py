@@ -136,6 +136,7 @@ def test_content_of_constants_counts_and_that_of_weights_does_not():
 
     values = [1.0, 2.0, 3.0, 4.0]
     assert run(values, 0) == [0]
+    assert "constants of the graph that are in the key by their content: 1" in str(notes())
     assert run(values, 1) == [1]
     assert run([1.0, 2.0, 3.0, 5.0], 1) == [0]
 

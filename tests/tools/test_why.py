@@ -49,6 +49,20 @@ def test_why(tmp_path, capsys):
     assert len([e for e in disk_cache.open_cache().entries() if e.kind == "program"]) == 1  # asking adds nothing
 
 
+def test_why_a_model_under_a_name_missed(tmp_path, capsys):
+    text = "import torch, airgraph\nairgraph.compile(lambda x: x * {}, torch.ones(3), cache='{}')(torch.ones(3))\n"
+    exec(text.format(2, "named"))
+
+    def asked_named(factor, name):
+        (tmp_path / "script.py").write_text(text.format(factor, name))
+        assert why(Script(str(tmp_path / "script.py"))) == 0
+        return capsys.readouterr().out
+
+    assert asked_named(2, "named") == "named (inference): found\n"
+    assert asked_named(3, "named") == "named (inference): missed, cache 'named' is stale: it differs in: modules\n"
+    assert asked_named(2, "other") == "other (inference): missed, cache 'other' holds nothing yet\n"
+
+
 def test_versions_come_first(tmp_path):
     exec(MODEL.format(factor=2, size=3, options=""))
     (entry,) = [e for e in disk_cache.open_cache().entries() if e.kind == "program"]

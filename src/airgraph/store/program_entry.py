@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +121,11 @@ class ProgramEntry:
     maker: ProgramMaker
     again: Callable[[], Any]
     device: torch.device = torch.device("cpu")
+
+    def notes(self) -> list[str]:
+        """What is in the key by its content."""
+        count = len(re.findall(r" = constant (?!\{)", self.text))
+        return [f"constants of the graph that are in the key by their content: {count}"] if count else []
 
     def find(self) -> tuple[Any, bool] | None:
         """The program, and whether its graph is static; None if it is not there."""

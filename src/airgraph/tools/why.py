@@ -62,7 +62,9 @@ def why(script: Script) -> int:
                     lines = ["found"]
                 else:
                     lines = [n for s in journal.stages for n in s.notes if n.startswith("program not kept")]
-                print(printable_lines(f"{head}: ", lines))
+                    lines += [r for r in journal.remarks if r.startswith(("missed, cache ", "not kept as "))][:1]
+                if lines:  # (a graph that is compiled for a model under a name is not looked for by itself)
+                    print(printable_lines(f"{head}: ", lines))
             if not JOURNALS:
                 print("no graph was compiled")
 
