@@ -1158,8 +1158,8 @@ REFUSED = [
     (
         "npu_incre_flash_attention",
         (normal(1, 1, 4),) * 3,
-        {"kv_padding_size": int32(1)},
-        "npu_incre_flash_attention: kv_padding_size is not emulated",
+        {"padding_mask": int32(1)},
+        "npu_incre_flash_attention: padding_mask is not emulated",
     ),
     (
         "npu_dynamic_quant",
@@ -1239,6 +1239,7 @@ GROUPED = ([normal(4, 4)], [normal(4, 3), normal(4, 3)])
 GROUPS = {"group_list": torch.tensor([2, 4]), "split_item": 3, "group_type": 0}
 MLA = (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
 FIA, FIA2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
+LENGTHS = {"actual_seq_lengths": [2], "actual_seq_lengths_kv": [2]}
 NOT_EMULATED = [
     *(
         (
@@ -1265,7 +1266,7 @@ NOT_EMULATED = [
     *not_emulated(
         "npu_prompt_flash_attention",
         BNSD,
-        "padding_mask pse_shift deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2",
+        "padding_mask deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2",
         input_layout="BNSD",
     ),
     *(
@@ -1292,7 +1293,7 @@ NOT_EMULATED = [
     *not_emulated(
         "npu_incre_flash_attention",
         NEXT,
-        "padding_mask pse_shift antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 kv_padding_size",
+        "padding_mask antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2",
     ),
     (
         "npu_incre_flash_attention",
@@ -1411,7 +1412,7 @@ NOT_EMULATED = [
     *not_emulated(
         FIA,
         BNSD,
-        "pse_shift dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset query_padding_size kv_padding_size key_rope_antiquant_scale",
+        "dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset key_rope_antiquant_scale",
         input_layout="BNSD",
     ),
     *(
@@ -1421,7 +1422,7 @@ NOT_EMULATED = [
     *not_emulated(
         FIA2,
         BNSD,
-        "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out learnable_sink",
+        "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out",
         input_layout="BNSD",
     ),
     *(
@@ -1452,12 +1453,23 @@ NOT_EMULATED = [
         {"input_layout": "BNSD", "block_table": int32([0]), "block_size": 3, "actual_seq_lengths_kv": [1]},
         "block_size is 3, and a block of key has 2 tokens",
     ),
-    (FIA, BNSD, {"input_layout": "BNSD", "sparse_mode": 4}, "sparse_mode 4 is not emulated, only 0, 2 and 3"),
+    (FIA, BNSD, {"input_layout": "BNSD", "sparse_mode": 5}, "sparse_mode 5 is not emulated, only 0 to 4"),
+    *(
+        (FIA, (normal(2, 1, 4),) * 3, {"input_layout": "TND", **LENGTHS, name: given}, f"{name} is not emulated")
+        for name, given in (("pse_shift", normal(1, 1, 2, 2)), ("kv_padding_size", torch.tensor([0])))
+    ),
+    (FIA, (normal(2, 1, 4),) * 3, {"input_layout": "TND"}, "layouts TND and NTD need the lengths of queries and keys"),
+    (
+        FIA,
+        (normal(2, 1, 4),) * 3,
+        {"input_layout": "TND", **LENGTHS, "atten_mask": below(2, 2)},
+        "atten_mask with layout TND needs sparse_mode 2, 3 or 4",
+    ),
     (
         FIA,
         BNSD,
-        {"input_layout": "BNSD", "atten_mask": below(2, 2), "pre_tokens": 1},
-        "pre_tokens and next_tokens are not emulated",
+        {"input_layout": "BNSD", "kv_padding_size": torch.tensor([0])},
+        "kv_padding_size needs actual_seq_lengths_kv",
     ),
 ]
 REFUSED += NOT_EMULATED

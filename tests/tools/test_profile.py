@@ -9,7 +9,8 @@ import torch
 import airgraph
 from airgraph.compilation import wrapping
 from airgraph.tools import cli
-from airgraph.tools.profile import profiling, short
+from airgraph.tools.profile import profiling
+from airgraph.tools.roofline import short
 
 
 class Two(torch.nn.Module):
