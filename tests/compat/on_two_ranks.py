@@ -1,8 +1,8 @@
 """Checks of torch.distributed on npu: run by test_distributed.py under `airgraph run`, two processes with a device each.
 
-    airgraph run --devices 2 on_two_ranks.py FOLDER BACKEND CHECK …
+    airgraph run --devices 2 on_two_ranks.py FOLDER '{"BACKEND": ["CHECK", …], …}'
 
-Each rank writes FOLDER/RANK.json: for each check "ok", or the traceback of what failed. A check whose name has
+Each rank writes FOLDER/RANK.json: for each check of a backend "ok", or the traceback of what failed. A check whose name has
 `staged_` in front is run with the tensors copied to the CPU, as on a CUDA host.
 """
 
@@ -615,14 +615,16 @@ def said(name: str, rank: int) -> str:
     return "ok"
 
 
-def main(rank: int, folder: str, backend: str, names: list[str]) -> None:
+def main(rank: int, folder: str, checks: dict[str, list[str]]) -> None:
     torch.npu.set_device(rank)
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    result = {name: said(name, rank) for name in names}
+    result = {}
+    for number, (backend, names) in enumerate(checks.items()):
+        dist.init_process_group(backend, init_method=f"file://{folder}/store{number}", rank=rank, world_size=2)
+        result[backend] = {name: said(name, rank) for name in names}
+        dist.destroy_process_group()
+        torch._dynamo.reset()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    folder, backend, *names = sys.argv[1:]
-    mp.spawn(main, (folder, backend, names), nprocs=2)
+    mp.spawn(main, (sys.argv[1], json.loads(sys.argv[2])), nprocs=2)

@@ -92,7 +92,11 @@ def test_what_a_script_would_miss(tmp_path):
         "script.py:16  torchair.nothing_of_the_kind",
     ]
     assert "has no attribute 'nothing_of_the_kind'" in lines[-1]
-    assert run("good.py", cwd=tmp_path).returncode == 0
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('it must not be imported')\n")
+    (tmp_path / "good.py").rename(tmp_path / "package" / "good.py")
+    assert run("-m", "package.good", cwd=tmp_path).returncode == 0
+    assert "there is no module package.other" in run("-m", "package.other", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow
