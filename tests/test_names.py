@@ -29,6 +29,7 @@ SIGNALS = {
     "SplitVar": "which one, as the index computation sees it",
     "CutVar": "which one, as the index computation sees it",
     "UnknownOption": "TorchAir's type for an attribute that is no option",
+    "ExportSuccess": "TorchAir's way to end a call that was made to export its graph",
 }
 
 

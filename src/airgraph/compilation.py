@@ -14,6 +14,7 @@ from airgraph.capture.aot import fixed_inputs
 from airgraph.config import Config
 from airgraph.convert import EMPTY, REGISTRY, Registry
 from airgraph.journal import Journal, open_journal
+from airgraph.plan.steps import Plan
 from airgraph.store.dump import Dumper
 
 _numbers = itertools.count(1)
@@ -71,3 +72,17 @@ def wrapped(gm: torch.fx.GraphModule, program: Any, config: Config) -> Any:
     for wrap in WRAPS:
         program = wrap(gm, program, config)
     return program
+
+
+# -- a tool that reads every plan -----------------------------------------------------------------------------------
+PLAN_READERS: list[Callable[[str, torch.device, Plan], None]] = []
+
+
+@contextmanager
+def reading_plans(read: Callable[[str, torch.device, Plan], None]) -> Iterator[None]:
+    """Meanwhile `read(graph, device, plan)` is called for every new plan; a program from the cache has none."""
+    PLAN_READERS.append(read)
+    try:
+        yield
+    finally:
+        PLAN_READERS.remove(read)

@@ -81,6 +81,9 @@ class Config:
     input_inplace_pass: bool = option(
         True, "reduce-overhead: the op that makes the new value of an argument writes it there, without a copy"
     )
+    remove_cat_ops: bool = option(
+        True, "reduce-overhead: ops write into the result of the `cat` along the first dimension that reads them"
+    )
     keep_input_mutations: bool = option(True, "leave writes to inputs in the graph of an inference call")
     passes_off: tuple[str, ...] = option((), "names of graph passes not to run; docs/passes.md lists them")
     node_order: NodeOrder = option(

@@ -24,7 +24,7 @@ from airgraph.capture.dead_compilations import release_dead
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.inlining import inlined
 from airgraph.collector import no_collection
-from airgraph.compilation import WRAPS, Compilation, wrapped
+from airgraph.compilation import PLAN_READERS, WRAPS, Compilation, wrapped
 from airgraph.config import KNOBS, Config
 from airgraph.convert import REGISTRY, TracedCall, convert, in_ge_ops, scopes
 from airgraph.convert.stand_ins import CallStandIn, take_places
@@ -216,7 +216,7 @@ def optimised(c: Compilation, graph: Graph, boundary: Boundary, device: torch.de
         frozen=config.frozen_parameter,
         state=state_inputs() if c.journal.phase == "inference" else frozenset(),
         autotune=config.autotune,
-        in_place=InPlace(config.inplace_pass, config.input_inplace_pass),
+        in_place=InPlace(config.inplace_pass, config.input_inplace_pass, config.remove_cat_ops),
         journal=c.journal,
     )
 
@@ -251,6 +251,8 @@ def made_ready(
     engine, executable = planned_and_loaded(request, c.config.engine)
     if isinstance(executable, Planned):
         c.dump.text("plan", executable.plan.text())
+        for read in PLAN_READERS:
+            read(c.name, request.device, executable.plan)
     return engine.program(executable, program_maker(c, boundary, fixed)), request.graph
 
 

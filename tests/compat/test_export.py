@@ -213,3 +213,54 @@ def test_two_graphs_write_to_one_argument(tmp_path):
         torch.testing.assert_close(ours, theirs)
     dumps = [file.read_text() for file in tmp_path.glob("dynamo_optimized*.pbtxt")]
     assert [text.count('op: "RefData"') for text in dumps] == [1, 1]
+
+
+# -- by the options that dynamo_export sets inside TorchAir ----------------------------------------------------------
+def export_config(model, **options):
+    config = torchair.CompilerConfig()
+    config.export.export_mode = True
+    config.export.export_path_dir = "by_options"
+    config.export.export_name = "two"
+    config.export.weight_name = {id(p): name for name, p in (*model.named_buffers(), *model.named_parameters())}
+    for name, value in options.items():
+        setattr(config.export, name, value)
+    return config
+
+
+def export_by_options(model, config, *args, dynamic=False):
+    from torchair._ge_concrete_graph.fx2ge_converter import ExportSuccess
+
+    run = torch.compile(
+        model, backend=torchair.get_npu_backend(compiler_config=config), fullgraph=True, dynamic=dynamic
+    )
+    with torch.no_grad(), pytest.raises(ExportSuccess) as caught:
+        run(*args)
+    assert str(caught.value) == "ExportSucces: export graph over"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_export_by_options(tmp_path, device, dynamic):
+    model, x, y = Two().to(device), torch.randn(3, 2, device=device), torch.randn(3, 2, device=device)
+    export_by_options(model, export_config(model), x, y, dynamic=dynamic)
+    assert names(tmp_path) == ["by_options/dynamo.pbtxt", "by_options/two.air"]
+    text = (tmp_path / "by_options" / "dynamo.pbtxt").read_text()
+    assert text.count('op: "Data"') == 2 and text.count('\\"linear2.bias\\"') == 1
+    ours = airgraph.load_export("by_options/two.air", device="cpu")
+    model = model.cpu()
+    for rows in (3, 5) if dynamic else (3,):
+        x, y = torch.randn(rows, 2), torch.randn(rows, 2)
+        torch.testing.assert_close(ours(x, y), [model(x, y)])
+
+
+def test_what_weight_name_does_not_know_is_an_input(tmp_path):
+    model = Two()
+    export_by_options(model, export_config(model, weight_name={}), torch.randn(3, 2), torch.randn(3, 2))
+    assert (tmp_path / "by_options" / "dynamo.pbtxt").read_text().count('op: "Data"') == 6
+
+
+def test_export_by_options_needs_a_name():
+    model = Two()
+    run = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=export_config(model, export_name=None)))
+    with pytest.raises(Exception, match="export_mode needs a name for the file"):
+        run(torch.randn(3, 2), torch.randn(3, 2))

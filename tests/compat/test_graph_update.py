@@ -414,9 +414,9 @@ def test_attention_with_a_mask_and_one_length_for_all() -> None:
 def test_attention_refuses_what_it_does_not_do() -> None:
     inputs = attention_inputs("BNSD")
     with pytest.raises(
-        CompatError, match="npu_fused_infer_attention_score: input_layout 'TND' is not emulated, only BSH, BSND, BNSD"
+        CompatError, match="npu_fused_infer_attention_score: input_layout 'SBH' is not emulated, only BSH, BSND, BNSD"
     ):
-        torch_npu.npu_fused_infer_attention_score(*inputs, num_heads=4, input_layout="TND")
+        torch_npu.npu_fused_infer_attention_score(*inputs, num_heads=4, input_layout="SBH")
     with pytest.raises(RuntimeError, match="3 sequence lengths for a batch of 2"):
         torch_npu.npu_fused_infer_attention_score(
             *inputs, num_heads=4, num_key_value_heads=2, input_layout="BNSD", actual_seq_lengths_kv=[1, 2, 3]

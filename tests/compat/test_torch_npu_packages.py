@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import unittest
 
 import numpy as np
@@ -69,6 +70,111 @@ def test_settings_of_the_chip(tmp_path):
     assert profiler.ProfilerLevel.Level2 in profiler.supported_profiler_level()
     assert profiler.AiCMetrics.Memory in profiler.supported_ai_core_metrics()
     assert profiler.supported_activities() == set(profiler.ProfilerActivity)
+
+
+# -- profiles of a program that runs already -------------------------------------------------------------------------
+@pytest.fixture
+def dp(monkeypatch):
+    """The module as a new process has it."""
+    from torch_npu.profiler import dynamic_profile
+
+    fresh = dynamic_profile.DynamicProfile()
+    monkeypatch.setattr(dynamic_profile, "_process", fresh)
+    yield dynamic_profile
+    fresh.finish()
+    for handler in list(fresh.log.handlers):
+        fresh.log.removeHandler(handler)
+        handler.close()
+
+
+def ask(path, **settings):
+    """Changes the file as a user would, with another time."""
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **settings}))
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+
+
+def counted(folder):
+    """How often each trace below a folder has a ReLU."""
+    traces = sorted(folder.glob("*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json"))
+    return [sum(e.get("name") == "aten::relu" for e in json.loads(t.read_text())["traceEvents"]) for t in traces]
+
+
+def run_steps(dp, count):
+    x = torch.ones(2).npu()
+    for _ in range(count):
+        x.relu()
+        dp.step()
+
+
+def test_a_profile_is_asked_for_by_a_file(dp, tmp_path):
+    dp.init(str(tmp_path / "config"))
+    path, results = tmp_path / "config" / "profiler_config.json", tmp_path / "results"
+    assert json.loads(path.read_text()) == dp.TEMPLATE
+    run_steps(dp, 3)
+    assert counted(results) == []
+    ask(path, start_step=-1, active=2, warmup=1, analyse=True, prof_dir=str(results), metadata={"model": [1, 2]})
+    run_steps(dp, 8)
+    assert counted(results) == [2]
+    (folder,) = results.iterdir()
+    assert (folder / "ASCEND_PROFILER_OUTPUT" / "operator_details.csv").exists()
+    assert '"model": [1, 2]' in (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text()
+    ask(path, start_step=15, active=1, warmup=0, analyse=False)
+    run_steps(dp, 3)
+    assert counted(results) == [2]
+    run_steps(dp, 3)
+    assert sorted(counted(results)) == [1, 2]
+    (log,) = (tmp_path / "config" / "log").iterdir()
+    assert [line.rpartition(": ")[2] for line in log.read_text().splitlines()] == [
+        "Create profiler_config.json default.",
+        "Start Dynamic Profiler at 4 step.",
+        "Stop Dynamic Profiler at 7 step.",
+        "Start Dynamic Profiler at 15 step.",
+        "Stop Dynamic Profiler at 16 step.",
+    ]
+
+
+def test_a_profile_from_here_on(dp, tmp_path):
+    dp.init(str(tmp_path / "config"))
+    own = tmp_path / "own.json"
+    own.write_text(
+        json.dumps({"prof_dir": str(tmp_path / "own"), "active": 2, "experimental_config": {"export_type": "db"}})
+    )
+    run_steps(dp, 2)
+    dp.start(str(own))
+    with pytest.warns(UserWarning, match="Profiler already started"):
+        dp.start(str(own))
+    run_steps(dp, 4)
+    assert counted(tmp_path / "own") == [2]
+    ask(tmp_path / "config" / "profiler_config.json", prof_dir=str(tmp_path / "init"))
+    with pytest.warns(UserWarning, match="The provided config_path is invalid"):
+        dp.start(str(tmp_path / "nowhere.json"))
+    run_steps(dp, 2)
+    assert counted(tmp_path / "init") == [1]
+
+
+def test_wrong_settings_do_not_end_a_training(dp, tmp_path, monkeypatch):
+    dp.init(str(tmp_path / "config"))
+    path = tmp_path / "config" / "profiler_config.json"
+    with pytest.warns(UserWarning, match="Init dynamic profiling repeatedly"):
+        dp.init(str(tmp_path))
+    for wrong in (
+        {"activities": ["GPU"]},
+        {"experimental_config": {"profiler_level": "Level9"}},
+        {"rank_list": 3, "is_rank": True},
+    ):
+        ask(path, **{**dp.TEMPLATE, "start_step": -1, **wrong})
+        with pytest.warns(UserWarning, match=r"profiler_config.json cannot be used"):
+            run_steps(dp, 2)
+    ask(path, **{**dp.TEMPLATE, "start_step": -1, "is_rank": True, "rank_list": [1], "prof_dir": str(tmp_path / "r")})
+    monkeypatch.setenv("RANK", "0")
+    run_steps(dp, 2)
+    assert counted(tmp_path / "r") == []
+    monkeypatch.setenv("RANK", "1")
+    ask(path, active=0)
+    run_steps(dp, 3)
+    assert counted(tmp_path / "r") == [1]
 
 
 # -- testing --------------------------------------------------------------------------------------------------------

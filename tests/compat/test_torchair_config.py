@@ -50,6 +50,7 @@ def paths(tmp_path):
 
 # One value per option that is not its default; FOLDER and FILE stand for paths that exist.
 OTHER = {
+    "experimental_config.tiling_schedule_optimize_graph": True,
     "mode": "reduce-overhead",
     "post_grad_custom_pre_pass": a_pass,
     "post_grad_custom_post_pass": a_pass,
@@ -150,6 +151,7 @@ CAPTURED = [
     ("debug__aclgraph__enable_output_clone", True, {"output_policy": "clone"}),
     ("debug__aclgraph__static_capture_size_limit", 5, {"capture_limit": 5}),
     ("debug__aclgraph__clone_input", False, {"clone_input": False}),
+    ("debug__aclgraph__remove_cat_ops", False, {"remove_cat_ops": False}),
     ("aclgraph_config__use_custom_pool", (0, 7), {"use_graph_pool": (0, 7), "reuse_graph_pool_in_same_fx": False}),
     ("debug__run_eagerly", True, {"force_eager": True}),
     ("dump_config__enable_dump", True, {"data_dump": "pt"}),
@@ -165,12 +167,6 @@ CAPTURED = [
 def test_what_options_mean_while_graphs_are_captured(mode, path, value, fields):
     config = with_options(mode=mode, **{path: value})
     assert config.to_config() == Config(mode="reduce-overhead", log="torchair", foreign=config, **fields)
-
-
-def test_cats_stay_cats():
-    config = with_options(mode="reduce-overhead", debug__aclgraph__remove_cat_ops=False)
-    (remark,) = config.to_config().remarks
-    assert remark.startswith("config.debug.aclgraph.remove_cat_ops=False makes no difference: ")
 
 
 def test_eagerly_without_capture_is_the_fx_graph_itself():

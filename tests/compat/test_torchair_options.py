@@ -166,7 +166,7 @@ def test_log_lines_of_the_documents(said, capsys, monkeypatch):
         assert line in out.out
     number = int(JOURNALS[-1].graph.removeprefix("graph_")) - 1
     assert f"Compiling concrete graph {number} with options:" in out.err
-    assert "  ge.exec.staticMemoryPolicy: 2" in out.err
+    assert "    ge.exec.staticMemoryPolicy = 2" in out.err
     assert f"Ascend GE graph, graph id: {number}" in out.err
 
 
@@ -255,3 +255,73 @@ def test_views_are_as_many_nodes_as_in_torchair(f, args, dynamic, wanted, tmp_pa
     (dump,) = tmp_path.glob("dynamo_original*")
     text = dump.read_text()
     assert {op: text.count(f"= ge.{op}(") for op in wanted} == wanted
+
+
+# -- fusions on the FX graph ----------------------------------------------------------------------------------------
+# A sum of products in float32 is rounded once, in eager three times.
+ROUNDING = {torch.float32: {}, torch.bfloat16: {"atol": 0.03, "rtol": 0.03}}
+
+
+class Norms(torch.nn.Module):
+    """As models of Llama's kind write them."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(8, dtype=dtype))
+
+    def forward(self, x, q, cos, sin):
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        half = q.shape[-1] // 2
+        turned = torch.cat((-q[..., half:], q[..., :half]), dim=-1)
+        return self.weight * wide.to(x.dtype), (q * cos) + (turned * sin)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on", [False, True])
+def test_npu_fx_pass(tmp_path, on, dtype, dynamic):
+    seen = []
+    config = torchair.CompilerConfig()
+    config.experimental_config.npu_fx_pass = on
+    config.post_grad_custom_pre_pass = lambda gm, inputs, config: seen.extend(str(n.target) for n in gm.graph.nodes)
+    config.debug.graph_dump.type, config.debug.graph_dump.path = "py", str(tmp_path)
+    model = Norms(dtype)
+    run = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config), dynamic=dynamic)
+    shapes = ((3, 5, 8), (3, 2, 5, 6), (3, 1, 5, 6), (3, 1, 5, 6))
+    args = [torch.randn(shape).to(dtype) for shape in shapes]
+    with torch.no_grad():
+        torch.testing.assert_close(run(*args), model(*args), **ROUNDING[dtype])
+    rotary = on and not dynamic  # where half the size of a head is a symbol, Inductor does not know it again
+    assert ("npu.npu_rms_norm.default" in seen, "npu.npu_rotary_mul.default" in seen) == (on, rotary)
+    (dump,) = tmp_path.glob("dynamo_original_graph_*.py")
+    text = dump.read_text()
+    assert (text.count("ge.RmsNorm("), text.count("ge.RotaryMul("), "ge.Rsqrt(" in text) == (on, rotary, not on)
+
+
+def test_npu_fx_pass_leaves_what_would_change(tmp_path):
+    """A weight of another type widens the result; the fused op would not."""
+    seen = []
+    config = torchair.CompilerConfig()
+    config.experimental_config.npu_fx_pass = True
+    config.post_grad_custom_pre_pass = lambda gm, inputs, config: seen.extend(str(n.target) for n in gm.graph.nodes)
+    model = Norms(torch.float32)
+    args = [torch.randn(shape).bfloat16() for shape in ((3, 5, 8), (3, 2, 5, 6), (3, 1, 5, 6), (3, 1, 5, 6))]
+    with torch.no_grad():
+        got = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config))(*args)
+        torch.testing.assert_close(got, model(*args), atol=0.03, rtol=0.03)
+    assert got[0].dtype == torch.float32 and "npu.npu_rms_norm.default" not in seen
+
+
+def test_npu_fx_pass_while_training():
+    config = torchair.CompilerConfig()
+    config.experimental_config.npu_fx_pass = True
+    grads = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, args = Norms(torch.float32), [torch.randn(s) for s in ((3, 8), (3, 2, 5, 6), (3, 1, 5, 6), (3, 1, 5, 6))]
+        backend = torchair.get_npu_backend(compiler_config=config)
+        run = torch.compile(model, backend=backend) if compiled else model
+        sum(y.square().sum() for y in run(*args)).backward()
+        grads.append(model.weight.grad)
+    torch.testing.assert_close(*grads)

@@ -12,7 +12,7 @@ import torch
 
 import airgraph
 from airgraph.errors import ConfigError
-from airgraph.tools import cli, dynamo_trace, terminal
+from airgraph.tools import cli, dynamo_trace, roofline, terminal
 from airgraph.tools import explain as explaining
 from airgraph.tools.dynamo_trace import SourceLine
 
@@ -212,7 +212,7 @@ def test_a_record_that_cannot_be_read_does_no_harm():
             "", extra={"metadata": {"dynamo_start": {"stack": []}}, "payload": None}
         )
     assert trace.unread == 1
-    assert "1 record of Dynamo could not be read" in explaining.make_report(trace).text()
+    assert "1 record of Dynamo could not be read" in explaining.make_report(trace, {}).text()
 
 
 def test_a_failing_script_keeps_its_error_and_gets_its_report(tmp_path, capsys, monkeypatch):
@@ -326,3 +326,53 @@ def test_a_recurrent_layer_names_the_setting():
     report = airgraph.explain(Recurrent().eval(), torch.randn(3, 2, 4))
     assert not report.graphs
     assert "torch._dynamo.config.allow_rnn=True" in report.text()
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 128), torch.nn.Linear(128, 32)
+
+    def forward(self, x):
+        return self.second(torch.nn.functional.gelu(self.first(x))).softmax(-1)
+
+
+def test_kernels_have_their_bytes_operations_and_shares(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    monkeypatch.setattr(roofline, "bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(roofline, "peak", lambda device, dtype: 1e9)
+    with torch.no_grad():
+        report = airgraph.explain(TwoLayers(), torch.randn(8, 64))
+    (graph,) = report.graphs
+    products = [k for k in graph.kernels if k.flops]
+    assert [k.flops for k in products] == [2 * 8 * 64 * 128, 2 * 8 * 128 * 32]
+    assert products[0].bytes == 4 * (8 * 64 + 64 * 128 + 128 + 8 * 128)
+    assert products[0].seconds == max(products[0].bytes, products[0].flops) / 1e9
+    assert "self.first(x)" in products[0].source
+    text = report.text()
+    total = sum(k.seconds for k in graph.kernels)
+    assert f"{graph.name}: {len(graph.kernels)} kernels, {total * 1e6:.3g} µs" in text
+    assert f"{products[0].seconds / total:4.0%}" in text and "131 kFLOP" in text
+    assert report.json()["graphs"][0]["kernels"][0]["kernel"] == graph.kernels[0].kernel
+
+
+def test_kernels_of_a_symbolic_size_have_no_figures(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    with torch.no_grad():
+        report = airgraph.explain(TwoLayers(), torch.randn(8, 64), dynamic=True)
+    assert any(k.bytes is None and k.seconds is None for k in report.graphs[0].kernels)
+    assert " -  " in report.text()
+
+
+def test_a_program_from_the_cache_lists_no_kernels(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    monkeypatch.setenv("AIRGRAPH_CACHE", "on")
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
+    model = TwoLayers()
+    with torch.no_grad():
+        first = airgraph.explain(model, torch.randn(8, 64))
+        torch._dynamo.reset()
+        second = airgraph.explain(model, torch.randn(8, 64))
+    assert first.graphs[0].kernels and not second.graphs[0].kernels
+    assert "not listed, as its program came from the cache" in second.text()

@@ -9,7 +9,8 @@ import torch
 import airgraph
 from airgraph.compilation import wrapping
 from airgraph.tools import cli
-from airgraph.tools.profile import profiling, short
+from airgraph.tools.profile import profiling
+from airgraph.tools.roofline import short
 
 
 class Two(torch.nn.Module):
@@ -100,6 +101,9 @@ def test_a_script_without_kernels(script, capsys):
     script.write_text("print('hello')\n")
     assert cli.main(["profile", str(script)]) == 2
     assert "no kernel ran" in capsys.readouterr().err
+    script.write_text("raise SystemExit(5)\n")
+    assert cli.main(["profile", str(script)]) == 5
+    assert not capsys.readouterr().err
 
 
 def test_lines_are_short():

@@ -19,7 +19,7 @@ class is read afterwards. The class must have come from the graph's own ops, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,12 +27,13 @@ import torch
 from torch._ops import OpOverload
 
 from airgraph.aten_call import find_target
-from airgraph.engine.protocol import InPlace
+from airgraph.engine.protocol import Env, InPlace, Symbols
 from airgraph.engine.strides import contiguous_strides
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.torch_types import TORCH_TYPES
 
 aten = torch.ops.aten
+Types = tuple[torch.dtype | None, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class InPlaceCall:
 
     call: Callable[..., Any]
     name: str
-    dtypes: tuple[torch.dtype | None, ...] = ()
+    dtypes: Types = ()
+
+    def instead(self, env: Env, symbols: Symbols, inputs: Sequence[Any]) -> Callable[..., Any] | None:
+        return self.call if self.fits(inputs) else None
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether it would give what the op gives, strides and type too: a plain tensor, and types as FX said."""
@@ -53,7 +57,16 @@ class InPlaceCall:
             return False
         if 1 in x.shape and x.stride() != contiguous_strides(x.shape):
             return False
-        return all(d is None or not isinstance(t, torch.Tensor) or t.dtype == d for t, d in zip(inputs, self.dtypes))
+        return types_fit(self.dtypes, inputs)
+
+
+def types_of(node: Node) -> Types:
+    return tuple(TORCH_TYPES.get(v.dtype) for v in node.values())
+
+
+def types_fit(dtypes: Types, inputs: Sequence[Any]) -> bool:
+    """Whether the tensors that go into a call have the types FX knows."""
+    return all(d is None or not isinstance(t, torch.Tensor) or t.dtype == d for t, d in zip(inputs, dtypes))
 
 
 # Ops that are not element-wise, and whose results are always memory of their own.
@@ -133,18 +146,23 @@ class AliasClass:
         return any(last > place or (last == place and value is not written) for last, value in self.readers)
 
 
-def find_writers(graph: Graph, wanted: InPlace) -> dict[Node, InPlaceCall]:
-    """The nodes whose call may write over its first argument, and the `copy_` that is left to do nothing."""
-    return InPlaceSearch(graph, wanted).run() if wanted.values or wanted.arguments else {}
+def find_writers(
+    graph: Graph, wanted: InPlace, cats: Collection[Node] = (), parts: Collection[Node] = ()
+) -> dict[Node, InPlaceCall]:
+    """The nodes whose call may write over its first argument, and the `copy_` that is left to do nothing. `parts` are
+    written into the memory of `cats` instead."""
+    return InPlaceSearch(graph, wanted, cats, parts).run() if wanted.values or wanted.arguments else {}
 
 
 class InPlaceSearch:
     """One walk in the order of execution."""
 
-    def __init__(self, graph: Graph, wanted: InPlace) -> None:
+    def __init__(self, graph: Graph, wanted: InPlace, cats: Collection[Node], parts: Collection[Node]) -> None:
         self.graph = graph
         self.wanted = wanted
-        self.writers = {node: writer for node in graph.of("AtenCall") if (writer := writer_of(node, graph))}
+        self.cats = cats
+        calls = [node for node in graph.of("AtenCall") if node not in parts]
+        self.writers = {node: writer for node in calls if (writer := writer_of(node, graph))}
         self.copies = [node for node in graph.of("AtenCall") if is_assignment(node)]
         self.last = last_readers(graph)
         self.future = future_of(graph, self.copies, self.writers)
@@ -165,7 +183,7 @@ class InPlaceSearch:
         """What shares memory after an ordinary node."""
         if not node.outputs:
             return
-        kind = memory_of(node, self.graph)
+        kind = "shared" if node in self.cats else memory_of(node, self.graph)
         self.join(node.outputs if kind == "new" else [*node.values(), *node.outputs])
         if kind == "unknown":
             self.memory(node.output).unknown = True
@@ -225,13 +243,12 @@ def writer_of(node: Node, graph: Graph) -> InPlaceCall | None:
         return None
     if (written.dtype, written.type.shape, written.type.place) != (made.dtype, made.type.shape, made.type.place):
         return None
-    dtypes = tuple(TORCH_TYPES.get(v.dtype) for v in node.values())
     if op in PARTS:
-        return InPlaceCall(part_writer(PARTS[op]), f"{PARTS[op]._opname}().copy_", dtypes)
+        return InPlaceCall(part_writer(PARTS[op]), f"{PARTS[op]._opname}().copy_", types_of(node))
     if op not in CHANGES and (torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags):
         return None
     form = in_place_form(op)
-    return InPlaceCall(form, form._opname, dtypes) if form is not None else None
+    return InPlaceCall(form, form._opname, types_of(node)) if form is not None else None
 
 
 def in_place_form(op: OpOverload) -> OpOverload | None:

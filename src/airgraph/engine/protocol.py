@@ -44,10 +44,11 @@ def same_device(device: torch.device) -> torch.device:
 @dataclass(frozen=True)
 class InPlace:
     """Which ops may write over their first argument. `values`: over what the graph computed. `arguments`: over arguments,
-    where that is their new value."""
+    where that is their new value. `cats`: ops may write into the result of a `cat` that reads them."""
 
     values: bool = False
     arguments: bool = False
+    cats: bool = False
 
 
 NOT_IN_PLACE = InPlace()

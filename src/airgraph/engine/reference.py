@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from airgraph.aten_call import decoder, find_target
+from airgraph.engine.cats import Cat, PartCall, find_cats
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
@@ -62,6 +63,9 @@ class ReferenceEngine:
         if names:
             note = f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"
             request.journal.stages[-1].notes.append(note)
+        if executable.cats:
+            note = f"{len(executable.parts)} ops write into the {len(executable.cats)} cats that read them"
+            request.journal.stages[-1].notes.append(note)
         return executable
 
     def program(self, executable: ReferenceExecutable, programs: Programs) -> Any:
@@ -78,7 +82,8 @@ class ReferenceExecutable:
         self, graph: Graph, device: torch.device, map_device: MapDevice = same_device, in_place: InPlace = NOT_IN_PLACE
     ) -> None:
         self.graph = graph
-        self.writers = find_writers(graph, in_place)
+        self.cats, self.parts = find_cats(graph, device) if in_place.cats else ({}, {})
+        self.writers = find_writers(graph, in_place, self.cats, self.parts)
         self.device = device
         self.map_device = map_device
         self.inputs = {node.name: id(node.output) for node in graph.inputs}
@@ -237,13 +242,16 @@ class ReferenceExecutable:
         return run
 
     def in_place(self, node: Node) -> tuple[Any, int | None]:
+        written = self.parts.get(node) or self.cats.get(node)
+        if written is not None:
+            return self.aten_call(node, written), None
         writer = self.writers.get(node)
         if writer is None:
             return None, None
         over = next(node.values())
         return self.aten_call(node, writer), None if over.node.op == "Data" else id(over)
 
-    def aten_call(self, node: Node, writer: InPlaceCall | None = None) -> Work:
+    def aten_call(self, node: Node, writer: InPlaceCall | PartCall | Cat | None = None) -> Work:
         """A call into PyTorch. Everything that does not depend on the values is done once, here: for a small op, decoding
         its arguments takes longer than running it."""
         target = find_target(node.attrs["target"], self.graph)
@@ -255,8 +263,8 @@ class ReferenceExecutable:
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             inputs = [read(env, symbols) for read in readers]
-            call = writer.call if writer and writer.fits(inputs) else target
-            result = call(*arguments(inputs), **named(inputs))
+            instead = writer.instead(env, symbols, inputs) if writer else None
+            result = (instead or target)(*arguments(inputs), **named(inputs))
             leaves = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
             if collective:
                 leaves = finished(leaves)

@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,15 @@ from typing import Any
 import torch
 
 from airgraph.api import backend
+from airgraph.compilation import reading_plans
 from airgraph.config import Config
 from airgraph.errors import DumpError
 from airgraph.journal import Journal
 from airgraph.passes import PASSES
+from airgraph.plan.steps import Plan
 from airgraph.tools.dynamo_trace import AIRGRAPH, DynamoFrame, FailedGuard, SourceLine, Trace, listening, user_line
-from airgraph.tools.explain_text import render
+from airgraph.tools.explain_text import FOUND, render
+from airgraph.tools.roofline import MachineSpeed, planned_kernels
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import colours, waiting, width
 
@@ -41,6 +44,18 @@ class Symbol:
     name: str
     source: str
     why: str
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """A kernel of a program, and what it takes at least: the longer of moving its bytes and doing its operations, at the
+    bandwidth and the peak of this machine. None where a size is symbolic."""
+
+    kernel: str
+    bytes: int | None
+    flops: int | None
+    seconds: float | None
+    source: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,7 @@ class GraphReport:
     refusals: tuple[str, ...]
     remarks: tuple[str, ...]
     cache: str = ""  # whether its program was in the compilation cache; empty: it was not looked for
+    kernels: tuple[KernelReport, ...] = ()  # in their order; none where a program came from the cache or has no plan
 
     @property
     def shapes(self) -> str:
@@ -164,8 +180,12 @@ def recording(only_new: bool = False) -> Iterator[Callable[[], Report]]:
 
     With `only_new`, code that was compiled before does not make a compilation a recompilation.
     """
-    with listening(Trace(only_new)) as trace:
-        yield lambda: make_report(trace)
+    plans: dict[str, tuple[torch.device, Plan]] = {}
+    with (
+        listening(Trace(only_new)) as trace,
+        reading_plans(lambda name, device, plan: plans.update({name: (device, plan)})),
+    ):
+        yield lambda: make_report(trace, plans)
 
 
 def explain_script(script: Script, *, json_file: str | None = None) -> int:
@@ -186,12 +206,12 @@ def explain_script(script: Script, *, json_file: str | None = None) -> int:
 
 
 # -- from the records to the report ----------------------------------------------------------------------------------
-def make_report(trace: Trace) -> Report:
+def make_report(trace: Trace, plans: Mapping[str, tuple[torch.device, Plan]]) -> Report:
     trace.take_journals()
     pairs: list[tuple[DynamoFrame | None, Journal]] = [(f, j) for f in trace.frames for j in f.journals]
     pairs = sorted([*pairs, *((None, j) for j in trace.loose)], key=lambda pair: number(pair[1]))
     return Report(
-        graphs=tuple(graph_report(frame, journal) for frame, journal in pairs),
+        graphs=tuple(graph_report(frame, journal, plans.get(journal.graph)) for frame, journal in pairs),
         breaks=breaks(trace),
         recompiles=tuple(Recompile(f.function, f.place, f.caller, f.guards, f.id) for f in trace.frames if f.guards),
         ops=ops([journal for _, journal in pairs]),
@@ -205,7 +225,7 @@ def number(journal: Journal) -> int:
     return int(journal.graph.rpartition("_")[2] or 0)
 
 
-def graph_report(frame: DynamoFrame | None, journal: Journal) -> GraphReport:
+def graph_report(frame: DynamoFrame | None, journal: Journal, planned: tuple[torch.device, Plan] | None) -> GraphReport:
     rewrites = {s.name: [n for n in s.notes if " refused " not in n] for s in journal.stages if s.name in PASSES}
     refusals = [f"{s.name}: {n}" for s in journal.stages for n in s.notes if " refused " in n]
     return GraphReport(
@@ -223,12 +243,18 @@ def graph_report(frame: DynamoFrame | None, journal: Journal) -> GraphReport:
         refusals=tuple(refusals),
         remarks=tuple(journal.remarks),
         cache=from_cache(journal),
+        kernels=kernels(*planned) if planned else (),
     )
+
+
+def kernels(device: torch.device, plan: Plan) -> tuple[KernelReport, ...]:
+    machine = MachineSpeed(device.type)
+    return tuple(KernelReport(k.name, k.bytes, k.flops, machine.seconds(k), k.source) for k in planned_kernels(plan))
 
 
 def from_cache(journal: Journal) -> str:
     if journal.counters["program hits"]:
-        return "found, nothing was compiled"
+        return FOUND
     notes = [n for s in journal.stages if s.name == "keep" for n in s.notes]
     return "; ".join(["missed", *notes]) if journal.counters["program misses"] else ""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BOLD, PLAIN = "\033[1m", "\033[0m"
 BY = {"converter": "converter", "user": "your converter", "pytorch": "PyTorch"}
 SHOWN = 40  # converted ops that get a line of their own on a terminal
+FOUND = "found, nothing was compiled"  # what is said of a program from the cache
 NOTHING = 'No graph was compiled: nothing here calls torch.compile with backend="airgraph", "npu" or TorchAir\'s.'
 
 
@@ -36,6 +37,16 @@ def headline(report: Report) -> str:
 
 def number(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def amount(count: float | None, unit: str) -> str:
+    """`3.15 MB`; - where it is not known."""
+    if count is None:
+        return "-"
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k"), (0, ""), (-3, "m"), (-6, "µ")):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {prefix}{unit}"
+    return f"{count * 1e9:.3g} n{unit}" if unit == "s" else f"0 {unit}"
 
 
 def where(op: OpReport) -> str:
@@ -62,6 +73,7 @@ class Page:
             "Graph breaks: lines that Python runs between two graphs": self.graph_breaks(report.breaks),
             "Recompiles: calls that no compiled code fits": self.recompiles(report.recompiles),
             "Ops": self.ops(report.ops),
+            "Kernels: what they take at least at this machine's bandwidth and peak": self.kernels(report.graphs),
             "Passes": self.passes(report.graphs),
             "Compilation cache": [f"  {g.name}  {g.cache}" for g in report.graphs if g.cache],
             "Compile time": self.times(report.seconds),
@@ -154,6 +166,31 @@ class Page:
         )
         if len(here) > shown:
             yield f"  and {len(here) - shown} more, all by converters"
+
+    def kernels(self, found: Sequence[GraphReport]) -> Iterator[str]:
+        """Of each graph, the expensive ones first; on a terminal no more than SHOWN."""
+        for graph in found:
+            rows = Counter[tuple[str, ...]]()
+            least: dict[tuple[str, ...], float] = {}
+            total = sum(k.seconds or 0.0 for k in graph.kernels)
+            for k in graph.kernels:
+                row = (k.kernel, amount(k.bytes, "B"), amount(k.flops, "FLOP"), amount(k.seconds, "s"), k.source)
+                rows[row] += 1
+                least[row] = least.get(row, 0.0) + (k.seconds or 0.0)
+            if graph.cache == FOUND:
+                yield f"  {graph.name}: not listed, as its program came from the cache (AIRGRAPH_CACHE=off lists them)"
+            if not rows:
+                continue
+            shown = sorted(rows, key=lambda row: -least[row])[: len(rows) if self.width >= UNLIMITED else SHOWN]
+            yield f"  {graph.name}: {number(len(graph.kernels), 'kernel')}, {amount(total, 's')}"
+            yield from self.table(
+                [
+                    (row[0], f"×{rows[row]}", *row[1:4], f"{least[row] / total:4.0%}" if total else "-", row[4])
+                    for row in shown
+                ]
+            )
+            if len(rows) > len(shown):
+                yield f"  and {len(rows) - len(shown)} more"
 
     def passes(self, found: Sequence[GraphReport]) -> Iterator[str]:
         made: Counter[str] = Counter()

@@ -8,7 +8,6 @@ ran: what each kernel is for, the bytes it moves and the operations it does.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,9 @@ from airgraph.config import Config
 from airgraph.engine.native.profiled import PREFIX
 from airgraph.engine.protocol import Planned
 from airgraph.errors import AirgraphError
-from airgraph.plan.origins import notes_of, title
-from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
-from airgraph.plan.tensors import Tensor
+from airgraph.tools.roofline import MachineSpeed, PlannedKernel, planned_kernels
 from airgraph.tools.run import Script, run_script
 from airgraph.tools.terminal import console, waiting
-from airgraph.torch_types import TORCH_TYPES
 
 ROWS = 30  # kernels shown on a terminal
 
@@ -47,37 +43,10 @@ class KernelTime:
     module: str = ""
     bytes: int | None = None  # read and written by a call, on average; None where a size is symbolic
     flops: int | None = None  # of a call of a product, convolution or attention, on average
+    dtype: str = "float32"  # of its result
 
     def rate(self, amount: int | None) -> float | None:
         return amount * self.calls / self.seconds if amount and self.seconds else None
-
-
-@dataclass
-class MachineSpeed:
-    """What the machine can do, measured with PyTorch: bytes and operations in a second."""
-
-    bandwidth: float
-    peak: float
-
-    @classmethod
-    def measured(cls, device: str) -> MachineSpeed:
-        memory, side = torch.empty(1 << 25, device=device), 768
-        other, a = torch.empty_like(memory), torch.rand(side, side, device=device)
-        copy = best(lambda: other.copy_(memory), device)
-        product = best(lambda: a @ a, device)
-        return cls(2 * memory.numel() * memory.element_size() / copy, 2 * side**3 / product)
-
-
-def best(run: Any, device: str) -> float:
-    """The fastest of a few runs, in seconds."""
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 @dataclass
@@ -122,7 +91,7 @@ class Profile:
             f"{moved / 1e9:.1f}" if moved else "-",
             f"{moved / self.machine.bandwidth:.0%}" if moved else "-",
             f"{done / 1e9:.1f}" if done else "-",
-            f"{done / self.machine.peak:.0%}" if done else "-",
+            f"{done / self.machine.peak_of(kernel.dtype):.0%}" if done else "-",
             kernel.source,
         )
 
@@ -148,18 +117,18 @@ def profiling() -> Iterator[list[Profile]]:
     with wrapping(keep), torch.profiler.profile(activities=activities) as events:
         yield found
     seconds = time.perf_counter() - start
-    with waiting("reading the events, measuring the machine"):
-        machine = MachineSpeed.measured("cuda" if gpu else "cpu")
+    with waiting("reading the events"):
+        machine = MachineSpeed("cuda" if gpu else "cpu")
         found.append(Profile(joined(events, programs), machine, seconds, len(programs), events))
 
 
 def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
     """The events of kernels and of ops inside our programs, with what is known of them."""
-    known: defaultdict[str, dict[Any, KernelTime]] = defaultdict(dict)
+    known: defaultdict[str, dict[Any, PlannedKernel]] = defaultdict(dict)
     for program in programs:
         for k in kernels_of(program):
             known[k.name][program.name] = k
-    told: defaultdict[tuple[str, str], list[KernelTime]] = defaultdict(list)
+    told: defaultdict[tuple[str, str], list[PlannedKernel]] = defaultdict(list)
     times: defaultdict[tuple[str, str], KernelTime] = defaultdict(lambda: KernelTime("", ""))
     for event in events.events():
         cuda = event.device_type == torch.autograd.DeviceType.CUDA
@@ -175,7 +144,7 @@ def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
         told[name, kernel.device] += [k for g, k in known[name].items() if graph in (g, None)]
     for key, of_calls in told.items():
         for k in of_calls[:1]:
-            times[key].source, times[key].module = k.source, k.module
+            times[key].source, times[key].module, times[key].dtype = k.source, k.module, k.dtype
             times[key].bytes = mean([k.bytes for k in of_calls])
             times[key].flops = mean([k.flops for k in of_calls])
     return sorted(times.values(), key=lambda kernel: -kernel.seconds)
@@ -203,53 +172,13 @@ def inside_program(event: Any) -> bool:
 PROGRAMS = ("airgraph graph_", "npu_fx_compiler")
 
 
-def kernels_of(program: Any) -> Iterator[KernelTime]:
+def kernels_of(program: Any) -> Iterator[PlannedKernel]:
     executable = getattr(program, "executable", None)
     if isinstance(executable, Planned):
-        for step in executable.plan.steps:
-            kernel = described(executable.plan, step)
+        for kernel in planned_kernels(executable.plan):
             yield kernel
-            for part in ("prologue", "epilogue"):  # timed beside their step, which has their bytes
-                if getattr(step, part, None) is not None:
-                    yield replace(kernel, name=f"{kernel.name} ({part})", bytes=None, flops=None)
-
-
-def described(plan: Plan, step: Step) -> KernelTime:
-    notes = notes_of(plan, step)
-    source = next((short(note.file) for note in reversed(notes) if note.file), "")
-    module = next((note.module for note in reversed(notes) if note.module), "")
-    places = [plan.allocation(t) for t in (*step_reads(step), *step_writes(step))]
-    moved = {t.id: t for t in ((place.alias or place).tensor for place in places)}.values()
-    sizes = [size_of(t) for t in moved]
-    total = None if None in sizes else sum(s for s in sizes if s is not None)
-    return KernelTime(title(plan, step), "cpu", source=source, module=module, bytes=total, flops=flops(step))
-
-
-def short(line: str) -> str:
-    """`"/home/me/model.py", line 24, in forward    x = self.linear1(x)` → `model.py:24  x = self.linear1(x)`"""
-    file, _, rest = line.removeprefix("File ").partition('", line ')
-    number, _, code = rest.partition(",")
-    return f"{Path(file.strip(chr(34))).name}:{number}  {code.partition('    ')[2].strip()}"
-
-
-def size_of(t: Tensor) -> int | None:
-    if t.dtype not in TORCH_TYPES or not all(isinstance(d, int) for d in t.shape):
-        return None
-    return math.prod(int(d) for d in t.shape) * TORCH_TYPES[t.dtype].itemsize
-
-
-def flops(step: Step) -> int | None:
-    """Multiplications and additions of what is made of them; None for other steps and symbolic sizes."""
-    match step:
-        case GemmStep(sizes=sizes):
-            found = 2 * math.prod(sizes if step.ends is None else sizes[1:])
-        case AttentionStep(sizes=(b, h, _, rows, columns, d, width)):
-            found = 2 * b * h * rows * columns * (d + width)
-        case ConvStep(out=out, w=w):
-            found = 2 * math.prod(out.shape) * math.prod(w.tensor.shape[1:])
-        case _:
-            return None
-    return int(found) if isinstance(found, int) else None
+            for part in kernel.parts:  # timed beside their step, which has their bytes
+                yield replace(kernel, name=f"{kernel.name} ({part})", bytes=None, flops=None)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
@@ -267,6 +196,9 @@ def profile_script(script: Script, *, trace: str | None = None, json_file: str |
         profile.events.export_chrome_trace(trace)
     if json_file:
         Path(json_file).write_text(json.dumps(profile.json(), indent=2) + "\n", encoding="utf-8")
+    code = ended if isinstance(ended, int) else int(ended is not None)
+    if not profile.kernels and code:
+        return code  # the script failed before a kernel ran, and has said why
     if not profile.kernels:
         raise AirgraphError("no kernel ran: the script compiled nothing with airgraph", hint="airgraph explain SCRIPT")
     page = console()
@@ -276,4 +208,4 @@ def profile_script(script: Script, *, trace: str | None = None, json_file: str |
         f"{profile.total * 1e3:.1f} ms in kernels of {graphs}, {profile.seconds:.1f} s in all, compiling"
         f" included; this machine: {profile.machine.bandwidth / 1e9:.1f} GB/s, {profile.machine.peak / 1e9:.1f} GFLOP/s"
     )
-    return ended if isinstance(ended, int) else int(ended is not None)
+    return code

@@ -3,26 +3,38 @@
     out, lse = torch_npu.npu_fused_infer_attention_score(
         q, k, v, num_heads=8, input_layout="BNSD", scale=0.125, actual_seq_lengths_kv=[17, 5])
 
-softmax(q·kᵀ·scale)·v for each head, computed in float32: keys past a sequence's length take no part, queries past
-theirs give zeros. The lengths change from token to token in decoding, which makes this the op that replay-time updates
-are for. What there is: layouts BSH, BSND and BNSD, grouped heads, a mask (True hides), sparse modes 0, 2 and 3, the
-logarithm of the sums; `query_rope` and `key_rope`, a part of each head that takes part in the scores alone; keys and
-values that all sequences begin with (`key_shared_prefix`). Quantised arguments are in the schema and refused.
+softmax(q·kᵀ·scale + pse_shift)·v for each head, computed in float32: keys past a sequence's length take no part, queries
+past theirs give zeros. The lengths change from token to token in decoding, which makes this the op that replay-time updates
+are for. What there is:
+
+    layouts      BSH, BSND, BNSD; TND and NTD, where sequences lie one after another and lengths are sums of lengths;
+                 results in another layout than the query (BNSD_BSND, …)
+    sparse modes 0 a mask (True hides) and the band from pre_tokens before to next_tokens after a query; 1 the mask alone;
+                 2 causal from the first query on; 3 causal up to the last query; 4 a band up to the last query
+    more         grouped heads, the logarithm of the sums, `learnable_sink` (a logit of each head that takes part in the
+                 sum alone), sequences at the right end of their rows (`query_padding_size`, `kv_padding_size`: how much
+                 follows them), `query_rope` and `key_rope` (a part of each head for the scores alone), keys and values
+                 that all sequences begin with (`key_shared_prefix`)
+
+Outside TND a single query takes the mask alone, whatever the mode. Quantised arguments are in the schema and refused.
 
 Keys and values may lie in blocks of a cache, [blocks, block_size, heads · size] or [blocks, heads, block_size, size]:
-`block_table` [batch, …] has the numbers of a sequence's blocks, and the lengths say how far they are filled.
+`block_table` [batch, …] has the numbers of a sequence's blocks, and the lengths (of each sequence, in TND too) say how far
+they are filled.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated
+from airgraph.errors import CompatError
 
 OP = "npu_fused_infer_attention_score"
 
@@ -57,8 +69,38 @@ _SECOND = (
 # Arguments of the second version that are the first's.
 _SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")
 _OUT = ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
-_LAYOUTS = ("BSH", "BSND", "BNSD")
+PACKED = ("TND", "NTD")  # sequences one after another, without a batch
+LAYOUTS = (
+    "BSH",
+    "BSND",
+    "BNSD",
+    *PACKED,
+    "BSH_BNSD",
+    "BSND_BNSD",
+    "BNSD_BSND",
+    "BSH_NBSD",
+    "BSND_NBSD",
+    "BNSD_NBSD",
+    "TND_NTD",
+    "NTD_TND",
+)
+FAR = 2147483647
 Lengths = Sequence[int] | Tensor
+
+
+class Places(NamedTuple):
+    """Where queries and keys are in their sequences, for [batch, 1, queries, keys] or what broadcasts to that.
+
+    `outside`: queries of no sequence, whose results are zeros. `strange`: keys that a query cannot see whatever the mode,
+    those of other sequences and of none.
+    """
+
+    row: Tensor
+    column: Tensor
+    queries: Tensor | int
+    keys: Tensor | int
+    outside: Tensor | None
+    strange: Tensor | None
 
 
 def first(
@@ -72,8 +114,8 @@ def first(
     *,
     num_heads: int = 1,
     scale: float = 1.0,
-    pre_tokens: int = 2147483647,
-    next_tokens: int = 2147483647,
+    pre_tokens: int = FAR,
+    next_tokens: int = FAR,
     input_layout: str = "BSH",
     num_key_value_heads: int = 0,
     sparse_mode: int = 0,
@@ -83,38 +125,65 @@ def first(
     block_size: int = 0,
     query_rope: Tensor | None = None,
     key_rope: Tensor | None = None,
+    query_padding_size: Tensor | None = None,
+    kv_padding_size: Tensor | None = None,
     key_shared_prefix: Tensor | None = None,
     value_shared_prefix: Tensor | None = None,
-    actual_shared_prefix_len: Sequence[int] | None = None,
+    actual_shared_prefix_len: Lengths | None = None,
+    learnable_sink: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    not_emulated(OP, pse_shift=pse_shift, **others)
+    not_emulated(OP, **others)
     check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
     check(query, key, value, query_rope, key_rope, input_layout, sparse_mode)
+    layout, _, result_layout = input_layout.partition("_")
+    count = num_key_value_heads or num_heads
+    if layout in PACKED:
+        refused = {"query_padding_size": query_padding_size, "kv_padding_size": kv_padding_size}
+        refused |= {"pse_shift": pse_shift, "key_shared_prefix": key_shared_prefix}
+        not_emulated(f"{OP} with layout {input_layout}", **refused)
+        own_mask = sparse_mode in (0, 1) and atten_mask is not None
+        need(not own_mask, OP, f"atten_mask with layout {layout} needs sparse_mode 2, 3 or 4")
+    need(
+        kv_padding_size is None or actual_seq_lengths_kv is not None, OP, "kv_padding_size needs actual_seq_lengths_kv"
+    )
+    need(
+        query_padding_size is None or actual_seq_lengths is not None, OP, "query_padding_size needs actual_seq_lengths"
+    )
     if block_table is not None:
         check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
-        key_heads = num_key_value_heads or num_heads
-        key, value = (one_piece(cache, block_table, key_heads, input_layout) for cache in (key, value))
-        key_rope = None if key_rope is None else one_piece(key_rope, block_table, key_heads, input_layout)
-    band = sparse_mode == 0 and atten_mask is not None and min(pre_tokens, next_tokens) < max(atten_mask.shape[-2:])
-    need(not band, OP, "pre_tokens and next_tokens are not emulated", hint="put the band into atten_mask")
-    q, k, v = (split(t, input_layout, n) for t, n in zip((query, key, value), heads(num_heads, num_key_value_heads)))
-    if query_rope is not None and key_rope is not None:
-        q = torch.cat([q, split(query_rope, input_layout, num_heads)], -1)
-        k = torch.cat([k, split(key_rope, input_layout, num_key_value_heads or num_heads)], -1)
-    prefix = 0 if key_shared_prefix is None else key_shared_prefix.shape[2 if input_layout == "BNSD" else 1]
-    mask = atten_mask[..., prefix:] if prefix and sparse_mode == 0 and atten_mask is not None else atten_mask
-    hidden = hidden_places(q, k, mask, actual_seq_lengths, actual_seq_lengths_kv, sparse_mode)
+        k, v = (one_piece(cache, block_table, count) for cache in (key, value))
+        rope = None if key_rope is None else one_piece(key_rope, block_table, count)
+    else:
+        k, v = (split(t, layout, count) for t in (key, value))
+        rope = None if key_rope is None else split(key_rope, layout, count)
+    q = split(query, layout, num_heads)
+    if query_rope is not None and rope is not None:
+        q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, rope], -1)
+    if layout in PACKED:
+        places = packed_places(q, k, actual_seq_lengths, actual_seq_lengths_kv, block_table is not None)
+        k, v = (t.transpose(0, 1).flatten(1, 2).unsqueeze(0) for t in (k, v))  # all sequences in a row
+    else:
+        places = batch_places(q, k, actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
+    prefix = 0 if key_shared_prefix is None else key_shared_prefix.shape[2 if layout == "BNSD" else 1]
+    single = layout not in PACKED and q.shape[2] == 1
+    full = None if atten_mask is None else by_head(atten_mask, single)
+    mask = full[..., prefix:] if prefix and sparse_mode in (0, 1) and full is not None else full
+    by_mode = hidden_places(places, mask, sparse_mode, (pre_tokens, next_tokens))
+    if single:  # the chip takes the mask alone, which modes 2 to 4 have no whole one of
+        by_mode = mask if sparse_mode in (0, 1) else None
+    hidden = merged(places.strange, by_mode)
     if key_shared_prefix is not None and value_shared_prefix is not None:
-        count = num_key_value_heads or num_heads
         k, v = (
-            torch.cat([split(start, input_layout, count).expand(t.shape[0], -1, -1, -1), t], 2)
+            torch.cat([split(start, layout, count).expand(t.shape[0], -1, -1, -1), t], 2)
             for start, t in ((key_shared_prefix, k), (value_shared_prefix, v))
         )
-        first_mask = atten_mask[..., :prefix] if mask is not atten_mask and atten_mask is not None else None
+        first_mask = full[..., :prefix] if mask is not full and full is not None else None
         hidden = torch.cat(joint(q, k, prefix, first_mask, actual_shared_prefix_len, hidden), -1)
-    result, lse = attention(q, k, v, scale, hidden, actual_seq_lengths)
-    return joined(result, query, input_layout), lse if softmax_lse_flag else lse.new_zeros(1)
+    result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink)
+    out = joined(result.to(query.dtype), result_layout or layout)
+    lse = lse[0].transpose(0, 1) if layout in PACKED else lse
+    return out, lse.contiguous() if softmax_lse_flag else lse.new_zeros(1)
 
 
 def second(
@@ -132,6 +201,7 @@ def second(
     num_key_value_heads: int = 0,
     softmax_scale: float = 1.0,
     return_softmax_lse: bool = False,
+    learnable_sink: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     not_emulated(f"{OP}_v2", **{name: value for name, value in others.items() if name not in _SAME})
@@ -149,6 +219,7 @@ def second(
         softmax_lse_flag=return_softmax_lse,
         query_rope=query_rope,
         key_rope=key_rope,
+        learnable_sink=learnable_sink,
         **others,
     )
 
@@ -165,11 +236,11 @@ def check(
     need_types(OP, FLOATS, query=query, key=key, value=value, query_rope=query_rope, key_rope=key_rope)
     need(query.dtype == key.dtype == value.dtype, OP, "query, key and value have to have one type")
     need((query_rope is None) == (key_rope is None), OP, "query_rope and key_rope go together")
-    need(layout in _LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(_LAYOUTS)}")
-    need(sparse_mode in (0, 2, 3), OP, f"sparse_mode {sparse_mode} is not emulated, only 0, 2 and 3")
+    need(layout in LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
+    need(sparse_mode in range(5), OP, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
 
 
-# Keys in blocks.
+# Prefixes and blocks.
 
 
 def check_prefix(
@@ -178,7 +249,7 @@ def check_prefix(
     block_table: Tensor | None,
     rope: Tensor | None,
     mask: Tensor | None,
-    length: Sequence[int] | None,
+    length: Lengths | None,
 ) -> None:
     """Keys and values that every sequence of the batch begins with, [1, …] as the others are laid out."""
     need((key is None) == (value is None), OP, "key_shared_prefix and value_shared_prefix go together")
@@ -192,7 +263,7 @@ def check_prefix(
 
 
 def joint(
-    q: Tensor, k: Tensor, prefix: int, mask: Tensor | None, length: Sequence[int] | None, own: Tensor | None
+    q: Tensor, k: Tensor, prefix: int, mask: Tensor | None, length: Lengths | None, own: Tensor | None
 ) -> list[Tensor]:
     """What a query does not see of the prefix, which no rule about its own sequence hides, and of its own keys."""
     shape = (q.shape[0], 1, q.shape[2])
@@ -200,7 +271,7 @@ def joint(
     if length is not None:
         start = start | (torch.arange(prefix, device=q.device) >= length[0])
     if mask is not None:
-        start = start | (mask.bool() if mask.dim() == 4 else mask.bool().reshape(-1, 1, *mask.shape[-2:]))
+        start = start | mask
     rest = torch.zeros(*shape, k.shape[2] - prefix, dtype=torch.bool, device=q.device)
     return [start, rest if own is None else rest | own]
 
@@ -211,73 +282,164 @@ def check_blocks(op: str, key: Tensor, table: Tensor, size: int, lengths: bool, 
     need(size == key.shape[-2], op, f"block_size is {size}, and a block of key has {key.shape[-2]} tokens")
 
 
-def one_piece(cache: Tensor, table: Tensor, heads: int, layout: str) -> Tensor:
-    """The blocks of each sequence side by side, in the layout of the query. Numbers behind its last block may be
+def one_piece(cache: Tensor, table: Tensor, heads: int) -> Tensor:
+    """The blocks of each sequence side by side, as [batch, heads, length, size]. Numbers behind its last block may be
     anything: what they name is behind its length, too."""
     x = cache[table.long().clamp(0, cache.shape[0] - 1)]
     if cache.dim() == 4:  # [batch, blocks, heads, block, size]
-        x = x.transpose(1, 2).flatten(2, 3)
-    else:  # [batch, blocks, block, heads · size]
-        x = x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return x if layout == "BNSD" else x.transpose(1, 2).flatten(2) if layout == "BSH" else x.transpose(1, 2)
+        return x.transpose(1, 2).flatten(2, 3)
+    return x.flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)  # of [batch, blocks, block, heads · size]
 
 
-# The arithmetic, on [batch, heads, length, size].
-
-
-def heads(query_heads: int, key_heads: int) -> tuple[int, int, int]:
-    return query_heads, key_heads or query_heads, key_heads or query_heads
+# Layouts, to and from [batch, heads, length, size].
 
 
 def split(x: Tensor, layout: str, count: int) -> Tensor:
-    if layout == "BSH":
-        x = x.unflatten(2, (count, -1))
-    return x if layout == "BNSD" else x.transpose(1, 2)
+    match layout:
+        case "BSH":
+            return x.unflatten(2, (count, -1)).transpose(1, 2)
+        case "BSND":
+            return x.transpose(1, 2)
+        case "TND":
+            return x.transpose(0, 1).unsqueeze(0)
+        case "NTD":
+            return x.unsqueeze(0)
+    return x
 
 
-def joined(x: Tensor, query: Tensor, layout: str) -> Tensor:
-    x = x.to(query.dtype)
-    if layout != "BNSD":
-        x = x.transpose(1, 2)
-    return x.reshape(query.shape) if layout == "BSH" else x.contiguous()
+def joined(x: Tensor, layout: str) -> Tensor:
+    match layout:
+        case "BSH":
+            return x.transpose(1, 2).flatten(2)
+        case "BSND":
+            x = x.transpose(1, 2)
+        case "NBSD":
+            x = x.transpose(0, 1)
+        case "TND":
+            x = x[0].transpose(0, 1)
+        case "NTD":
+            x = x[0]
+    return x.contiguous()
+
+
+# Which keys a query sees.
+
+
+def batch_places(
+    q: Tensor,
+    k: Tensor,
+    query_lengths: Lengths | None,
+    key_lengths: Lengths | None,
+    query_padding: Tensor | None,
+    key_padding: Tensor | None,
+) -> Places:
+    """Sequences that begin at the first place of their row, or end where the padding begins."""
+    row, queries, outside = sequence_places(q, query_lengths, query_padding)
+    column, keys, strange = sequence_places(k, key_lengths, key_padding)
+    strange = None if strange is None else strange.transpose(-1, -2)
+    return Places(row, column.transpose(-1, -2), queries, keys, outside, strange)
+
+
+def sequence_places(
+    x: Tensor, lengths: Lengths | None, padding: Tensor | None
+) -> tuple[Tensor, Tensor | int, Tensor | None]:
+    """The place of each token in its sequence, the lengths, and what is of no sequence."""
+    place = positions(x, 2)
+    if lengths is None:
+        return place, x.shape[2], None
+    length = per_batch(lengths, x)
+    if padding is None:
+        return place, length, place >= length
+    begin = x.shape[2] - padding.to(x.device, torch.int64).clamp(min=0).reshape(1, 1, 1, 1) - length
+    place = place - begin
+    return place, length, (place >= length) | (place < 0) | (begin < 0)
+
+
+def packed_places(
+    q: Tensor, k: Tensor, query_lengths: Lengths | None, key_lengths: Lengths | None, in_blocks: bool
+) -> Places:
+    """Sequences one after another. (The sizes of what is computed do not depend on their lengths, so that these may
+    change from one replay to the next.)"""
+    if query_lengths is None or key_lengths is None:
+        raise CompatError(f"{OP}: layouts TND and NTD need the lengths of queries and keys")
+    need(len(query_lengths) == len(key_lengths), OP, "as many lengths of queries as of keys are needed")
+    owner, row, sizes = packed(q.shape[2], query_lengths, q.device)
+    if in_blocks:
+        need(len(key_lengths) == k.shape[0], OP, f"{len(key_lengths)} lengths for {k.shape[0]} rows of block_table")
+        key_sizes = as_vector(key_lengths, q.device)
+        batch, length = (torch.arange(k.shape[axis], device=q.device) for axis in (0, 2))
+        column = length.expand(k.shape[0], -1).flatten()
+        key_owner = batch.unsqueeze(1).expand(-1, k.shape[2]).flatten()
+        unused = column >= key_sizes[key_owner]
+    else:
+        key_owner, column, key_sizes = packed(k.shape[2], key_lengths, q.device)
+        unused = key_owner == len(key_lengths)
+    own = owner.clamp(max=len(query_lengths) - 1)
+    strange = (owner.unsqueeze(1) != key_owner) | unused
+    outside = owner == len(query_lengths)
+    as_rows = [x.view(1, 1, -1, 1) for x in (row, sizes[own], key_sizes[own], outside)]
+    return Places(as_rows[0], column.view(1, 1, 1, -1), as_rows[1], as_rows[2], as_rows[3], strange[None, None])
+
+
+def packed(count: int, ends: Lengths, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each token the number of its sequence and its place in it; the lengths of the sequences."""
+    bounds = torch.nn.functional.pad(as_vector(ends, device), (1, 0))
+    token = torch.arange(count, device=device)
+    owner = (token.unsqueeze(1) >= bounds[1:]).sum(-1)
+    return owner, token - bounds[owner], bounds[1:] - bounds[:-1]
+
+
+def hidden_places(places: Places, mask: Tensor | None, sparse_mode: int, tokens: tuple[int, int]) -> Tensor | None:
+    """True where the mode hides a key."""
+    row, column, (before, after) = places.row, places.column, tokens
+    last = row + (places.keys - places.queries)  # the row, if the last query is at the last key
+    match sparse_mode:
+        case 0 if mask is not None and min(tokens) < FAR:
+            return mask | (column > row + after) | (column < row - before)
+        case 0 | 1:
+            return mask
+        case 2:
+            return column > row
+        case 3:
+            return column > last
+    return (column > last + after) | (column < last - before)
+
+
+def by_head(mask: Tensor, single: bool) -> Tensor:
+    """A mask as [batch, heads, queries, keys] or what broadcasts to that; of a single query it may be [batch, keys]."""
+    if mask.dim() == 4:
+        return mask.bool()
+    return mask.bool().reshape(-1, 1, *([1] if single else mask.shape[-2:-1]), mask.shape[-1])
+
+
+def merged(*parts: Tensor | None) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return functools.reduce(torch.logical_or, found) if found else None
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, lengths: Lengths | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    shift: Tensor | None,
+    hidden: Tensor | None,
+    outside: Tensor | None,
+    sink: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     groups = q.shape[1] // k.shape[1]
     k, v = (t.float().unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (k, v))
     scores = q.float() @ k.transpose(-1, -2) * scale
+    if shift is not None:
+        scores = scores + shift[..., : scores.shape[-2], : scores.shape[-1]].float()
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     lse = scores.logsumexp(-1, keepdim=True)
-    result = (scores - lse).exp() @ v
-    nothing = lse == -math.inf  # a query that sees no key
-    if lengths is not None:
-        nothing = nothing | (positions(q, 2) >= per_batch(lengths, q))
-    return result.masked_fill(nothing, 0.0), lse
-
-
-def hidden_places(
-    q: Tensor, k: Tensor, mask: Tensor | None, query_lengths: Lengths | None, lengths: Lengths | None, sparse_mode: int
-) -> Tensor | None:
-    """True where a key takes no part."""
-    parts: list[Tensor] = []
-    row, column = positions(q, 2), positions(k, 2).transpose(-1, -2)
-    if lengths is not None:
-        parts.append(column >= per_batch(lengths, q))
-    if sparse_mode == 0 and mask is not None:
-        parts.append(mask.bool() if mask.dim() == 4 else mask.bool().reshape(-1, 1, *mask.shape[-2:]))
-    if sparse_mode == 2:  # causal from the first query on
-        parts.append(column > row)
-    if sparse_mode == 3:  # causal up to the last query
-        last = k.shape[2] if lengths is None else per_batch(lengths, q)
-        last_query = q.shape[2] if query_lengths is None else per_batch(query_lengths, q)
-        parts.append(column > row + (last - last_query))
-    hidden = None
-    for part in parts:
-        hidden = part if hidden is None else hidden | part
-    return hidden
+    nothing = merged(lse == -math.inf, outside)  # a query that sees no key, or that there is not
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.float().view(1, -1, 1, 1))
+    assert nothing is not None
+    return ((scores - lse).exp() @ v).masked_fill(nothing, 0.0), lse
 
 
 def positions(x: Tensor, axis: int) -> Tensor:
@@ -292,8 +454,14 @@ def per_batch(lengths: Lengths, q: Tensor) -> Tensor:
     if isinstance(lengths, Tensor):
         return lengths.to(q.device, torch.int64).reshape(-1, 1, 1, 1)
     given = [*lengths] * (q.shape[0] if len(lengths) == 1 else 1)
-    # Numbers of the host: they travel with the call, a tensor of them would be copied.
-    return torch.cat([torch.full((1, 1, 1, 1), n, device=q.device) for n in given])
+    return as_vector(given, q.device).view(-1, 1, 1, 1)
+
+
+def as_vector(numbers: Lengths, device: torch.device) -> Tensor:
+    """Numbers of the host travel with the call; a tensor made of all of them would be copied."""
+    if isinstance(numbers, Tensor):
+        return numbers.to(device, torch.int64)
+    return torch.cat([torch.full((1,), n, device=device) for n in numbers])
 
 
 # Registration.

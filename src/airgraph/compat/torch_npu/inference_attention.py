@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu import attention
-from airgraph.compat.torch_npu.attention import check_blocks, one_piece
 from airgraph.compat.torch_npu.fusion_attention import Settings, band
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 FAR = 2147483647
+LAYOUTS = ("BSH", "BSND", "BNSD")
 
 
 @reference(
@@ -38,6 +38,7 @@ def npu_prompt_flash_attention(
     value: Tensor,
     *,
     atten_mask: Tensor | None = None,
+    pse_shift: Tensor | None = None,
     actual_seq_lengths: Sequence[int] | None = None,
     num_heads: int = 1,
     scale_value: float = 1.0,
@@ -60,7 +61,7 @@ def npu_prompt_flash_attention(
         query,
         key,
         value,
-        None,
+        pse_shift,
         mask,
         actual_seq_lengths,
         actual_seq_lengths_kv,
@@ -87,6 +88,7 @@ def npu_incre_flash_attention(
     value: Tensor,
     *,
     atten_mask: Tensor | None = None,
+    pse_shift: Tensor | None = None,
     actual_seq_lengths: Sequence[int] | None = None,
     num_heads: int = 1,
     scale_value: float = 1.0,
@@ -94,6 +96,7 @@ def npu_incre_flash_attention(
     num_key_value_heads: int = 0,
     block_table: Tensor | None = None,
     block_size: int = 0,
+    kv_padding_size: Tensor | None = None,
     inner_precise: int = 1,
     **others: object,
 ) -> Tensor:
@@ -102,15 +105,14 @@ def npu_incre_flash_attention(
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
     if block_table is not None:
-        check_blocks(op, key, block_table, block_size, actual_seq_lengths is not None, "actual_seq_lengths")
-        heads = num_key_value_heads or num_heads
-        key, value = (one_piece(cache, block_table, heads, input_layout) for cache in (key, value))
+        given = actual_seq_lengths is not None
+        attention.check_blocks(op, key, block_table, block_size, given, "actual_seq_lengths")
     mask = None if atten_mask is None else atten_mask.bool().reshape(atten_mask.shape[0], 1, 1, atten_mask.shape[-1])
     result, _ = attention.first(
         query,
         key,
         value,
-        None,
+        pse_shift,
         mask,
         None,
         actual_seq_lengths,
@@ -118,6 +120,9 @@ def npu_incre_flash_attention(
         scale=scale_value,
         input_layout=input_layout,
         num_key_value_heads=num_key_value_heads,
+        block_table=block_table,
+        block_size=block_size,
+        kv_padding_size=kv_padding_size,
     )
     return result
 
@@ -126,8 +131,7 @@ def check(
     op: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]
 ) -> None:
     not_emulated(op, **others)
-    layouts = attention._LAYOUTS
-    need(layout in layouts, op, f"input_layout {layout!r} is not emulated, only {', '.join(layouts)}")
+    need(layout in LAYOUTS, op, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
     need_types(op, FLOATS, query=query, key=key, value=value)
     need_types(op, (torch.bool, torch.int8, torch.uint8), atten_mask=mask)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from airgraph import api
+from airgraph.compat.torchair._ge_concrete_graph.fx2ge_converter import ExportSuccess
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig
-from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
+from airgraph.compat.torchair.configs.translation import checked, to_config
 from airgraph.errors import ConfigError
 from airgraph.journal import get_logger
 from airgraph.store.air_file import read_air
@@ -99,3 +101,91 @@ def process_rank() -> int | None:
     """The place of this process among several; None where it is the only one."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if several else None
+
+
+# -- by the options of a configuration ------------------------------------------------------------------------------
+def exporting(
+    gm: torch.fx.GraphModule, config: CompilerConfig, decompositions: Mapping[Any, Any] | None
+) -> Callable[..., Any]:
+    """What `torch.compile` calls if `config.export.export_mode` is on: the first call writes the graph and ends in
+    ExportSuccess, as in TorchAir, whose dynamo_export sets these options. Arguments that `weight_name` knows by their id
+    are weights, under that name; the others are inputs."""
+    chosen = config.export
+    if not chosen.export_name:
+        raise ConfigError("export_mode needs a name for the file", hint='config.export.export_name = "export"')
+    known = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]  # with symbolic sizes
+    sizes = sizes_of(known)
+
+    def export(*args: Any) -> Any:
+        names = chosen.weight_name.plain or {}
+        weights = {i: (names[id(x)], x) for i, x in enumerate(args) if id(x) in names}
+        rest = [i for i in range(len(args)) if i not in weights and i not in sizes]
+        air = api.export(
+            BoundGraph(gm, len(args), weights, sizes),
+            [args[i] for i in rest],
+            path=chosen.export_path_dir.plain,
+            name=chosen.export_name.plain,
+            rank=process_rank(),
+            dynamic=any(symbolic(x) or is_dynamic(x) for x in known),
+            record_modules=bool(chosen.experimental.enable_record_nn_module_stack),
+            config=to_config(config, decompositions),
+        )
+        get_logger("torchair").info("export graph over: wrote %s", air)
+        if chosen.experimental.auto_atc_config_generated:
+            write_atc_configs(air, chosen.export_path_dir.plain, chosen.export_name.plain)
+        raise ExportSuccess("export graph over")
+
+    return export
+
+
+class BoundGraph(torch.nn.Module):
+    """A graph of Dynamo's with some of its arguments filled in: `weights` by parameters and buffers of their own names,
+    `sizes` by the size of another argument."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        count: int,
+        weights: Mapping[int, tuple[str, torch.Tensor]],
+        sizes: Mapping[int, tuple[int, int]],
+    ) -> None:
+        super().__init__()
+        vars(self)["_call"] = (gm, count, weights, sizes)  # not a module of this one: names are those of the weights
+        for name, tensor in weights.values():
+            *path, leaf = name.split(".")
+            owner: torch.nn.Module = self
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, torch.nn.Module())
+                owner = owner.get_submodule(part)
+            if isinstance(tensor, torch.nn.Parameter):
+                owner.register_parameter(leaf, tensor)
+            else:
+                owner.register_buffer(leaf, tensor)
+
+    def forward(self, *inputs: Any) -> Any:
+        gm, count, weights, sizes = vars(self)["_call"]
+        given = iter(inputs)
+        held: dict[int, Any] = {i: self.held(name) for i, (name, _) in weights.items()}
+        held |= {i: next(given) for i in range(count) if i not in held and i not in sizes}
+        held |= {i: held[tensor].shape[axis] for i, (tensor, axis) in sizes.items()}
+        return gm(*(held[i] for i in range(count)))
+
+    def held(self, name: str) -> torch.Tensor:
+        path, _, leaf = name.rpartition(".")
+        return getattr(self.get_submodule(path), leaf)
+
+
+def sizes_of(inputs: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """The numbers among the inputs that are sizes of a tensor among them: which tensor, and which of its axes."""
+    tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+    axes = {str(size): (i, axis) for i, x in reversed(tensors) for axis, size in enumerate(x.shape) if symbolic(size)}
+    return {i: axes[str(x)] for i, x in enumerate(inputs) if symbolic(x) and str(x) in axes}
+
+
+def symbolic(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
+def is_dynamic(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and any(map(symbolic, x.shape))

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from airgraph import api
+from airgraph.capture.joint import compile_joint
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
+from airgraph.compat.torchair.configs.translation import checked, to_config
 from airgraph.compat.torchair.environment import warn_about_variables
-from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
-from airgraph.config import Config
-from airgraph.errors import ConfigError
+from airgraph.compat.torchair.inference.gears import buckets_of, engine_options, gears_of, guard_of
+from airgraph.compat.torchair.npu_export import exporting
 
 
 def get_npu_backend(
@@ -40,23 +41,21 @@ def npu_backend(
     config = apply_options(compiler_config, options)
     if mode is not None:
         config.mode = mode
-    chosen, gears = to_config(config, decompositions), gears_of(example_inputs)
+    if config.export.export_mode:
+        return exporting(gm, config, decompositions)
+    policy, gears = config.inference_config.dynamic_gears_merge_policy.value, gears_of(example_inputs)
+    object.__setattr__(config, "of_gears", engine_options(gears, policy))
+    chosen = to_config(config, decompositions)
+    if config.experimental_config.aot_config_enable_joint_graph:
+        loss = config.experimental_config.aot_config_output_loss_index.plain
+        compiler = api.get_compiler(chosen)
+        return compile_joint(gm, example_inputs, compiler, loss=loss, decompositions=chosen.decompositions)
     if buckets := buckets_of(gears):
         chosen = replace(chosen, buckets={**(chosen.buckets or {}), **buckets})
-    guard = guard_of(gears, config.inference_config.dynamic_gears_merge_policy.value)
+    guard = guard_of(gears, policy)
     return guard(api.backend(chosen)(gm, example_inputs))
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
     """For one's own backends: `aot_module_simplified(gm, inputs, fw_compiler=torchair.get_compiler(config))`."""
     return api.get_compiler(to_config(checked(compiler_config), None))
-
-
-def checked(config: CompilerConfig | None) -> CompilerConfig:
-    if config is not None and not isinstance(config, CompilerConfig):
-        raise ConfigError(f"compiler_config must be a torchair.CompilerConfig, got {type(config).__name__}")
-    return config or CompilerConfig()
-
-
-def to_config(config: CompilerConfig, decompositions: Mapping[Any, Any] | None) -> Config:
-    return api.make_config(config.to_config(), {"decompositions": dict(decompositions)} if decompositions else {})

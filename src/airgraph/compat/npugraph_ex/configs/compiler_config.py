@@ -14,7 +14,7 @@ from typing import Any
 from airgraph.compat.torchair.configs import checks
 from airgraph.compat.torchair.configs.checks import boolean, choice, integer, of_type
 from airgraph.compat.torchair.configs.error_line import error_line
-from airgraph.compat.torchair.configs.options import CATS, NPU, NoEffect, Option, To
+from airgraph.compat.torchair.configs.options import NPU, NoEffect, Option, To
 from airgraph.compat.torchair.configs.tree import Leaf, OptionTree
 
 NO_SUCH_KERNELS = NoEffect("has no effect here: no kernel waits until many cores are free at once")
@@ -32,7 +32,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("inplace_pass", True, boolean, To("inplace_pass")),
     Option("input_inplace_pass", True, boolean, To("input_inplace_pass")),
     Option("remove_noop_ops", True, boolean, To("remove_noop_ops")),
-    Option("remove_cat_ops", True, boolean, CATS),
+    Option("remove_cat_ops", True, boolean, To("remove_cat_ops")),
     Option("pattern_fusion_pass", True, boolean, To("pattern_fusion_pass")),
     Option("post_grad_custom_pre_pass", None, checks.function, To("pre_pass")),
     Option("post_grad_custom_post_pass", None, checks.function, To("post_pass")),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from torch.profiler import ProfilerAction, schedule
 
+from airgraph.compat.torch_npu.profiler import dynamic_profile
 from airgraph.compat.torch_npu.profiler.profiler import (
     ProfilerActivity,
     _KinetoProfile,
@@ -46,6 +47,7 @@ __all__ = [
     "_ExperimentalConfig",
     "_KinetoProfile",
     "analyse",
+    "dynamic_profile",
     "profile",
     "schedule",
     "supported_activities",

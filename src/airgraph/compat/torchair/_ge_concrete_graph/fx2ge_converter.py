@@ -56,4 +56,15 @@ def declare_supported(cases: Sequence[Any]) -> Callable[[Any], Any]:
     return declare
 
 
-__all__ = ["Converter", "declare_supported", "register_fx_node_ge_converter"]
+class ExportSuccess(Exception):
+    """How a call ends that was made to export its graph, and did (`config.export.export_mode`)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"ExportSucces: {self.message}"
+
+
+__all__ = ["Converter", "ExportSuccess", "declare_supported", "register_fx_node_ge_converter"]

@@ -55,7 +55,7 @@ class DumpsNodes:
 
 @dataclass(frozen=True)
 class ByBackend:
-    """The option is read by the backend itself: it depends on the arguments of a call."""
+    """The option is read by the backend itself."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,8 @@ class Option:
 
 
 NPU = NoEffect("has no effect off an NPU")
-INTERNAL = NoEffect("has no effect: the arguments of dynamo_export say it")
-FUSED = NoEffect("makes no difference: the passes rms_norm, rotary and attention fuse the same in every graph")
-JOINT = NoEffect("has no effect: forward and backward graph are compiled apart, as autograd calls them")
+UNREAD = NoEffect("has no effect: TorchAir reads it nowhere either")
 CHECKED_BY_HAND = NoEffect("has no effect: torchair.tools.gegraph_check.deadlock_check reads a chip's list of tasks")
-CATS = NoEffect("makes no difference: a cat along the first dimension stays one, as it costs one copy and is rare")
 GE: Literal["max-autotune"] = "max-autotune"
 ACL: Literal["reduce-overhead"] = "reduce-overhead"
 TRUE_FALSE = {True: "true", False: "false"}
@@ -173,13 +170,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("debug.aclgraph.static_capture_size_limit", 64, integer(1), To("capture_limit"), only=ACL),
     Option("debug.aclgraph.clone_input", True, boolean, To("clone_input"), only=ACL),
-    Option("debug.aclgraph.remove_cat_ops", True, boolean, CATS, only=ACL),
+    Option("debug.aclgraph.remove_cat_ops", True, boolean, To("remove_cat_ops"), only=ACL),
     Option("aclgraph_config.use_custom_pool", None, checks.pool_handle, To("use_graph_pool"), only=ACL),
-    Option("export.export_mode", False, boolean, INTERNAL, only=GE),
-    Option("export.export_path_dir", "./", checks.text, INTERNAL, only=GE),
-    Option("export.export_name", None, checks.text, INTERNAL, only=GE),
-    Option("export.weight_name", None, of_type(dict), INTERNAL, only=GE),
-    Option("export.inputs_name", None, of_type(list, dict), INTERNAL, only=GE),
+    Option("export.export_mode", False, boolean, ByBackend(), only=GE),
+    Option("export.export_path_dir", "./", checks.text, ByBackend(), only=GE),
+    Option("export.export_name", None, checks.text, ByBackend(), only=GE),
+    Option("export.weight_name", None, of_type(dict), ByBackend(), only=GE),
+    Option("export.inputs_name", None, of_type(list, dict), UNREAD, only=GE),
     Option("export.experimental.enable_record_nn_module_stack", False, boolean, ByExport(), only=GE),
     Option("export.experimental.auto_atc_config_generated", False, boolean, ByExport(), only=GE),
     Option("export.experimental.enable_lite_export", False, boolean, NPU, only=GE),
@@ -245,9 +242,9 @@ OPTIONS: tuple[Option, ...] = (
         GE,
     ),
     Option("experimental_config.jit_compile", "auto", choice("auto"), NPU, _local("ge.jit_compile", {"auto": "2"}), GE),
-    Option("experimental_config.npu_fx_pass", False, boolean, FUSED, only=GE),
-    Option("experimental_config.aot_config_enable_joint_graph", False, boolean, JOINT, only=GE),
-    Option("experimental_config.aot_config_output_loss_index", 0, integer(-checks.INT_MAX), JOINT, only=GE),
+    Option("experimental_config.npu_fx_pass", False, boolean, ByBackend(), only=GE),
+    Option("experimental_config.aot_config_enable_joint_graph", False, boolean, ByBackend(), only=GE),
+    Option("experimental_config.aot_config_output_loss_index", 0, integer(-checks.INT_MAX), ByBackend(), only=GE),
     Option(
         "experimental_config.topology_sorting_strategy",
         "DFS",
@@ -263,6 +260,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "experimental_config.tiling_schedule_optimize", False, boolean, NPU, _local("ge.tiling_schedule_optimize"), GE
     ),
+    Option("experimental_config.tiling_schedule_optimize_graph", None, boolean, NPU, only=GE),
     Option("experimental_config.pattern_fusion_pass", True, boolean, To("pattern_fusion_pass")),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir", None, checks.text, NPU, only=ACL),

@@ -23,7 +23,7 @@ def cache_compile(
     **kwargs: Any,
 ) -> CachedMethod:
     """A method of a module compiled once and kept on disk. `kwargs`: backend, custom_decompositions, ge_cache."""
-    from airgraph.compat.torchair.npu_fx_compiler import checked, to_config
+    from airgraph.compat.torchair.configs.translation import checked, to_config
 
     backend, decompositions = kwargs.pop("backend", None), kwargs.pop("custom_decompositions", None)
     place = CacheLocation(cache_dir, global_rank, tp_rank, pp_rank, bool(kwargs.pop("ge_cache", False)))

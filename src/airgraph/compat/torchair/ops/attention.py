@@ -3,9 +3,8 @@
     out, lse = torchair.ops.npu_fused_infer_attention_score(
         q, k, v, num_heads=8, input_layout="BNSD", scale=0.125, actual_seq_lengths_kv=lengths)
 
-Otherwise these are `torch_npu.npu_fused_infer_attention_score` and its second version, and emulated as far as those are;
-keys and values may also lie in blocks of a cache (`block_table`, with the lengths). As in TorchAir they are for graphs
-only: outside torch.compile use torch_npu's.
+Otherwise these are `torch_npu.npu_fused_infer_attention_score` and its second version, and emulated as far as those are.
+As in TorchAir they are for graphs only: outside torch.compile use torch_npu's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu import attention
-from airgraph.compat.torch_npu.inference_attention import one_piece
 from airgraph.compat.torch_npu.references import need, need_types, not_emulated
 
 FIRST, SECOND = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
@@ -43,15 +41,26 @@ _SCHEMAS = {
     "int inner_precise=0, bool return_softmax_lse=False, int? query_dtype=None, int? key_dtype=None, "
     "int? value_dtype=None, int? query_rope_dtype=None, int? key_rope_dtype=None) -> (Tensor, Tensor)",
 }
-# What is there of the first version, by the names of the second, which differ.
+# Arguments that are emulated, as `torch_npu` has them; those with other names in the second version.
 _SAME = (
     "atten_mask",
+    "pse_shift",
     "pre_tokens",
     "next_tokens",
     "input_layout",
     "num_key_value_heads",
     "sparse_mode",
     "inner_precise",
+    "block_table",
+    "block_size",
+    "query_rope",
+    "key_rope",
+    "query_padding_size",
+    "kv_padding_size",
+    "key_shared_prefix",
+    "value_shared_prefix",
+    "actual_shared_prefix_len",
+    "learnable_sink",
 )
 _RENAMED = {
     "actual_seq_qlen": "actual_seq_lengths",
@@ -68,22 +77,12 @@ def compute(op: str, query: Tensor, key: Tensor, value: Tensor, **named: Any) ->
         name = second if op == SECOND else first
         if name in named:
             known[first] = named.pop(name)
-    table, size = named.pop("block_table", None), named.pop("block_size", 0)
     not_emulated(op, **{name: given or None if isinstance(given, int) else given for name, given in named.items()})
-    for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
+    for name in ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len"):
         need_types(op, (torch.int32, torch.int64), **{name: known.get(name)})
-    if table is not None:
-        key, value = gathered(op, key, value, table, size, known)
+    lengths = known.get("block_table") is None or known.get("actual_seq_lengths_kv") is not None
+    need(lengths, op, "block_table needs the lengths of the keys")
     return attention.first(query, key, value, **known)
-
-
-def gathered(op: str, key: Tensor, value: Tensor, table: Tensor, size: int, known: dict[str, Any]) -> list[Tensor]:
-    """Keys and values that lie in blocks, sequence by sequence."""
-    need(known.get("actual_seq_lengths_kv") is not None, op, "block_table needs the lengths of the keys")
-    need_types(op, (torch.int32,), block_table=table)
-    need(size == key.shape[-2], op, f"block_size is {size}, and a block of key has {key.shape[-2]} tokens")
-    heads = known.get("num_key_value_heads") or known.get("num_heads", 1)
-    return [one_piece(cache, table, heads, known.get("input_layout", "BSH")) for cache in (key, value)]
 
 
 def define(name: str) -> None:
