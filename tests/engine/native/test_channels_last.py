@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 import airgraph
 import airgraph.engine.native
 from airgraph.plan import groups
+from airgraph.plan.origins import title
 from airgraph.plan.steps import ConvStep, LoopStep
 
 
@@ -66,6 +68,37 @@ def test_nothing_is_transposed_between_convolutions(plans):
     assert convolutions[0].x.tensor.op == "buffer" and convolutions[0].x.strides[3] == 1, "read as the argument lies"
     assert all(step.x.strides[1] == 1 for step in convolutions[1:])
     assert len(copies(plan)) <= 1, "only the result"
+
+
+class TwoReaders(nn.Module):
+    """An argument of 16 channels that two convolutions read, each with a batch norm behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = normed(16, 16, 3), normed(16, 16, 1)
+
+    def forward(self, x):
+        return F.relu(self.left(x)), F.relu(self.right(x))
+
+
+def test_an_image_that_two_convolutions_read_is_copied_once(plans):
+    airgraph.compile(TwoReaders().eval(), torch.randn(1, 16, 9, 9))
+    (plan,) = plans
+    convolutions = [step for step in plan.steps if isinstance(step, ConvStep)]
+    assert convolutions[0].x == convolutions[1].x
+    (copied,) = (s for s in plan.steps if isinstance(s, LoopStep) and s.roots == [convolutions[0].x.tensor])
+    assert title(plan, copied) == title(plan, convolutions[0])
+
+
+def test_batch_norms_are_prepared_before_all_else(plans):
+    """So that threads wait for each other once, not before every convolution."""
+    airgraph.compile(TwoReaders().eval(), torch.randn(1, 16, 9, 9))
+    (plan,) = plans
+    loops = [i for i, step in enumerate(plan.steps) if isinstance(step, LoopStep)]
+    prepared = [i for i in loops if math.prod(plan.steps[i].roots[0].shape) == 16]
+    first = next(i for i, step in enumerate(plan.steps) if isinstance(step, ConvStep))
+    assert len(prepared) == 2
+    assert max(prepared) < first or not plan.target.conv_epilogues
 
 
 @pytest.mark.slow
