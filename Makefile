@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 WAIT := @$(PYTHON) .ci/waiting.py
-INSTALL := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
+# (Bytecode of what is used is written when it is imported; of all that is installed it takes a minute.)
+INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: none should compile our sources to bytecode again
 
 .PHONY: demo test quick lint bench docs opinfo night coverage options clean help soak
@@ -33,7 +34,7 @@ quick: $(STAMP)  ## the fast tests of graphs, passes, plans and engines, under a
 lint: $(STAMP)   ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 bench: $(STAMP)  ## speed, compile time and memory beside PyTorch, Inductor, ONNX Runtime and OpenVINO (an hour and a half)
 	$(WAIT) "installing what the benchmarks need" $(INSTALL) --editable '.[bench]'

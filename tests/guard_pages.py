@@ -4,8 +4,9 @@
     python tests/guard_pages.py --ops add conv2d         these ops only
     python tests/guard_pages.py --programs 1000
 
-Each argument ends where an unreadable page begins, and in a second run begins where one ends. An access outside of it is a
-SIGSEGV: the children that run the items die of it, and the parent names the item and goes on with the next.
+What is compiled runs twice: each argument ends where an unreadable page begins, then begins where one ends. An access
+outside of it is a SIGSEGV: the children that run the items die of it, and the parent names the item and goes on with the
+next.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 SAMPLES = 3  # of an op
+SIDES = {"end": True, "start": False}  # where the page is
+Begin = Callable[[str], None]  # told each side before it is run
 
 
 def guarded(x: torch.Tensor, at_end: bool) -> torch.Tensor:
@@ -66,18 +69,21 @@ def guarded(x: torch.Tensor, at_end: bool) -> torch.Tensor:
 
 
 # -- the items ---------------------------------------------------------------------------------------------------------
-def run_program(case: Case, at_end: bool) -> bool:
+def run_program(case: Case, begin: Begin) -> bool:
     expected = expectations(case)
     if expected is None:
         return False
     for index, wanted in enumerate(expected[:2]):
-        given = [guarded(a, at_end) for a in case.arguments[index]]
-        compiled = Compiled(case.run, given, case.dynamic, ENGINES["native"])
-        compare(case, evaluated(case, compiled.run, given), wanted)
+        like = [guarded(a, True) for a in case.arguments[index]]
+        compiled = Compiled(case.run, like, case.dynamic, ENGINES["native"])
+        for side, at_end in SIDES.items():
+            begin(side)
+            given = [guarded(a, at_end) for a in case.arguments[index]]
+            compare(case, evaluated(case, compiled.run, given), wanted)
     return True
 
 
-def run_op(name: str, at_end: bool) -> bool:
+def run_op(name: str, begin: Begin) -> bool:
     """Its first samples, compiled with fixed sizes; False where eager or AOTAutograd takes none of them.
 
     Results that are views of arguments are copied: a view alone runs no kernel.
@@ -101,10 +107,11 @@ def run_op(name: str, at_end: bool) -> bool:
             found = [t for t in pytree.tree_leaves(op(x, *args, **kwargs)) if isinstance(t, torch.Tensor)]
             return [t.clone() if t._is_view() else t for t in found]
 
-        given = [guarded(leaves[i], at_end) for i in places]
-        compiled = traced(function, given)
+        compiled = traced(function, [guarded(leaves[i], True) for i in places])
         if compiled is not None:
-            compiled.run(*given)
+            for side, at_end in SIDES.items():
+                begin(side)
+                compiled.run(*(guarded(leaves[i], at_end) for i in places))
             ran = True
     return ran
 
@@ -135,29 +142,29 @@ def items(options: argparse.Namespace) -> list[tuple[str, Any]]:
     return [*ops, *programs]
 
 
-def run_item(kind: str, value: Any, at_end: bool) -> bool:
-    return run_op(value, at_end) if kind == "op" else run_program(GENERATORS[kind](value), at_end)
+def run_item(kind: str, value: Any, begin: Begin) -> bool:
+    return run_op(value, begin) if kind == "op" else run_program(GENERATORS[kind](value), begin)
 
 
 # -- parent and children -----------------------------------------------------------------------------------------------
-def child(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> None:
+def child(work: Sequence[tuple[str, Any]], start: int) -> None:
     for number in range(start, len(work)):
         print(json.dumps({"begins": number}), flush=True)
         try:
-            ran = run_item(*work[number], at_end)
+            ran = run_item(*work[number], lambda side: print(json.dumps({"side": side}), flush=True))
             print(json.dumps({"ran": ran}), flush=True)
         except Exception as error:  # a wrong result is for the other tests; here it counts that nothing faults
             print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
-def lines_of(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> Iterator[dict[str, Any]]:
+def lines_of(work: Sequence[tuple[str, Any]], start: int) -> Iterator[dict[str, Any]]:
     """What a child prints: a copy of this process, which has imported all that it needs and runs no kernels itself."""
     sys.stdout.flush()  # what is in its buffer is not the child's
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         os.dup2(writing, sys.stdout.fileno())
-        child(work, start, at_end)
+        child(work, start)
         sys.stdout.flush()
         os._exit(0)
     os.close(writing)
@@ -169,24 +176,25 @@ def lines_of(work: Sequence[tuple[str, Any]], start: int, at_end: bool) -> Itera
 def run_all(work: Sequence[tuple[str, Any]], say: Callable[[str], Any] = print) -> Counter[str]:
     """Children do the work; a new one begins behind every item that a child died of."""
     counts: Counter[str] = Counter()
-    for end in ("end", "start"):
-        number = -1
-        while number + 1 < len(work):
-            died = True
-            for line in lines_of(work, number + 1, end == "end"):
-                if "begins" in line:
-                    number = line["begins"]
-                elif "status" in line:
-                    died = line["status"] != 0
-                elif "error" in line:
-                    counts["errors"] += 1
-                    say(f"{work[number]} ({end}): {line['error']}")
-                else:
-                    counts["ran" if line["ran"] else "skipped"] += 1
-            if not died:
-                break
-            counts["faults"] += 1
-            say(f"FAULT in {work[number]} ({end})")
+    number, side = -1, ""
+    while number + 1 < len(work):
+        died = True
+        for line in lines_of(work, number + 1):
+            if "begins" in line:
+                number, side = line["begins"], "before it ran"
+            elif "side" in line:
+                side = line["side"]
+            elif "status" in line:
+                died = line["status"] != 0
+            elif "error" in line:
+                counts["errors"] += 1
+                say(f"{work[number]} ({side}): {line['error']}")
+            else:
+                counts["ran" if line["ran"] else "skipped"] += len(SIDES)
+        if not died:
+            break
+        counts["faults"] += 1
+        say(f"FAULT in {work[number]} ({side})")
     return counts
 
 

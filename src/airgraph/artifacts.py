@@ -27,6 +27,7 @@ from airgraph.journal import get_logger
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.store.artifact import Artifact, EntryPoint, ProgramRecord, object_member, share_back, write_artifact
+from airgraph.torch_types import weights_text
 
 if TYPE_CHECKING:
     from airgraph.capture.compiled import CompiledModel
@@ -44,6 +45,10 @@ class LoadedArtifact(Mapping[str, LoadedModel]):
     def __init__(self, artifact: Artifact, entries: dict[str, LoadedModel], trusted: bool) -> None:
         self.artifact, self.trusted = artifact, trusted
         self.entries = entries
+
+    def __repr__(self) -> str:
+        entries = ", ".join(f"{name}{model.signature()}" for name, model in self.entries.items())
+        return f"LoadedArtifact({self.artifact.path}: {entries}; {weights_text(self.weights.values())})"
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

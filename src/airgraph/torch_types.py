@@ -1,6 +1,9 @@
-"""Types of PyTorch's: element types and those of the IR, and symbolic numbers."""
+"""Types of PyTorch's: element types and those of the IR, symbolic numbers, and how tensors are described to people."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,3 +35,22 @@ GE_TYPES: dict[torch.dtype, DataType] = {
 }
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 TORCH_TYPES = {ge_type: dtype for dtype, ge_type in GE_TYPES.items()}
+
+
+def tensor_text(dtype: torch.dtype, shape: Sequence[Any]) -> str:
+    """`float32[3, s0]`"""
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+
+def weights_text(tensors: Iterable[torch.Tensor]) -> str:
+    """`4 parameters and buffers of 1.2 kB`"""
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    return f"{len(sizes)} parameters and buffers of {readable_size(sum(sizes))}"
+
+
+def readable_size(size: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,8 +1,8 @@
 """Checks of torch.distributed on npu: run by test_distributed.py under `airgraph run`, two processes with a device each.
 
-    airgraph run --devices 2 on_two_ranks.py FOLDER BACKEND CHECK …
+    airgraph run --devices 2 on_two_ranks.py FOLDER '{"BACKEND": ["CHECK", …], …}'
 
-Each rank writes FOLDER/RANK.json: for each check "ok", or the traceback of what failed. A check whose name has
+Each rank writes FOLDER/RANK.json: for each check of a backend "ok", or the traceback of what failed. A check whose name has
 `staged_` in front is run with the tensors copied to the CPU, as on a CUDA host.
 """
 
@@ -441,7 +441,16 @@ def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: s
     quantised, dynamic, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
         x, ids, name, 2, rank, 4, scales=scales, quant_mode=2
     )
-    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1)
+    # Of experts behind the last, one gives zeros and one copies; the mask leaves out a token; a shared expert's result is added.
+    special = torch.where(ids == 3, 5, torch.where(ids == 1, 4, ids))
+    given = {"x_active_mask": torch.arange(3, device=x.device) < 2, "zero_expert_num": 1, "copy_expert_num": 1}
+    given |= {"group_tp": name, "tp_world_size": 1, "comm_alg": "fullmesh"}
+    few, _, idx, counted, ends, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(x, special, name, 2, rank, 4, **given)
+    y = few * ((at >= counted[0]).long() + 2 * rank + 2).unsqueeze(-1).to(rows.dtype)
+    some = torch_npu.npu_moe_distribute_combine_v2(
+        y, special, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, shared_expert_x=x * 2
+    )
+    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1), counted, some
 
 
 def _experts(rank: int, run: Callable[..., Any]) -> None:
@@ -450,7 +459,9 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     xs, weights = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2)
     ids = torch.tensor([[[0, 3], [1, 0], [2, 1]], [[3, 2], [0, 2], [1, 3]]], dtype=torch.int32)
     scales = torch.rand(4, 8) + 0.5
-    back, counts, rows, again = run(*(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank)
+    back, counts, rows, again, counted, some = run(
+        *(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank
+    )
     wanted = (xs[rank].unsqueeze(1) * (ids[rank] + 2).unsqueeze(-1) * weights[rank].unsqueeze(-1)).sum(1)
     torch.testing.assert_close(back.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
     mine = [(e, r, t) for e in (2 * rank, 2 * rank + 1) for r in range(2) for t in range(3) if e in ids[r, t]]
@@ -459,6 +470,10 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     assert torch.equal(rows.cpu()[: len(mine)], sent) and not rows.cpu()[len(mine) :].any()
     smoothed = torch.stack([xs[r, t].float() * scales[e] for e, r, t in mine])
     torch.testing.assert_close(again.cpu()[: len(mine)], smoothed, rtol=0.02, atol=0.02)
+    assert counted.tolist() == [sum((ids[:, :2] == 2 * rank).flatten().tolist()), 0]
+    times = torch.tensor([2.0, 0.0, 4.0, 1.0])[ids[rank].long()] * torch.tensor([[1.0], [1.0], [0.0]])
+    wanted = xs[rank].float() * ((times * weights[rank]).sum(1, keepdim=True) + 2)
+    torch.testing.assert_close(some.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
 
 
 def _exchanges(x: Tensor, w: Tensor, wide: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
@@ -600,14 +615,16 @@ def said(name: str, rank: int) -> str:
     return "ok"
 
 
-def main(rank: int, folder: str, backend: str, names: list[str]) -> None:
+def main(rank: int, folder: str, checks: dict[str, list[str]]) -> None:
     torch.npu.set_device(rank)
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    result = {name: said(name, rank) for name in names}
+    result = {}
+    for number, (backend, names) in enumerate(checks.items()):
+        dist.init_process_group(backend, init_method=f"file://{folder}/store{number}", rank=rank, world_size=2)
+        result[backend] = {name: said(name, rank) for name in names}
+        dist.destroy_process_group()
+        torch._dynamo.reset()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    folder, backend, *names = sys.argv[1:]
-    mp.spawn(main, (folder, backend, names), nprocs=2)
+    mp.spawn(main, (sys.argv[1], json.loads(sys.argv[2])), nprocs=2)

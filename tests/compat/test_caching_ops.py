@@ -345,6 +345,6 @@ def test_what_is_not_emulated() -> None:
         torch_npu.npu_mla_prolog(*args, quant_scale_ckv=torch.ones(1, 5).npu())
     with pytest.raises(CompatError, match="cache_mode 'PA_NZ' is not emulated, only 'PA_BSND'"):
         torch_npu.npu_mla_prolog(*args, cache_mode="PA_NZ")
-    with pytest.raises(CompatError, match="rotary_mode 'quarter' is not emulated"):
+    with pytest.raises(CompatError, match="rotary_mode is 'thirds', and has to be one of"):
         x = torch.zeros(1, 1, 1, 4).npu()
-        torch_npu.npu_apply_rotary_pos_emb(x, x, x, x, rotary_mode="quarter")
+        torch_npu.npu_apply_rotary_pos_emb(x, x, x, x, rotary_mode="thirds")

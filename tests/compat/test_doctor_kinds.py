@@ -37,8 +37,8 @@ KINDS: dict[str, list[tuple[str, str]]] = {
         ("torch_npu.profiler.profile(level=1)", "level"),
     ],
     "an argument, or a value of one, that is not emulated": [
-        ("torch_npu.npu_trans_quant_param(x[0], None, 1)", "round_mode 1 is not emulated"),
-        ("torch_npu.npu_rotary_mul(x, x, x, 'quarter')", "rotary_mode is 'quarter'"),
+        ("torch_npu.npu_trans_quant_param(x[0], None, 2)", "round_mode is 2"),
+        ("torch_npu.npu_rotary_mul(x, x, x, 'thirds')", "rotary_mode is 'thirds'"),
         ("torch_npu.npu_incre_flash_attention(x, x, x, padding_mask=x)", "padding_mask is not emulated"),
         ("torch_npu.npu_fused_infer_attention_score(x, x, x, quant_scale1=x)", "quant_scale1 is not emulated"),
         (

@@ -66,7 +66,10 @@ def calls() -> dict[str, Any]:
 
 
 def left_to_pytorch(op: str) -> set[str]:
-    call, args, named = calls()[op]
+    return left_of(*calls()[op])
+
+
+def left_of(call: Any, args: tuple[Any, ...], named: dict[str, Any]) -> set[str]:
     traced = make_fx(lambda a, n: call(*a, **n), tracing_mode="fake")(args, named)
     graph, _ = convert(inlined(traced)[0], "graph_1", REGISTRY, Journal())
     return {node.op for node in graph.nodes} - LOWERINGS.keys() - KERNELS
@@ -78,6 +81,26 @@ NATIVE, AROUND, *CALLS = rows()
 @pytest.mark.parametrize("op", sorted(rows()[NATIVE]))
 def test_native(op: str) -> None:
     assert left_to_pytorch(op) == set()
+
+
+HEADS = (2, 3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "rest"),
+    [
+        ("npu_rms_norm", (HEADS, (4, 8)), ()),
+        ("npu_add_rms_norm", (HEADS, HEADS, (4, 8)), (1e-5,)),
+        *(("npu_rotary_mul", (HEADS,) * 3, (mode,)) for mode in ("interleave", "quarter", "interleave-half")),
+    ],
+)
+def test_native_where_the_ge_op_does_not_cover_a_call(op: str, shapes: Any, rest: Any) -> None:
+    """Several axes of gamma, and heads whose halves do not turn: formulas in a program, with eager's results."""
+    call, args = getattr(torch_npu, op), (*(torch.randn(s, device="npu") for s in shapes), *rest)
+    assert left_of(call, args, {}) == set()
+    got = torch.compile(call, backend=torchair.get_npu_backend(), fullgraph=True)(*args)
+    torch.testing.assert_close(got, call(*args), rtol=1e-5, atol=1e-5)
+    assert any(f"npu.{op}.default: fused as its formula" in note for note in JOURNALS[-1].text().splitlines())
 
 
 @pytest.mark.parametrize("op", ["npu_moe_gating_top_k", "npu_group_quant", "npu_attention_update"])
@@ -157,3 +180,12 @@ def test_a_converter_of_ones_own_comes_first() -> None:
         if before is None:
             del REGISTRY.converters[op.default]
     assert op.default in meanings()
+
+
+def test_a_graph_with_tensors_of_its_own() -> None:
+    def f(x: Any) -> Any:
+        return torch_npu.npu_geglu(x)[0] * torch.tensor([1.0, 2.0]).npu()
+
+    x = torch.randn(3, 4, device="npu")
+    torch.testing.assert_close(torch.compile(f, backend=torchair.get_npu_backend(), fullgraph=True)(x), f(x))
+    assert "npu.npu_geglu.default: fused as its formula" in JOURNALS[-1].text()

@@ -76,7 +76,11 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, mode: str = "half") -> Tensor:
     """Pairs of numbers as complex ones: a quarter turn is a multiplication by i."""
-    if mode == "half":
+    if mode == "quarter":
+        return torch.cat([turned(*parts) for parts in zip(*(t.tensor_split(2, -1) for t in (x, cos, sin)))], -1)
+    if mode == "interleave-half":
+        x = torch.cat([x[..., ::2], x[..., 1::2]], -1)
+    if mode in ("half", "interleave-half"):
         pairs = torch.complex(*x.tensor_split(2, -1)) * 1j
         return x * cos + torch.cat([pairs.real, pairs.imag], -1) * sin
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * 1j
@@ -326,6 +330,15 @@ CASES = [
         lambda: (normal(2, 4, 3, 6), normal(1, 4, 1, 6), normal(1, 4, 1, 6), "interleave"),
         turned,
         trains=True,
+    ),
+    *(
+        Case(
+            "npu_rotary_mul",
+            lambda mode=mode: (normal(2, 4, 3, 8), normal(1, 4, 1, 8), normal(1, 4, 1, 8), mode),
+            turned,
+            trains=True,
+        )
+        for mode in ("quarter", "interleave-half")
     ),
     Case(
         "npu_fusion_attention",
@@ -1078,15 +1091,15 @@ REFUSED = [
     ),
     (
         "npu_rotary_mul",
-        (normal(1, 1, 2, 4),) * 3 + ("quarter",),
+        (normal(1, 1, 2, 4),) * 3 + ("thirds",),
         {},
-        "rotary_mode is 'quarter', and has to be 'half' or 'interleave'",
+        "rotary_mode is 'thirds', and has to be one of half, interleave, quarter, interleave-half",
     ),
     (
         "npu_rotary_mul",
-        (normal(1, 1, 2, 4),) * 3 + ("interleave-half",),
+        (normal(1, 1, 2, 6),) * 3 + ("quarter",),
         {},
-        "rotary_mode is 'interleave-half', and has to be 'half' or 'interleave'",
+        r"the last axis of self \[1, 1, 2, 6\] has to be a multiple of 4",
     ),
     (
         "npu_fusion_attention",
@@ -1151,8 +1164,8 @@ REFUSED = [
     (
         "npu_dynamic_quant",
         (normal(2, 4),),
-        {"dst_type": torch.quint4x2},
-        "dst_type torch.quint4x2 is not emulated, only torch.int8",
+        {"dst_type": torch.float16},
+        "dst_type torch.float16 is not one of torch.int8, torch.quint4x2, torch.float8_e4m3fn, torch.float8_e5m2",
     ),
     (
         "npu_quantize",
@@ -1213,7 +1226,6 @@ REFUSED = [
 BNSD = (normal(1, 1, 2, 4),) * 3
 NEXT = (normal(1, 1, 4),) * 3
 ONE = normal(1)
-INT4 = int32(*[[1, 2, 3, 4]] * 4)  # eight of them in each number
 
 
 def not_emulated(op: str, args: tuple[Any, ...], names: str, **more: Any) -> list[tuple[Any, ...]]:
@@ -1289,42 +1301,20 @@ NOT_EMULATED = [
         {},
         "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32",
     ),
-    (
-        "npu_dynamic_quant",
-        (normal(2, 4),),
-        {"dst_type": torch.float8_e4m3fn},
-        "dst_type torch.float8_e4m3fn is not emulated, only torch.int8",
-    ),
-    *(
-        (
-            "npu_quantize",
-            (normal(2, 4), normal(4), None, kind),
-            {},
-            f"dtype {kind} is not emulated, only qint8, quint8 and int32",
-        )
-        for kind in (torch.quint4x2, torch.float8_e5m2)
-    ),
+    ("npu_quantize", (normal(2, 4), normal(4), None, torch.float16), {}, "dtype torch.float16 is none of the op's"),
     (
         "npu_quant_matmul",
         (int8(2, 4), int8(4, 3), normal(3).half()),
         {},
         "npu_quant_matmul: scale is torch.float16, and has to be one of float32, bfloat16, int64",
     ),
-    ("npu_trans_quant_param", (normal(3), None, 1), {}, "round_mode 1 is not emulated, only 0"),
-    ("npu_quant_matmul", (INT4, INT4, normal(4)), {}, "npu_quant_matmul: x1 is torch.int32, and has to be one of int8"),
+    ("npu_trans_quant_param", (normal(3), None, 2), {}, "round_mode is 2, and has to be 0"),
     (
         "npu_quant_matmul",
         (int8(2, 4), int8(4, 3), normal(3)),
         {"group_sizes": [1, 1, 4]},
         "npu_quant_matmul: group_sizes is not emulated",
     ),
-    (
-        "npu_weight_quant_batchmatmul",
-        (normal(2, 4), INT4, normal(4)),
-        {},
-        "npu_weight_quant_batchmatmul: weight is torch.int32, and has to be one of int8",
-    ),
-    *not_emulated("npu_weight_quant_batchmatmul", (normal(2, 4), int8(4, 3), normal(3)), "quant_scale quant_offset"),
     *(
         (op, args, {**named, name: [ONE]}, f"{op}: {name} is not emulated")
         for op, args, named, names in [
@@ -1339,15 +1329,9 @@ NOT_EMULATED = [
     ),
     (
         "npu_grouped_matmul",
-        ([INT4], [INT4, INT4]),
-        GROUPS,
-        "x_or_weight is torch.int32, and has to be one of float16, bfloat16, float32, int8",
-    ),
-    (
-        "npu_grouped_matmul",
         ([int8(4, 4)], [int8(4, 3), int8(4, 3)]),
-        GROUPS,
-        "x in int8 needs output_dtype float16, bfloat16 or int32",
+        {**GROUPS, "output_dtype": torch.float32},
+        "x in int8 or int4 gives float16, bfloat16, int32 or int8",
     ),
     (
         "npu_grouped_matmul",
@@ -1366,7 +1350,7 @@ NOT_EMULATED = [
         "npu_grouped_matmul",
         GROUPED,
         {**GROUPS, "antiquant_scale": [normal(2, 3)]},
-        "antiquant_scale is for a weight in int8 and x that is not",
+        "antiquant_scale is for a weight in int8 or int4 and x that is not",
     ),
     (
         "npu_grouped_matmul",
@@ -1399,14 +1383,9 @@ NOT_EMULATED = [
         {},
         r"updates \[2, 1, 2\] do not fit 2 places in data \[2, 4, 3\]",
     ),
-    ("npu_grouped_matmul", GROUPED, {**GROUPS, "act_type": 1}, "act_type 1 is not emulated, only 0"),
-    ("npu_grouped_matmul", GROUPED, {**GROUPS, "group_type": 2}, "group_type 2 is not emulated, only -1 and 0"),
-    (
-        "npu_grouped_matmul",
-        GROUPED,
-        {**GROUPS, "split_item": 0},
-        "split_item 0 with group_list is not emulated, only 2 and 3: one output",
-    ),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "act_type": 1}, "act_type is for products with per_token_scale"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "group_type": 1}, "group_type 1 is not emulated, only -1, 0 and 2"),
+    ("npu_grouped_matmul", GROUPED, {**GROUPS, "split_item": 0}, "split_item 0 needs numbers for group_list"),
     (
         "npu_moe_finalize_routing",
         (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 3),

@@ -53,6 +53,14 @@ def dequant_swiglu(x: Tensor, **n: Any) -> Any:
     return quantised((silu(left) * right if n["activate_left"] else left * silu(right)) * n["quant_scale"])
 
 
+def limited(x: Tensor, swiglu_mode: int, activate_left: bool, **n: Any) -> Any:
+    """The gate is the half that is activated; its limit is before the activation (2) or behind it (3)."""
+    gate, other = x.tensor_split(2, -1) if activate_left else x.tensor_split(2, -1)[::-1]
+    if swiglu_mode == 2:
+        return quantised(clipped(torch.cat([gate, other], -1), interleaved=False))
+    return quantised(silu(gate).clamp(max=7) * other.clamp(-7, 7))
+
+
 def by_group(x: Tensor, **n: Any) -> Any:
     y = torch.zeros(7, 4, dtype=torch.float64)
     for rows, g in ((slice(0, 2), 0), (slice(2, 5), 1)):
@@ -135,12 +143,16 @@ CASES = [
         lambda x, **n: quantised(clipped(x)),
         {"quant_mode": 1, "swiglu_mode": 1},
     ),
-    GraphCase(
-        "npu_dequant_swiglu_quant",
-        "DequantSwigluQuant",
-        lambda: (torch.randn(3, 8) * 6,),
-        lambda x, **n: quantised(silu(x[:, :4]).clamp(max=7) * x[:, 4:].clamp(-7, 7)),
-        {"quant_mode": 1, "swiglu_mode": 3},
+    *(
+        GraphCase(
+            "npu_dequant_swiglu_quant",
+            "DequantSwigluQuant",
+            lambda: (torch.randn(3, 8) * 6,),
+            limited,
+            {"quant_mode": 1, "swiglu_mode": mode, "activate_left": left},
+        )
+        for mode in (2, 3)
+        for left in (False, True)
     ),
     GraphCase(
         "npu_dequant_swiglu_quant",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 import airgraph
@@ -45,7 +46,8 @@ def entry_points() -> str:
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Run pytest in tmp_path, with airgraph's entry points as after `pip install`."""
+    """Run pytest in tmp_path, with airgraph's entry points as after `pip install`; `fresh`: in a process that has imported
+    nothing before."""
     site = tmp_path / "site"
     info = site / "airgraph_of_test-0.dist-info"
     info.mkdir(parents=True)
@@ -54,21 +56,29 @@ def run(tmp_path: Path):
     tests = tmp_path / "tests"
     tests.mkdir()
 
-    def run_pytest(*args: str, files: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
+    def run_pytest(
+        *args: str, files: dict[str, str], fresh: bool = False, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         for name, text in files.items():
             (tests / name).write_text(text)
-        path = os.pathsep.join([str(site), str(SOURCE)])
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+        paths = [str(site), str(SOURCE)]
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "AIRGRAPH_NPU"))}
-        return subprocess.run(
-            command, cwd=tests, env={**outer, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=300
-        )
+        inner = {**outer, "PYTHONPATH": os.pathsep.join(paths), **env}
+        options = ["-p", "no:cacheprovider", *args]
+        if not fresh:
+            code = (
+                f"import sys; sys.path[:0] = {[str(tests), *paths]}; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+            )
+            return forked.run("-c", code, *options, cwd=tests, env=inner)
+        command = [sys.executable, "-m", "pytest", *options]
+        return subprocess.run(command, cwd=tests, env=inner, capture_output=True, text=True, timeout=300)
 
     return run_pytest
 
 
 def test_named_on_the_command_line(run) -> None:
-    result = run("-p", "airgraph.compat.pytest", files={"conftest.py": CONFTEST, "test_it.py": TEST})
+    files = {"conftest.py": CONFTEST, "test_it.py": TEST}
+    result = run("-p", "airgraph.compat.pytest", files=files, fresh=True)
     assert "airgraph: torch_npu and torchair are emulated, npu:0 computes on cpu" in result.stdout, result.stdout
     assert "1 failed, 1 passed" in result.stdout and "test_it.py::test_wrong" in result.stdout
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
@@ -88,9 +98,9 @@ def test_named_in_a_conftest(run) -> None:
 
 
 def test_a_run_that_does_not_ask_imports_nothing(run) -> None:
-    result = run(files={"test_plain.py": PLAIN})
+    result = run(files={"test_plain.py": PLAIN}, fresh=True)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
-    result = run(files={"test_plain.py": PLAIN}, AIRGRAPH_NPU="0")
+    result = run(files={"test_plain.py": PLAIN}, fresh=True, AIRGRAPH_NPU="0")
     assert "1 passed" in result.stdout
 
 

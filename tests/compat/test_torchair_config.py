@@ -50,6 +50,7 @@ def paths(tmp_path):
 
 # One value per option that is not its default; FOLDER and FILE stand for paths that exist.
 OTHER = {
+    "experimental_config.tiling_schedule_optimize_graph": True,
     "mode": "reduce-overhead",
     "post_grad_custom_pre_pass": a_pass,
     "post_grad_custom_post_pass": a_pass,

@@ -166,7 +166,7 @@ def test_log_lines_of_the_documents(said, capsys, monkeypatch):
         assert line in out.out
     number = int(JOURNALS[-1].graph.removeprefix("graph_")) - 1
     assert f"Compiling concrete graph {number} with options:" in out.err
-    assert "  ge.exec.staticMemoryPolicy: 2" in out.err
+    assert "    ge.exec.staticMemoryPolicy = 2" in out.err
     assert f"Ascend GE graph, graph id: {number}" in out.err
 
 

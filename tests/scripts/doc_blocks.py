@@ -1,11 +1,14 @@
-"""Runs the Python blocks of README and docs, verbatim, and prints a line of JSON for each; see tests/test_docs.py.
+"""Runs the Python and C blocks of README and docs, verbatim, and prints a line of JSON for each; see tests/test_docs.py.
 
-A page's blocks run in order in one namespace, which begins with what the page takes for granted (`GIVEN`).
+A page's blocks run in order in one namespace, which begins with what the page takes for granted (`GIVEN`). A block of C is
+the inside of a program that is linked to what `airgraph.build` left in the folder `out`.
 """
 
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -44,7 +47,7 @@ GIVEN = {
     "docs/npu_graphs.md": "model = torch.nn.Linear(16, 4).npu()\nbatches = [torch.ones(8, 16)] * 2\nuse = print\n"
     "q = k = v = torch.ones(1, 8, 100, 16, device='npu')\ng = torch.npu.NPUGraph()\n",
     "docs/npugraph_ex.md": MODEL,
-    "docs/passes.md": 'open(\'fusion.json\', \'w\').write(\'{"Switch": {"GraphFusion": {"ALL": "on"}}}\')\n'
+    "docs/passes.md": "open('fusion.json', 'w').write(blocks('docs/passes.md', 'json')[0][1])\n"
     "config = torchair.CompilerConfig()\nfrom airgraph.ir import ge\n"
     "from airgraph.passes.rewrite import P, Rule\n",
     "docs/cache.md": "config = torchair.CompilerConfig()\nmodel, x = torch.nn.Linear(4, 3), torch.ones(2, 4)\n",
@@ -55,13 +58,50 @@ GIVEN = {
 }
 
 
+C = """
+#include <stdio.h>
+#include <stdlib.h>
+#include "model.h"
+int main(void) {
+  const char *error = NULL;
+  {
+%s
+    if (error) puts(error);
+    return error != NULL;
+  }
+}
+"""
+
+
+def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.S | re.M)
+    return [(language, text) for language, text in found if language in languages]
+
+
+def run_c(block: str) -> str:
+    """What is wrong with it, or nothing."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return "no C compiler here"
+    Path("page.c").write_text(C % block)
+    objects = [str(file) for file in Path("out").glob("*.o")]
+    for command in ([compiler, "-Iout", "page.c", *objects, "-lm", "-lpthread", "-o", "page"], ["./page"]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            return done.stdout + done.stderr or f"it ended with {done.returncode}"
+    return ""
+
+
 def run(page: str) -> None:
-    namespace = {"torch": torch, "airgraph": airgraph, "torchair": torchair, "torch_npu": torch_npu}
+    namespace = {"torch": torch, "airgraph": airgraph, "torchair": torchair, "torch_npu": torch_npu, "blocks": blocks}
     exec(GIVEN.get(page, ""), namespace)
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)):
+    for number, (language, block) in enumerate(blocks(page, "python", "c")):
+        problem = ""
         try:
-            exec(compile(block, f"{page}[{number}]", "exec"), namespace)
-            problem = ""
+            if language == "c":
+                problem = run_c(block)
+            else:
+                exec(compile(block, f"{page}[{number}]", "exec"), namespace)
         except Exception:
             problem = traceback.format_exc()
         print("@" + json.dumps({"page": page, "number": number, "problem": problem}), flush=True)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import zipfile
 
 import pytest
@@ -73,7 +74,9 @@ def test_a_saved_model_runs_with_its_object_code(cached_file, tmp_path):
         torch.testing.assert_close(loaded.weights["seen"], model.seen)
     assert loaded(x)["t"].stride() == model(x)["t"].stride()
     assert loaded.weights["other"].stride() == model.other.stride()
-    with pytest.raises(BindError, match="part of the graph"):
+    with pytest.raises(BindError, match=r"argument 'x' must have shape \[3, 6\], got \[2, 6\]"):
+        loaded(x[:2])
+    with pytest.raises(BindError, match="argument 'scale' is part of the graph: it must be 2, got 3"):
         other = airgraph.load(saved(tmp_path / "n.airp", model, x, 2, False))
         torch.testing.assert_close(dict(other(x, 2, False))["t"], model(x, 2, False)["t"], rtol=1e-5, atol=1e-5)
         other(x, 3, False)
@@ -133,6 +136,9 @@ def test_entry_points_share_their_weights(tmp_path):
     assert len(Artifact.open(path).tensors()) == 2
     with pytest.raises(ConfigError, match="several entry points"):
         llm(ids)
+    text = f"LoadedArtifact({path}: prefill(ids: int64[1, s#]), decode(ids: int64[1, 1]); "
+    assert re.sub(r"s\d+\]", "s#]", repr(llm)) == text + "2 parameters and buffers of 320 bytes)"
+    assert repr(llm.decode) == f"LoadedModel({path}(ids: int64[1, 1]); 2 parameters and buffers of 320 bytes)"
     with pytest.raises(AttributeError, match="prefill, decode"):
         getattr(llm, "other")  # noqa: B009
 

@@ -400,7 +400,7 @@ def test_structures(tmp_path):
         point.z  # noqa: B018
     with pytest.raises(BindError, match="was exported for arguments with another structure"):
         ours(pair, options={"k": options["k"], "more": pair[0]}, mode="up")
-    with pytest.raises(BindError, match=r"argument 4 of .* is part of the graph: it must be 'up', got 'down'"):
+    with pytest.raises(BindError, match="argument 'mode' is part of the graph: it must be 'up', got 'down'"):
         ours(pair, options=options, mode="down")
 
 
@@ -458,10 +458,10 @@ def test_numbers_that_are_arguments(tmp_path):
     x = torch.ones(3)
     ours = load(airgraph.export(Scaled(), (x, 3), path=str(tmp_path), dynamic=True))
     same(ours(x, 7), x * 7)
-    with pytest.raises(BindError, match=r"argument 1 of .* must be a number \(int\), got 2.5"):
+    with pytest.raises(BindError, match=r"argument 'k' must be a number \(int\), got 2.5"):
         ours(x, 2.5)
     ours = load(airgraph.export(Scaled(), (x, 3), path=str(tmp_path)))
-    with pytest.raises(BindError, match=r"argument 1 of .* is part of the graph: it must be 3, got 4"):
+    with pytest.raises(BindError, match="argument 'k' is part of the graph: it must be 3, got 4"):
         ours(x, 4)
 
 
@@ -514,7 +514,7 @@ def test_ops_and_kernels_of_the_users_own(tmp_path):
 # -- sizes ----------------------------------------------------------------------------------------------------------
 def test_static_sizes_are_checked(tmp_path):
     ours = load(airgraph.export(nn.Linear(4, 3), (torch.randn(5, 4),), path=str(tmp_path)))
-    with pytest.raises(BindError, match=r"must have shape \[5, 4\], got \[6, 4\]"):
+    with pytest.raises(BindError, match=r"argument 'input' must have shape \[5, 4\], got \[6, 4\]"):
         ours(torch.randn(6, 4))
     with pytest.raises(BindError, match=r"must be torch.float32, got torch.float64"):
         ours(torch.randn(5, 4, dtype=torch.float64))
@@ -534,7 +534,7 @@ def test_what_was_assumed_of_a_size_is_checked(tmp_path):
         with pytest.raises((BindError, AirgraphError)):
             ours(torch.randn(size))
     with pytest.raises(
-        BindError, match=r"was exported for \d+ <= s\d+.*, got s\d+ = 2\n.*export again with an example"
+        BindError, match=r"dimension 0 of argument 'x' must be at least \d+, got 2\n.*export again with an example"
     ):
         ours(torch.randn(2))
 
@@ -544,7 +544,7 @@ def test_a_chosen_size_is_dynamic(tmp_path):
     model = nn.Linear(4, 3)
     ours = load(airgraph.export(model, (torch.randn(5, 4),), path=str(tmp_path), dynamic_shapes=({0: batch},)))
     same(ours(x := torch.randn(11, 4)), model(x))
-    with pytest.raises(BindError, match=r"was exported for 2 <= s\d+ <= 16, got s\d+ = 17"):
+    with pytest.raises(BindError, match="dimension 0 of argument 'input' must be 2 to 16, got 17"):
         ours(torch.randn(17, 4))
 
 

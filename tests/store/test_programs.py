@@ -1,10 +1,9 @@
 """Programs in the compilation cache: a graph that was compiled before is not compiled again, and gives the same results."""
 
 import os
-import subprocess
-import sys
 import threading
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -322,7 +321,7 @@ print(sorted(hits.get(timeout=60) for _ in ranks))
 @pytest.mark.slow
 def test_eight_processes_compile_a_program_once(cache):
     environment = {**os.environ, "AIRGRAPH_CACHE_DIR": str(cache().folder), "AIRGRAPH_VERIFY": "0"}
-    done = subprocess.run([sys.executable, "-c", RANKS], env=environment, capture_output=True, text=True, timeout=120)
+    done = forked.run("-c", RANKS, env=environment, timeout=120)
     assert done.stdout == f"{[0, *[1] * 7]}\n", done.stderr[-2000:]
     assert len(entries(cache, "program")) == 1
 

@@ -128,6 +128,50 @@ def test_the_functions_of_a_script(tmp_path, monkeypatch):
     assert sys.modules["__main__"].functional is torch.nn.functional
 
 
+COMPILED = """
+import torch, airgraph
+
+model, other = (torch.nn.Linear(4, 4) for _ in range(2))
+airgraph.compile(model, torch.ones(2, 4))(torch.ones(2, 4))
+other.compile(backend="airgraph")
+other(torch.ones(3, 4))
+program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+airgraph.compile(program)(torch.ones(2))
+
+@airgraph.compile(cache="twice")
+def twice(x):
+    return x * 2
+
+twice(torch.ones(5))
+"""
+
+
+def test_whatever_compiles(tmp_path, monkeypatch):
+    """`airgraph.compile` is for inference, whatever the mode of its model."""
+    monkeypatch.setattr("airgraph.compat.install", lambda **options: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "script.py").write_text(COMPILED)
+    originals = torch.nn.Module.compile, airgraph.compile
+    jobs = worker.jobs_of_script(worker.Script(str(tmp_path / "script.py")))
+    assert [(job.training, job.args[0].shape[0]) for job in jobs] == [(False, 2), (True, 3), (False, 2), (False, 5)]
+    assert (torch.nn.Module.compile, airgraph.compile) == originals
+
+
+def test_a_script_that_fails(tmp_path, monkeypatch):
+    """Its process ends with its exit code, and so does the command."""
+    from airgraph.tools.bench.run import list_jobs
+
+    monkeypatch.setattr("airgraph.compat.install", lambda **options: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(7)\n")
+    with pytest.raises(SystemExit, match="7"):
+        worker.jobs_of_script(worker.Script(str(tmp_path / "script.py")))
+    ended = {"eager": lambda command: {"failed": "the process ended with 7", "code": 7}}
+    with pytest.raises(SystemExit, match="7"):
+        list_jobs(ended, {}, type("Bar", (), {"update": lambda *a, **k: None})(), 0)
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

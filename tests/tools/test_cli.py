@@ -64,10 +64,21 @@ def test_every_environment_variable_is_in_the_help(capsys, monkeypatch):
     assert max(map(len, page.splitlines())) <= 72
 
 
-@pytest.mark.parametrize("command", ["run", "explain", "compare"])
+@pytest.mark.parametrize("command", ["run", "explain", "compare", "bench", "profile", "report", "cache why"])
 def test_modules_and_devices_are_for_every_command_that_runs_a_script(command):
-    args = cli.parser().parse_args([command, "--devices", "2", "--host", "cuda", "-m", "mine", "-m", "3"])
+    args = cli.parser().parse_args([*command.split(), "--devices", "2", "--host", "cuda", "-m", "mine", "-m", "3"])
     assert cli.script_of(args) == Script("mine", ["-m", "3"], True, "cuda", 2)
+
+
+@pytest.mark.parametrize("option", ["explain --json", "explain --html", "bench --html", "profile --trace"])
+def test_files_that_cannot_be_written_are_known_at_once(option, tmp_path, capsys):
+    for name, why in (
+        (tmp_path / "none" / "file", f"there is no folder {tmp_path / 'none'}"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*option.split(), str(name), "no_such.py"])
+        assert stopped.value.code == 2 and why in capsys.readouterr().err
 
 
 def test_importing_and_asking_for_help_import_no_torch():

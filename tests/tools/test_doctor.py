@@ -92,7 +92,11 @@ def test_what_a_script_would_miss(tmp_path):
         "script.py:16  torchair.nothing_of_the_kind",
     ]
     assert "has no attribute 'nothing_of_the_kind'" in lines[-1]
-    assert run("good.py", cwd=tmp_path).returncode == 0
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('it must not be imported')\n")
+    (tmp_path / "good.py").rename(tmp_path / "package" / "good.py")
+    assert run("-m", "package.good", cwd=tmp_path).returncode == 0
+    assert "there is no module package.other" in run("-m", "package.other", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow
@@ -136,8 +140,8 @@ torch.compile(torch.exp, backend="npugraph_ex", options={"clone": True, "clone_i
 DDP(torch.nn.Linear(2, 2), find_unused_parameters=True)
 torchair.llm_datadist.create_npu_tensors([1], torch.half, [0])
 torch_npu.npu_quant_matmul(y, y, r, group_sizes=[1, 1, 32], output_dtype=torch.float16)
-torch_npu.npu_trans_quant_param(r, None, 1)
-torch_npu.npu_rotary_mul(y, y, y, "quarter")
+torch_npu.npu_trans_quant_param(r, None, 2)
+torch_npu.npu_rotary_mul(y, y, y, "thirds")
 torch_npu.npu_quant_max(y, r, dst_dtype=torch_npu.hifloat8)
 y.to("npu:3")
 torch.npu.set_device(0)
@@ -163,7 +167,7 @@ FOUND = {
     18: "DistributedDataParallel with find_unused_parameters=True fails",
     19: "torchair.llm_datadist.create_npu_tensors raises an error",
     20: "npu_quant_matmul: group_sizes is not emulated",
-    21: "npu_trans_quant_param: round_mode 1 is not emulated, only 0",
+    21: "npu_trans_quant_param: round_mode is 2, and has to be 0",
     22: "npu_rotary_mul: ",
     23: "npu_quant_max: ",
     24: "npu:3 is not there: 1 device (--devices 4 makes more)",

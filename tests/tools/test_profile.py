@@ -101,6 +101,9 @@ def test_a_script_without_kernels(script, capsys):
     script.write_text("print('hello')\n")
     assert cli.main(["profile", str(script)]) == 2
     assert "no kernel ran" in capsys.readouterr().err
+    script.write_text("raise SystemExit(5)\n")
+    assert cli.main(["profile", str(script)]) == 5
+    assert not capsys.readouterr().err
 
 
 def test_lines_are_short():

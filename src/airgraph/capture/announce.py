@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
     for i, value in enumerate(inputs):
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
-    tell_engine_options(config, journal)
+    tell_engine_options(gm, inputs, config, journal)
     for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
@@ -31,18 +31,27 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         journal.remark(f"{' and '.join(idle)} have no effect while enable_shape_handling is False")
 
 
-def tell_engine_options(config: Config, journal: Journal) -> None:
+def tell_engine_options(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, journal: Journal) -> None:
     """GE's options, where the configuration is one of TorchAir's."""
     if not hasattr(config.foreign, "as_dict"):
         return
     of_graph, of_process = config.foreign.as_dict()
+    if "ge.dynamicDims" in of_graph:
+        of_graph["ge.inputShape"] = ";".join(open_shapes(gm, inputs))
     for scope, options in (("global", of_process), ("local", of_graph)):
         journal.log.info("%s compile options:", scope)
         for name, value in options.items():
             journal.log.info("  %s: %s", name, value)
     journal.engine_log.info("Compiling concrete graph %s with options:", engine_number(journal))
     for name, value in {**of_process, **of_graph}.items():
-        journal.engine_log.debug("  %s: %s", name, value)
+        journal.engine_log.info("    %s = %s", name, value)
+
+
+def open_shapes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
+    """Of each input with a symbolic size: `arg1_1:-1,2`."""
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs):
+        if isinstance(value, torch.Tensor) and not all(isinstance(size, int) for size in value.shape):
+            yield f"{node.name}:{','.join(str(s) if isinstance(s, int) else '-1' for s in value.shape)}"
 
 
 def engine_number(journal: Journal) -> int:

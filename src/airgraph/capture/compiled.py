@@ -14,6 +14,7 @@ from airgraph.capture.model_call import ModelCall, described
 from airgraph.capture.size_checks import SizeChecks
 from airgraph.config import Config
 from airgraph.errors import BindError
+from airgraph.torch_types import weights_text
 
 SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -77,8 +78,7 @@ class CompiledModel(ModelCall):
         return described_call(self.exported)
 
     def __repr__(self) -> str:
-        size = sum(t.numel() * t.element_size() for t in self.state)
-        weights = f"{len(self.state)} parameters and buffers of {readable_size(size)}"
+        weights = weights_text(self.state)
         return f"CompiledModel({self.title}{self.signature()}; {weights}; compiled in {self.seconds:.2f} s)"
 
 
@@ -87,11 +87,3 @@ def described_call(exported: Exported) -> str:
     count = len(exported.names)
     pairs = zip(exported.argument_names[count:], exported.inputs[count:])
     return f"({', '.join(f'{name}: {described(value)}' for name, value in pairs)})"
-
-
-def readable_size(size: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from airgraph.capture.fx_passes import remove_noops, views_as_reshapes
 from airgraph.convert.registry import REGISTRY, Converter
@@ -33,34 +33,53 @@ class UnsupportedInlining(Unsupported):
 
 
 class Formula(NamedTuple):
-    """What an op computes, and the converter it had when that was said."""
+    """What an op computes, the converter it had when that was said, and the calls that are meant: None for all."""
 
     meaning: Callable[..., Any]
     converter: Converter | None
+    where: Callable[..., bool] | None = None
 
 
 FORMULAS: dict[Any, Formula] = {}
 
 
-def add_formula(op: Any, meaning: Callable[..., Any]) -> None:
-    FORMULAS[op] = Formula(meaning, REGISTRY.find(op))
+def add_formula(op: Any, meaning: Callable[..., Any], where: Callable[..., bool] | None = None) -> None:
+    """`where` gets a call's arguments: an op whose converter takes only some calls is a formula in the others."""
+    FORMULAS[op] = Formula(meaning, REGISTRY.find(op), where)
 
 
 def meanings() -> dict[Any, Callable[..., Any]]:
     """Of the ops that nobody has registered another converter for."""
-    return {op: f.meaning for op, f in FORMULAS.items() if REGISTRY.find(op) is f.converter}
+    return {op: limited(f) for op, f in FORMULAS.items() if REGISTRY.find(op) is f.converter}
+
+
+def limited(formula: Formula) -> Callable[..., Any]:
+    """As an entry of a decomposition table, where NotImplemented leaves the op as it is."""
+    meaning, _, where = formula
+    if where is None:
+        return meaning
+    return lambda *args, **kwargs: meaning(*args, **kwargs) if where(*args, **kwargs) else NotImplemented
+
+
+def is_inlined(node: Node, known: dict[Any, Callable[..., Any]]) -> bool:
+    if node.target not in known:
+        return False
+    where = FORMULAS[node.target].where
+    args, kwargs = tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, (node.args, node.kwargs))
+    return where is None or where(*args, **kwargs)
 
 
 def inlined(gm: GraphModule) -> tuple[GraphModule, list[str]]:
     """The graph with formulas in place of calls, and what happened to each. The graph that is given stays as it is, and
     is given back where it has no such call."""
     known = meanings()
-    if not any(node.target in known for node in gm.graph.nodes):
+    if not any(is_inlined(node, known) for node in gm.graph.nodes):
         return gm, []
     notes: list[str] = []
-    copy = GraphModule(gm, Graph())
-    copy.graph.output(copy.graph.graph_copy(gm.graph, {})).meta = dict(gm.graph.output_node().meta)
-    for node in [n for n in copy.graph.nodes if n.target in known]:
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, {})).meta = dict(gm.graph.output_node().meta)
+    copy = GraphModule(gm, graph)  # with the tensors that the graph has of its own
+    for node in [n for n in copy.graph.nodes if is_inlined(n, known)]:
         try:
             replace(copy.graph, node, traced(node, known))
             notes.append(f"{node.target}: fused as its formula")

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from airgraph.errors import BindError, ConfigError
+from airgraph.torch_types import tensor_text
 
 TRAIN = 'torch.compile(model, backend="airgraph") trains'
 
@@ -157,8 +158,7 @@ class ModelCall(torch.nn.Module):
 def described(value: Any) -> str:
     """`float32[3, s0]` of a tensor; a number or word as it is."""
     if isinstance(value, torch.Tensor):
-        sizes = ", ".join(map(str, value.shape))
-        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+        return tensor_text(value.dtype, value.shape)
     if isinstance(value, list | tuple | dict):
         return type(value).__name__
     return str(value) if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else repr(value)

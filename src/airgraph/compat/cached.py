@@ -135,11 +135,13 @@ class CachedMethod:
         if not self.path.exists():
             return None
         try:
-            return api.load_method(self.method, self.path, self.config)
+            model = api.load_method(self.method, self.path, self.config)
         except (AirgraphError, OSError) as error:
             self.log.warning("Clear broken cache %s of %s: %s", self.path, self.name, first_line(error))
             self.remove()
             return None
+        self.tell("loaded from")
+        return model
 
     def compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoadedModel | None:
         """Of several processes that want it one compiles it, and the others find it. None if it cannot be kept."""
@@ -150,12 +152,22 @@ class CachedMethod:
             method = of_plain_arguments(self.method, args, kwargs)
             given, named = tuple(map(plain, args)), {name: plain(value) for name, value in kwargs.items()}
             try:
-                return api.keep_method(
+                model = api.keep_method(
                     method, given, named, self.path, dynamic=self.dynamic, about=self.about(), config=self.config
                 )
             except Exception as error:  # torch.export's, of many types; what is wrong with the model itself comes again
                 self.skip(f"cannot be kept: {first_line(error)}")
                 return None
+            self.tell("saved to")
+            return model
+
+    def tell(self, what: str) -> None:
+        """The line that TorchAir's documentation has for it."""
+        called = f"{type(self.method.__self__).__qualname__}.{self.method.__name__}"
+        name = f"{called}({', '.join(inspect.signature(self.method).parameters)})"
+        date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.path.stat().st_mtime))
+        meta = f"ModelCacheMeta(name={name!r}, date={date!r}, version={airgraph.__version__!r}, fx=None)"
+        self.log.info("Cache %s %s %s", meta, what, self.path.absolute())
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):

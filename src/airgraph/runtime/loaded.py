@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 from airgraph.engine.strides import copy_strided, loses_values, same_layout
 from airgraph.errors import AirgraphError, BindError
-from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, NumberIn, TensorIn, symbol_sources
 from airgraph.ir.symbols import evaluate
-from airgraph.torch_types import TORCH_TYPES
+from airgraph.torch_types import TORCH_TYPES, tensor_text, weights_text
 
 LEAF = "*"
 PLAIN = (torch.Tensor, int, float, bool, str, type(None))  # no containers
@@ -127,6 +127,16 @@ def free_symbols(argument: Argument) -> set[Any]:
     return {symbol for part in parts for symbol in getattr(part, "free_symbols", ())}
 
 
+def argument_text(argument: Argument) -> str:
+    """`float32[3, s0]` of a tensor, `int` of a number."""
+    match argument:
+        case TensorIn(_, type):
+            return tensor_text(TORCH_TYPES[type.dtype], type.shape or ())
+        case NumberIn(_, _, kind):
+            return kind.__name__
+    return "object"
+
+
 def may_be_zero(stride: Any) -> bool:
     return stride == 0 if isinstance(stride, int) else not stride.is_nonzero
 
@@ -163,6 +173,8 @@ class LoadedModel:
         self.run = run
         self.first = list(weights.values())
         self.arguments = boundary.arguments[len(weights) :]
+        names = [boundary.names.get(argument.name, "") for argument in self.arguments]
+        self.names = [name if name.isprintable() else ascii(name) for name in names]  # as the user knows them
         self.written = tuple(written)
         tensors = [(i, a) for i, a in enumerate(boundary.arguments) if isinstance(a, TensorIn)]
         self.laid = [(i, a) for i, a in tensors if i in by_memory or any(map(may_be_zero, a.strides))]
@@ -174,6 +186,19 @@ class LoadedModel:
         self.seen: set[tuple[Any, ...]] = set()
         count = leaf_count(contract.in_spec)
         self.flat = contract.in_spec == ["tuple", ["tuple", *[LEAF] * count], ["dict", []]]  # arguments in a row
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.name}{self.signature()}; {weights_text(self.first)})"
+
+    def signature(self) -> str:
+        """What it was exported for: `(x: float32[3, s0], scale: 2)`."""
+        fixed = {place: repr(value) for place, value in self.contract.numbers}
+        texts = [fixed[i] if i in fixed else argument_text(argument) for i, argument in enumerate(self.arguments)]
+        return f"({', '.join(f'{name}: {text}' if name else text for name, text in zip(self.names, texts))})"
+
+    def label(self, place: int) -> str:
+        """An argument by the user's name where that is known."""
+        return f"argument {self.names[place]!r}" if self.names[place] else f"argument {place} of {self.name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return rebuilt(self.contract.out_spec, iter(self.results(self.flatten(args, kwargs))))
@@ -241,7 +266,7 @@ class LoadedModel:
         if found != wanted:
             raise BindError(
                 f"{self.name} was exported for arguments with another structure",
-                where={"exported": str(wanted), "called": str(found)},
+                where={"exported": f"{self.signature()}, {wanted}", "called": str(found)},
                 hint="positional and named arguments as in the example of the export",
             )
         return leaves
@@ -251,12 +276,12 @@ class LoadedModel:
             leaf = leaves[place]
             if type(leaf) is not type(value) or leaf != value:
                 raise BindError(
-                    f"argument {place} of {self.name} is part of the graph: it must be {value!r}, got {leaf!r}",
+                    f"{self.label(place)} is part of the graph: it must be {value!r}, got {leaf!r}",
                     hint="export again with this value",
                 )
         for place, kind in self.kinds:
             if type(leaves[place]) is not kind:
-                what = f"argument {place} of {self.name} must be a number ({kind.__name__}), got {leaves[place]!r}"
+                what = f"{self.label(place)} must be a number ({kind.__name__}), got {leaves[place]!r}"
                 raise BindError(what, hint="export again with an example of that type")
         if self.checks:
             symbols = self.symbols(leaves)
@@ -282,14 +307,23 @@ class LoadedModel:
         for symbol, (low, high) in self.contract.ranges.items():
             value = symbols.get(symbol)
             if isinstance(value, int) and not ((low is None or low <= value) and (high is None or value <= high)):
-                ends = f"{'' if low is None else f'{low} <= '}{symbol}{'' if high is None else f' <= {high}'}"
-                raise BindError(f"{self.name} was exported for {ends}, got {symbol} = {value}", hint=AGAIN)
+                ends = f"at least {low}" if high is None else f"at most {high}" if not low else f"{low} to {high}"
+                raise BindError(f"{self.place_of(symbol)} must be {ends}, got {value}", hint=AGAIN)
         for guard in self.contract.guards:
             if guard.free_symbols <= symbols.keys() and not evaluate(guard, symbols):
-                values = ", ".join(f"{s} = {v}" for s, v in symbols.items() if s in guard.free_symbols)
+                told = {s: v for s, v in symbols.items() if s in guard.free_symbols}
+                values = " and ".join(f"{s} = {v}, {self.place_of(s)}" for s, v in told.items())
                 raise BindError(f"{self.name} was exported for {guard}, got {values}", hint=AGAIN)
         if self.rehearse and symbols:
             self.check_graph(self.rehearse, symbols)
+
+    def place_of(self, symbol: Any) -> str:
+        """`dimension 0 of argument 'x'`; the symbol itself where no argument tells its value."""
+        for source in symbol_sources(self.arguments):
+            if source.symbol == symbol and source.kind != "stride":
+                label = self.label(source.argument)
+                return f"dimension {source.axis} of {label}" if source.kind == "size" else label
+        return str(symbol)
 
     def check_graph(self, rehearse: Callable[[Mapping[Any, Any]], None], symbols: dict[Any, Any]) -> None:
         try:

@@ -64,7 +64,7 @@ def arranged(graph: Graph, boundary: Boundary, exported: Exported, captured: Cap
     ]
     return StoredModel(
         graph,
-        Boundary([arguments[i] for i in kept], results),
+        Boundary([arguments[i] for i in kept], results, boundary.names),
         {names[i]: exported.state[places[i]] for i in weights if i in kept},
         contract_of(exported, captured),
         [kept.index(i) for i in written if i in kept],

@@ -128,7 +128,8 @@ def assembled(
     if not all(isinstance(arguments[i], TensorIn) for i in written):
         raise VerifyError("it writes to an argument that is not a tensor")
     tied = {str(k): str(v) for k, v in description.get("tied", dict).items()}
-    return StoredModel(graph, Boundary(arguments, results), held, contract, written, tied)
+    named = {**graph.names, **{argument.name: weight for argument, weight in zip(arguments, held)}}
+    return StoredModel(graph, Boundary(arguments, results, named), held, contract, written, tied)
 
 
 def laid_out(tensor: torch.Tensor, argument: Argument, bound: bool = False) -> torch.Tensor:
@@ -296,7 +297,7 @@ def moved(stored: StoredModel, device: str | None, note: Callable[[str], None]) 
         set_devices(node, target)
     held = zip(stored.weights.items(), arguments)
     weights = {n: with_strides(t.to(a.device), a.strides) for (n, t), a in held if isinstance(a, TensorIn)}
-    return replace(stored, boundary=Boundary(arguments, results), weights=weights)
+    return replace(stored, boundary=Boundary(arguments, results, stored.boundary.names), weights=weights)
 
 
 def usable(device: str, asked: bool, note: Callable[[str], None]) -> str:

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import airgraph
@@ -99,7 +100,7 @@ def doctor(args: argparse.Namespace) -> int:
     with importing():
         from airgraph.tools.doctor import doctor
 
-    return doctor(args.scripts, host=args.host, devices=args.devices)
+    return doctor(args.scripts, host=args.host, devices=args.devices, modules=args.module)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -123,7 +124,8 @@ def build(args: argparse.Namespace) -> int:
 
 def cache(args: argparse.Namespace) -> int:
     if args.action == "why":
-        from airgraph.tools.why import why
+        with importing():
+            from airgraph.tools.why import why
 
         return why(script_of(args))
     from airgraph.tools.cache import cache
@@ -143,11 +145,11 @@ def device_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="cpu", metavar="DEVICE", help="where npu tensors live: cpu or cuda")
     devices = "number of emulated npu devices (default: AIRGRAPH_NPU_DEVICES, or 1)"
     command.add_argument("--devices", type=int, metavar="N", help=devices)
+    command.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
 
 
 def script_options(command: argparse.ArgumentParser) -> None:
     device_options(command)
-    command.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
     command.add_argument("script", metavar="SCRIPT")
     command.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
 
@@ -156,13 +158,25 @@ def script_of(args: argparse.Namespace) -> Script:
     return Script(args.script, args.args, args.module, args.host, args.devices)
 
 
+def output_file(name: str) -> str:
+    """A file that can be written, which is better known before a script runs for long."""
+    path = Path(name).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{name} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        )
+    return name
+
+
 def with_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", metavar="FILE", help="also write the result as data to FILE")
+    command.add_argument("--json", type=output_file, metavar="FILE", help="also write the result as data to FILE")
     script_options(command)
 
 
 def explain_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--html", metavar="FILE", help="also write the page of `airgraph report` to FILE")
+    command.add_argument(
+        "--html", type=output_file, metavar="FILE", help="also write the page of `airgraph report` to FILE"
+    )
     with_json(command)
 
 
@@ -171,12 +185,14 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, default=7, metavar="N", help="number of rounds (default: 7)")
     seconds = "seconds per contender and round (default: 0.2)"
     command.add_argument("--seconds", type=float, default=0.2, metavar="S", help=seconds)
-    command.add_argument("--html", metavar="FILE", help="also write the result as a page to FILE")
+    command.add_argument("--html", type=output_file, metavar="FILE", help="also write the result as a page to FILE")
     with_json(command)
 
 
 def profile_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--trace", metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev")
+    command.add_argument(
+        "--trace", type=output_file, metavar="FILE", help="also write a trace to FILE, for ui.perfetto.dev"
+    )
     with_json(command)
 
 
@@ -262,8 +278,8 @@ COMMANDS = (
         bench,
         bench_options,
         "time the functions that a script compiles, with eager PyTorch, airgraph and Inductor",
-        "Runs SCRIPT once for each contender, in its own process, and times the functions that it passes to"
-        " torch.compile with the arguments of their first call: time per call, compile time, peak memory, and the"
+        "Runs SCRIPT once for each contender, in its own process, and times the functions that it compiles (torch.compile,"
+        " airgraph.compile) with the arguments of their first call: time per call, compile time, peak memory, and the"
         " difference of the results from float64. The processes alternate. Ends with advice where it applies.",
         ("airgraph bench infer.py", "airgraph bench --contenders eager,airgraph --json figures.json infer.py"),
     ),
@@ -294,7 +310,7 @@ COMMANDS = (
         "Without SCRIPT: prints what is emulated, by what, and the versions. With it: prints the names of torch_npu,"
         " torchair and torch.npu that SCRIPT uses and that are missing here. SCRIPT is parsed, never run."
         " Exit code 0: none, 3: some.",
-        ("airgraph doctor", "airgraph doctor train.py infer.py"),
+        ("airgraph doctor", "airgraph doctor train.py infer.py", "airgraph doctor -m mypackage.train"),
     ),
     Command(
         "show",

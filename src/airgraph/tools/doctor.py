@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import os
 import platform
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -185,18 +186,28 @@ def missing(uses: Sequence[UsedName]) -> Iterator[tuple[UsedName, str]]:
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
-def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None = None) -> int:
+def doctor(scripts: Sequence[str] = (), host: str = "cpu", devices: int | None = None, modules: bool = False) -> int:
     """Print what is here, or what scripts would miss: DIFFERS if that is something a script does not handle itself."""
     if not scripts:
         print("\n".join(about(host, devices)))
         return 0
-    files = [find_script(script, "doctor") for script in scripts]
+    files = [find_module(name) if modules else find_script(name, "doctor") for name in scripts]
     texts = [(file, file.read_text(encoding="utf-8")) for file in files]
     found = [(file, uses_of(text, str(file)), ast.parse(text)) for file, text in texts]
     compat.install(host=host, devices=devices)
     from airgraph.compat.script_checks import findings  # it needs the emulation
 
     return max([report(file, uses, findings(tree, naming(tree), file.parent)) for file, uses, tree in found])
+
+
+def find_module(name: str) -> Path:
+    """The file that `python -m` would run. Looked for by its path: importlib would import the packages it is in."""
+    for folder in (Path.cwd(), *map(Path, sys.path)):
+        place = folder.joinpath(*name.split("."))
+        for file in (place.with_suffix(".py"), place / "__main__.py"):
+            if file.is_file():
+                return file
+    raise CompatError(f"there is no module {name}", hint="airgraph doctor -m MODULE …")
 
 
 def naming(tree: ast.AST) -> Callable[[ast.expr], str | None]:

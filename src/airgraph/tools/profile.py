@@ -196,6 +196,9 @@ def profile_script(script: Script, *, trace: str | None = None, json_file: str |
         profile.events.export_chrome_trace(trace)
     if json_file:
         Path(json_file).write_text(json.dumps(profile.json(), indent=2) + "\n", encoding="utf-8")
+    code = ended if isinstance(ended, int) else int(ended is not None)
+    if not profile.kernels and code:
+        return code  # the script failed before a kernel ran, and has said why
     if not profile.kernels:
         raise AirgraphError("no kernel ran: the script compiled nothing with airgraph", hint="airgraph explain SCRIPT")
     page = console()
@@ -205,4 +208,4 @@ def profile_script(script: Script, *, trace: str | None = None, json_file: str |
         f"{profile.total * 1e3:.1f} ms in kernels of {graphs}, {profile.seconds:.1f} s in all, compiling"
         f" included; this machine: {profile.machine.bandwidth / 1e9:.1f} GB/s, {profile.machine.peak / 1e9:.1f} GFLOP/s"
     )
-    return ended if isinstance(ended, int) else int(ended is not None)
+    return code

@@ -5,7 +5,7 @@ Of an `.airp` file (store/artifact.py) first what is in it, with sizes.
 # export_file/export.air: 1 argument, 2 weights of 60 bytes
 #   arg0_1  linear.weight  float[3, 4]@CPU
 #   arg1_1  linear.bias  float[3]@CPU
-# called: (arg2_1: float[s77, 4]@CPU) -> float[s77, 3]@CPU
+# called: (input: float[s77, 4]@CPU) -> float[s77, 3]@CPU
 ...
 MatMulV2_0 = ge.MatMulV2(arg2_1_0, arg0_1_0, None, None, transpose_x2=True, node_name="MatMulV2")
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from airgraph.errors import ExportError
 from airgraph.ir.boundary import Fresh, TensorIn
+from airgraph.ir.graph import Graph
 from airgraph.ir.proto import pbtxt_of, read_txt, to_proto
 from airgraph.ir.text import to_py
 from airgraph.store.artifact import Artifact, object_member
@@ -40,7 +41,17 @@ def show(path: str, pbtxt: bool = False) -> int:
 def graph_lines(path: str) -> list[str]:
     file = find_air(path)
     stored = read_export(file, weights=False)
-    return [*summary(str(file), stored), *to_py(stored.graph).rstrip("\n").split("\n")]
+    return [*summary(str(file), stored), *text_lines(stored)]
+
+
+def named_graph(stored: StoredModel) -> Graph:
+    """With the names of its weights."""
+    stored.graph.names |= stored.boundary.names
+    return stored.graph
+
+
+def text_lines(stored: StoredModel) -> list[str]:
+    return to_py(named_graph(stored), names=True).rstrip("\n").split("\n")
 
 
 def artifact_lines(path: str) -> Iterator[str]:
@@ -62,7 +73,7 @@ def artifact_lines(path: str) -> Iterator[str]:
         for program in entry.programs:
             code = sum(members[object_member(d)].size for d in program.objects if object_member(d) in members)
             yield f"# program for {program.made.get('cpu', 'an unknown CPU')}: {code:,} bytes of object code"
-        yield from to_py(stored.graph).rstrip("\n").split("\n")
+        yield from text_lines(stored)
 
 
 def shown_sizes(prepared: list[dict[str, int]]) -> str:
@@ -75,8 +86,7 @@ def viewer_lines(path: str) -> list[str]:
         message = read_txt(read_text(path))
     else:
         stored = read_export(find_air(path), weights=False)
-        stored.graph.names |= {a.name: name for a, name in zip(stored.boundary.arguments, stored.weights)}
-        message = to_proto(stored.graph)
+        message = to_proto(named_graph(stored))
     return pbtxt_of(message, PBTXT_BYTES).rstrip("\n").split("\n")
 
 
@@ -95,7 +105,8 @@ def summary(file: str, stored: StoredModel) -> Iterator[str]:
     for argument, name in zip(weights, stored.weights):
         written = ", written to" if arguments.index(argument) in stored.written else ""
         yield f"#   {argument.name}  {name}  {type_text(argument)}{written}"
-    taken = ", ".join(f"{a.name}: {type_text(a)}" for a in inputs)
+    names = stored.boundary.names
+    taken = ", ".join(f"{names.get(a.name, a.name)}: {type_text(a)}" for a in inputs)
     outputs = list(stored.graph.net_output.values())
     given = [str(outputs[r.index].type) if isinstance(r, Fresh) else type(r).__name__ for r in stored.boundary.results]
     yield f"# called: ({taken}) -> {', '.join(given)}"

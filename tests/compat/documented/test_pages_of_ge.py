@@ -1,54 +1,26 @@
 """Programs after TorchAir's pages on its GE mode, one for each statement that no other test covers.
 
-docs/torchair.md has the table: page, what is as there, and the test.
+docs/torchair_pages.md has the table: page, what is as there, and the test.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch_npu
 import torchair
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchair.core.utils import EVENT_LEVEL, logger
+from torchair.core.utils import EVENT_LEVEL
 
 from airgraph.journal import JOURNALS
-
-
-def compiled(model: Any, dynamic: bool | None = False, **options: Any) -> Any:
-    """By a backend with options such as `debug__graph_dump__type="py"`."""
-    config = torchair.CompilerConfig()
-    for name, value in options.items():
-        *owners, leaf = name.split("__")
-        group: Any = config
-        for owner in owners:
-            group = getattr(group, owner)
-        setattr(group, leaf, value)
-    backend = torchair.get_npu_backend(compiler_config=config)
-    return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
-
-
-def logged(capfd: pytest.CaptureFixture[str], run: Callable[[], Any], level: int = logging.DEBUG) -> str:
-    logger.setLevel(level)
-    run()
-    return capfd.readouterr().out
-
-
-def text_of(stage: str, kind: str = "py", folder: str = ".") -> str:
-    (file,) = Path(folder).glob(f"dynamo_{stage}_graph_*.{kind}")
-    return file.read_text()
-
-
-def npu(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
-    return torch.randn(shape, dtype=dtype).npu()
+from tests.compat.documented.programs import compiled, logged, npu, text_of
 
 
 # -- logs and dumps -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Programs after TorchAir's pages on npugraph_ex, one for each statement that no other test covers.
 
-docs/torchair.md has the table: page, what is as there, and the test.
+docs/torchair_pages.md has the table: page, what is as there, and the test.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch_npu
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from airgraph.compat import npugraph_ex
 from airgraph.journal import JOURNALS
@@ -235,3 +236,87 @@ def test_a_cached_method_with_objects_for_arguments(tmp_path: Path) -> None:
         path.parent.name for path in tmp_path.glob(".torchair_cache/Model_dynamic*aclgraphcache*/*/compiled_module")
     }
     assert folders == {"prompt", "decode"}
+    (file,) = tmp_path.glob(".torchair_cache/Model_dynamic*/prompt/compiled_module")
+    text = torch.npu.npugraph_ex.inference.readable_cache(str(file), print_output=False, file="prompt.py")
+    assert Path("prompt.py").read_text().strip() == text.strip() and "prompt" in text
+
+
+@pytest.mark.parametrize("option", ["static_kernel_compile", "super_kernel_optimize", "deadlock_check"])
+def test_options_of_the_chip(option: str) -> None:
+    assert compiled(lambda x: x + 1, **{option: True})(twos(2)).tolist() == [3, 3]
+    assert any(option in remark for remark in JOURNALS[-1].remarks)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_writes_in_place(on: bool) -> None:
+    """A cache that is written to, and ops in between that can be written in place: the same with and without the passes."""
+
+    def f(cache: Any, x: Any) -> Any:
+        cache.index_copy_(0, torch.tensor([1], device=cache.device), x)
+        return torch.relu(cache + 1) * 2
+
+    run = compiled(f, inplace_pass=on, input_inplace_pass=on)
+    for n in range(3):
+        mine, theirs = twos(3, 2), twos(3, 2)
+        assert torch.equal(run(mine, twos(1, 2) + n), f(theirs, twos(1, 2) + n)) and torch.equal(mine, theirs)
+
+
+def norms(x1: Any, x2: Any, gamma: Any) -> Any:
+    y, _, total = torch_npu.npu_add_rms_norm(x1, x2, gamma)
+    quantised, scale = torch_npu.npu_dynamic_quant(y.flatten(0, 1))
+    return quantised, scale.view(-1, 1), total
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_fusions_of_norms(on: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    npugraph_ex.logger.setLevel(logging.DEBUG)
+    x = torch.randn(2, 3, 4).half().npu()
+    run = compiled(norms, pattern_fusion_pass=on)
+    torch.testing.assert_close(run(x, x, x[0, 0]), norms(x, x, x[0, 0]))
+    after = (
+        capfd.readouterr().out.rpartition("after fx graph optimization, graph is graph():")[2].partition("[DEBUG]")[0]
+    )
+    assert ("npu.npu_add_rms_norm_dynamic_quant.default" in after) == on, after
+
+
+def test_a_fusion_of_ones_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """`x.abs() + y` becomes one op where the check allows it."""
+    with FakeTensorMode():
+        x, y = (torch.empty(2, 4, device="npu") for _ in range(2))
+        torch.npu.npugraph_ex.register_replacement(
+            search_fn=lambda x, y: torch.add(torch.abs(x), y),
+            replace_fn=lambda x, y: torch.addcmul(y, torch.sign(x), x),
+            example_inputs=(x, y),
+            extra_check=lambda match: match.kwargs["x"].meta["val"].shape[-1] == 48,
+        )
+    npugraph_ex.logger.setLevel(logging.DEBUG)
+    for size in (48, 32):
+        a, b = torch.randn(2, size).npu(), torch.randn(2, size).npu()
+        torch.testing.assert_close(compiled(lambda a, b: torch.add(torch.abs(a), b))(a, b), a.abs() + b)
+        log = capfd.readouterr().out
+        after = log.rpartition("after fx graph optimization, graph is graph():")[2].partition("[DEBUG]")[0]
+        assert ("aten.addcmul.default" in after) == (size == 48), after
+
+
+def test_tensors_of_the_whole_graph(tmp_path: Path) -> None:
+    """A file for each input and each result, in a folder of the rank."""
+    x = torch.randn(2, 2).npu()
+    run = compiled(
+        lambda x: (x + 1) * 2, dump_tensor_data=True, data_dump_dir=str(tmp_path), data_dump_stage="optimized"
+    )
+    run(x)
+    folder = tmp_path / "worldsize1_global_rank0"
+    names = {file.name for file in folder.rglob("*.pt")}
+    assert {"arg0_1_device_0_0.pt", "add_device_0_0.pt", "mul_device_0_0.pt"} <= names, names
+    (file,) = folder.rglob("add_device_0_0.pt")
+    torch.testing.assert_close(torch.load(file).cpu(), x.cpu() + 1)
+
+
+def test_the_options_a_pass_is_given() -> None:
+    seen = []
+
+    def look(gm: Any, inputs: Any, config: Any) -> None:
+        seen.append((type(config).__name__, config.capture_limit, config.clone_input))
+
+    compiled(lambda x: x + 1, post_grad_custom_post_pass=look, capture_limit=3, clone_input=False)(twos(2))
+    assert seen == [("CompilerConfig", 3, False)]

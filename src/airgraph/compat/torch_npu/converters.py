@@ -4,15 +4,19 @@
     npu_add_rms_norm  AddRmsNorm                npu_fast_gelu     Mul, Sigmoid, Mul
     npu_rotary_mul    RotaryMul                 npu_swiglu        SplitV, Swish, Mul
 
-Arithmetic that the op does in float32 is in float32 here too, between casts. All other ops are calls into PyTorch.
+Arithmetic that the op does in float32 is in float32 here too, between casts. Calls that such a GE op does not cover are
+their formulas in a program, like all other ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from airgraph.capture.inlining import add_formula
+from airgraph.compat.torch_npu.references import FUNCTIONS
 from airgraph.convert.promote import to
 from airgraph.convert.registry import TensorSpec, UnsupportedConversion, register_converter
 from airgraph.ir import ge
@@ -80,3 +84,18 @@ def rotary_mul(self: Value, r1: Value, r2: Value, rotary_mode: str = "half") -> 
     if rotary_mode != "half":
         raise UnsupportedConversion("RotaryMul turns halves")
     return to(ge.RotaryMul(to(self, FLOAT), to(r1, FLOAT), to(r2, FLOAT)), self.dtype)
+
+
+def is_rms_norm(x: torch.Tensor, gamma: torch.Tensor) -> bool:
+    """Whether GE's RmsNorm is meant: over the last axis, and of one type."""
+    return gamma.dim() == 1 and gamma.dtype == x.dtype
+
+
+BEYOND: dict[str, Callable[..., bool]] = {  # calls that the GE op does not cover
+    "npu_rms_norm": lambda x, gamma, *_, **__: not is_rms_norm(x, gamma),
+    "npu_add_rms_norm": lambda x1, x2, gamma, *_, **__: not is_rms_norm(x1, gamma),
+    "npu_add_rms_norm_v2_functional": lambda x1, x2, gamma, *_, **__: not is_rms_norm(x1, gamma),
+    "npu_rotary_mul": lambda x, r1, r2, rotary_mode="half": rotary_mode != "half",
+}
+for name, where in BEYOND.items():
+    add_formula(getattr(npu, name).default, FUNCTIONS[name], where)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from airgraph.compat.torch_npu.quantisation import Expert, apart, ends_of, npu_dynamic_quant, one_after_another, rounded
+from airgraph.compat.torch_npu.grouped_products import Expert, apart, expert_of_rows, of_groups
+from airgraph.compat.torch_npu.quantisation import npu_dynamic_quant, rounded
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 
@@ -231,7 +232,7 @@ def npu_grouped_matmul_swiglu_quant_v2(
         need_types(op, (torch.int8,), x_or_weight=t)
     pairs = zip(apart(weight, weight), apart(weight_scale, weight))
     experts = [Expert(w, None, s, (None, None)) for w, s in pairs if w is not None]
-    y = one_after_another(x, experts, x_scale, ends_of(group_list, group_list_type, x))
+    y = of_groups(x, experts, x_scale, expert_of_rows(group_list, group_list_type, x))
     gate, up = y.chunk(2, -1)
     found: tuple[Tensor, Tensor] = npu_dynamic_quant(functional.silu(gate) * up)
     return found
@@ -266,13 +267,14 @@ def npu_grouped_matmul_finalize_routing(
     """Rows of a token are added up, each times its logit; the shared experts' result is added from `…_offset` on."""
     op = "npu_grouped_matmul_finalize_routing"
     not_emulated(op, offset=offset)
-    need_types(op, (torch.int8,), x=x, w=w)
+    need_types(op, (torch.int8,), x=x)
+    need_types(op, (torch.int8, torch.int32), w=w)
     need(dtype in (None, torch.float32), op, f"dtype {dtype} is not one of the op's, only torch.float32")
     need(scale is not None and row_index is not None, op, "scale and row_index have to be given")
     assert scale is not None and row_index is not None
     biases = [None] * w.shape[0] if bias is None else [*bias]
     experts = [Expert(one, b, s, (None, None)) for one, b, s in zip(w, biases, scale)]
-    y = one_after_another(x, experts, pertoken_scale, ends_of(group_list, group_list_type, x))
+    y = of_groups(x, experts, pertoken_scale, expert_of_rows(group_list, group_list_type, x))
     y = y if logit is None else y * logit.float().unsqueeze(-1)
     out = y.new_zeros(output_bs or x.shape[0], y.shape[1])
     if shared_input is not None:

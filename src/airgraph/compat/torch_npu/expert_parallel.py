@@ -8,7 +8,7 @@
 A graph has one node for each, which runs collectives and arithmetic. How many tokens go where is not known before it runs,
 and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks have as
 many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor parallelism,
-experts that compute nothing, quantised communication.
+experts that are constants, quantised communication.
 """
 
 from __future__ import annotations
@@ -27,15 +27,27 @@ from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_e
 
 # -- dispatch and combine -------------------------------------------------------------------------------------------
 def check(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> None:
-    usual = {"group_tp": ("",), "tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,)}
-    usual |= {"shared_expert_rank_num": (0,), "comm_quant_mode": (0,), "comm_alg": ("", "fullmesh_v1", "fullmesh_v2")}
-    usual |= {f"{kind}_expert_num": (0,) for kind in ("zero", "copy", "const")}
+    usual = {"tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,), "shared_expert_rank_num": (0,)}
+    usual |= {"comm_quant_mode": (0,), "const_expert_num": (0,)}
     for name, allowed in usual.items():
         need(named.get(name, allowed[0]) in allowed, op, f"{name} {named.get(name)!r} is not emulated")
-    tensors = ("x_active_mask", "elastic_info", "performance_info", "shared_expert_x", "ori_x", "const_expert_v")
+    tensors = ("elastic_info", "performance_info", "const_expert_v")
     not_emulated(op, **{name: named.get(name) for name in tensors})
     need(0 <= rank < ranks, op, f"ep_rank_id {rank} is none of {ranks} ranks")
     need(experts % ranks == 0, op, f"{experts} experts are not parts for {ranks} ranks")
+
+
+def taken(ids: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
+    """Whose token it is: `experts`, which is nobody's number, for one that goes nowhere. Those are the ones that the mask
+    leaves out, whole tokens or single choices, and experts behind the last, which compute nothing."""
+    mask = active(named)
+    return (ids if mask is None else torch.where(mask, ids, experts)).clamp(max=experts)
+
+
+def active(named: dict[str, Any]) -> Tensor | None:
+    """The mask of tokens as one of choices."""
+    mask: Tensor | None = named.get("x_active_mask")
+    return mask if mask is None or mask.dim() == 2 else mask.unsqueeze(-1)
 
 
 def order(ids: Tensor, ranks: int, experts: int) -> Tensor:
@@ -81,7 +93,7 @@ def dispatched(
     tokens, k = expert_ids.shape
     local = experts // ranks
     most = (global_bs or tokens * ranks) * min(local, k)
-    ids = gathered(expert_ids, ranks, group)
+    ids = gathered(taken(expert_ids, experts, named), ranks, group)
     place, flat = order(ids, ranks, experts), ids.flatten().long()
     mine = flat // local == rank
     source = gathered(x, ranks, group).repeat_interleave(k, 0)
@@ -151,12 +163,28 @@ def combined(
 ) -> Tensor:
     need_types(op, FLOATS[:2], expand_x=rows)
     check(op, ranks, rank, experts, named)
-    every = gathered(ids, ranks, group)
-    place = order(every, ranks, experts).view(ranks, *ids.shape)[rank]
-    owner = ids.long() // (experts // ranks)
+    mine = taken(ids, experts, named)
+    place = order(gathered(mine, ranks, group), ranks, experts).view(ranks, *ids.shape)[rank]
+    owner, sent = mine.long() // (experts // ranks), mine < experts
     whole = gathered(rows, ranks, group)
-    back = whole[owner * rows.shape[0] + place].float()
-    return (back * scales.float().unsqueeze(-1)).sum(1).to(rows.dtype)
+    back = whole[torch.where(sent, owner * rows.shape[0] + place, 0)].float().masked_fill(~sent.unsqueeze(-1), 0.0)
+    y = (back * scales.float().unsqueeze(-1)).sum(1)
+    if named.get("copy_expert_num"):
+        y = y + copied(op, ids, scales, experts, named)
+    extra = named.get("shared_expert_x")
+    y = y if extra is None else y + extra.float().reshape(y.shape)
+    return y.to(rows.dtype)
+
+
+def copied(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
+    """What experts that copy give: a token's own row. Their numbers are behind those of the experts that give zeros."""
+    x, first = named.get("ori_x"), experts + named.get("zero_expert_num", 0)
+    need(x is not None, op, "copy_expert_num needs ori_x")
+    assert x is not None
+    chosen = (ids >= first) & (ids < first + named["copy_expert_num"])
+    mask = active(named)
+    chosen = chosen if mask is None else chosen & mask
+    return x.float() * (scales.float() * chosen).sum(1, keepdim=True)
 
 
 @reference(

@@ -138,7 +138,14 @@ def npu_dequant_swiglu_quant(
     `quant_mode`: 0 divides by quant_scale, adds quant_offset and gives zeros for scales; 1 finds a scale for each row."""
     op = "npu_dequant_swiglu_quant"
     need(quant_mode in (0, 1), op, f"quant_mode is {quant_mode}, and has to be 0 or 1")
-    not_emulated(op, dst_type=dst_type, round_mode=round_mode, activate_dim=activate_dim)
+    need(
+        dst_type in (None, 1) and not round_mode,
+        op,
+        "other types than torch.int8 (1), rounded to nearest, are not emulated",
+    )
+    need(
+        activate_dim in (None, -1, x.dim() - 1), op, f"activate_dim {activate_dim} is not emulated, only the last axis"
+    )
     need(quant_mode == 0 or quant_offset is None, op, "quant_offset goes with quant_mode 0")
     need(x.dim() > 1, op, "x has to have two axes or more")
     rows = x.flatten(0, -2)
@@ -174,14 +181,17 @@ def of_group(values: Tensor | None, group: Tensor | None) -> Tensor | None:
     return values[group.clamp(max=values.shape[0] - 1)]
 
 
-def gated(op: str, x: Tensor, left: bool, mode: int, clips: tuple[float, float, float]) -> Tensor:
+def gated(op: str, x: Tensor, left: bool, mode: int, clips: tuple[float, float, float], dim: int = -1) -> Tensor:
+    """`mode` 0: silu of a half times the other half, the gate on the left or on the right. 2: as in gpt-oss, with limits
+    and a bias; 3: with limits behind the silu. 1: as 2, and the gate is the first of each pair of neighbours."""
     need(mode in (0, 1, 2, 3), op, f"swiglu_mode is {mode}, and has to be 0, 1, 2 or 3")
-    if mode in (1, 2):
-        return clipped(*parted(op, x, -1, mode == 1), *clips)
-    a, b = halves(op, x, -1)
+    a, b = parted(op, x, dim, mode == 1)
+    gate, other = (a, b) if left or mode == 1 else (b, a)
+    if mode == 0:
+        return functional.silu(gate) * other
     if mode == 3:
-        return functional.silu(a).clamp(max=clips[1]) * b.clamp(-clips[1], clips[1])
-    return functional.silu(a) * b if left else a * functional.silu(b)
+        return functional.silu(gate).clamp(max=clips[1]) * other.clamp(-clips[1], clips[1])
+    return clipped(gate, other, *clips)
 
 
 @reference(

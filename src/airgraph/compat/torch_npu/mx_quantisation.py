@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from airgraph.compat.torch_npu.gated import gated
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 BLOCK = 32
@@ -339,26 +340,12 @@ def npu_swiglu_mx_quant(
     scale_alg: int = 0,
     max_dtype_value: float = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`swiglu_mode` 1: neighbours are the two halves. Rows behind the last group, which hold anything there, are as the
-    others are here."""
+    """Rows behind the last group, which hold anything there, are as the others are here."""
     op = "npu_swiglu_mx_quant"
     need_types(op, FLOATS[:2], x=x)
-    need(swiglu_mode in range(4), op, f"swiglu_mode is {swiglu_mode}, and has to be 0 to 3")
     need(max_dtype_value == 0, op, f"max_dtype_value {max_dtype_value} is not emulated, only 0")
     format_of(op, dst_type, round_mode, scale_alg)
-    wide = x.float()
-    if swiglu_mode == 1:
-        gate, linear = wide[..., 0::2], wide[..., 1::2]
-    else:
-        left, right = wide.chunk(2, activate_dim)
-        gate, linear = (left, right) if activate_left else (right, left)
-    if swiglu_mode == 0:
-        y = functional.silu(gate) * linear
-    elif swiglu_mode == 3:
-        y = functional.silu(gate).clamp(max=clamp_limit) * linear.clamp(-clamp_limit, clamp_limit)
-    else:
-        gate = gate.clamp(max=clamp_limit)
-        y = gate * torch.sigmoid(glu_alpha * gate) * (linear.clamp(-clamp_limit, clamp_limit) + glu_bias)
+    y = gated(op, x.float(), activate_left, swiglu_mode, (glu_alpha, clamp_limit, glu_bias), activate_dim)
     return quantised(y, dst_type, scale_alg, axis)
 
 

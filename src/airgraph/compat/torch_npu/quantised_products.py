@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from airgraph.compat.torch_npu.mx_quantisation import BLOCK, NUMBERS, groups, quantised
-from airgraph.compat.torch_npu.quantisation import products, rounded, unpacked
+from airgraph.compat.torch_npu.quantisation import packed_int4, products, rounded, unpacked
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -322,10 +322,7 @@ def npu_kronecker_quant(
         need(dst_dtype == 296, op, f"dst_dtype {dst_dtype} is not emulated, only torch_npu.float4_e2m1fn_x2")
         return quantised(y.flatten(1), 296)
     scale = y.abs().amax((1, 2)) / (7 / (1.0 if clip_ratio is None else clip_ratio))
-    code = torch.round(y / scale.masked_fill(scale == 0, 1.0).view(-1, 1, 1)).clamp(-8, 7).to(torch.int64) & 15
-    shifts = 4 * torch.arange(8, device=x.device)
-    whole = (code.unflatten(-1, (-1, 8)) << shifts).sum(-1)
-    return torch.where(whole >= 2**31, whole - 2**32, whole).to(torch.int32), scale
+    return packed_int4(torch.round(y / scale.masked_fill(scale == 0, 1.0).view(-1, 1, 1)).clamp(-8, 7)), scale
 
 
 @reference(

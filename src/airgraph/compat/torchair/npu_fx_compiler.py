@@ -14,7 +14,7 @@ from airgraph.capture.joint import compile_joint
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
 from airgraph.compat.torchair.configs.translation import checked, to_config
 from airgraph.compat.torchair.environment import warn_about_variables
-from airgraph.compat.torchair.inference.gears import buckets_of, gears_of, guard_of
+from airgraph.compat.torchair.inference.gears import buckets_of, engine_options, gears_of, guard_of
 from airgraph.compat.torchair.npu_export import exporting
 
 
@@ -43,14 +43,16 @@ def npu_backend(
         config.mode = mode
     if config.export.export_mode:
         return exporting(gm, config, decompositions)
-    chosen, gears = to_config(config, decompositions), gears_of(example_inputs)
+    policy, gears = config.inference_config.dynamic_gears_merge_policy.value, gears_of(example_inputs)
+    object.__setattr__(config, "of_gears", engine_options(gears, policy))
+    chosen = to_config(config, decompositions)
     if config.experimental_config.aot_config_enable_joint_graph:
         loss = config.experimental_config.aot_config_output_loss_index.plain
         compiler = api.get_compiler(chosen)
         return compile_joint(gm, example_inputs, compiler, loss=loss, decompositions=chosen.decompositions)
     if buckets := buckets_of(gears):
         chosen = replace(chosen, buckets={**(chosen.buckets or {}), **buckets})
-    guard = guard_of(gears, config.inference_config.dynamic_gears_merge_policy.value)
+    guard = guard_of(gears, policy)
     return guard(api.backend(chosen)(gm, example_inputs))
 
 

@@ -117,12 +117,14 @@ def list_jobs(workers: Mapping[str, Any], source: Mapping[str, Any], progress: P
     for name, ask in workers.items():
         progress.update(bar, description=f"{name}: starting", advance=1)
         found = ask({"do": "jobs", "contender": name, **source})
+        if found.get("code", 0) > 0:
+            raise SystemExit(found["code"])  # the script's own
         if "failed" in found:
             raise AirgraphError(f"the script cannot be timed: {found['failed']}")
         jobs = found["jobs"]
     if not jobs:
         raise AirgraphError(
-            "there is nothing to time: the script passed nothing to torch.compile",
+            "there is nothing to time: the script called nothing compiled by torch.compile or airgraph.compile",
             hint="airgraph.bench(model, x) times a model by itself",
         )
     return jobs
@@ -148,8 +150,10 @@ def worker(here: Job | None) -> Iterator[Any]:
         return
     (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
     command = [sys.executable, "-m", "airgraph.tools.bench.worker", str(their_in), str(their_out)]
-    # What a script prints is not what was asked for.
-    process = subprocess.Popen(command, pass_fds=(their_in, their_out), stdout=subprocess.DEVNULL)
+    # What a script prints is not what was asked for. Ctrl-C is for this process, which ends the others without a word.
+    process = subprocess.Popen(
+        command, pass_fds=(their_in, their_out), stdout=subprocess.DEVNULL, start_new_session=True
+    )
     os.close(their_in)
     os.close(their_out)
     with os.fdopen(our_out, "w") as commands, os.fdopen(our_in) as answers:
@@ -157,7 +161,10 @@ def worker(here: Job | None) -> Iterator[Any]:
         def ask(command: dict[str, Any]) -> dict[str, Any]:
             print(json.dumps(command), file=commands, flush=True)
             line = answers.readline()
-            return json.loads(line) if line else {"failed": f"the process ended with {process.wait()}"}
+            if line:
+                return json.loads(line)
+            code = process.wait()
+            return {"failed": f"the process ended with {code}", "code": code}
 
         try:
             yield ask

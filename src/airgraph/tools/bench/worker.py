@@ -17,15 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
+import airgraph
 from airgraph.tools.bench.advice import advice
 from airgraph.tools.bench.contenders import CONTENDERS, Call, Job
 from airgraph.tools.explain import recording
@@ -123,7 +125,7 @@ def load_job(file: Path) -> Job:
 
 
 def jobs_of_script(script: Script) -> list[Job]:
-    """Runs a script eagerly; the functions it gave to torch.compile, each with the arguments of its first call.
+    """Runs a script eagerly; the functions it compiles, each with the arguments of its first call.
 
     Its module stays `__main__`: that is where Dynamo looks for the globals of its functions."""
     found: dict[int, Job] = {}
@@ -133,7 +135,7 @@ def jobs_of_script(script: Script) -> list[Job]:
             run_script(script, "bench")
         except SystemExit as ended:
             if ended.code not in (None, 0):
-                raise RuntimeError(f"the script ended with exit code {ended.code}") from None
+                raise  # it has said why, and the command ends as it did
     sys.modules.update(modules)
     for key, job in found.items():
         job.sizes = len(seen[key])
@@ -142,13 +144,12 @@ def jobs_of_script(script: Script) -> list[Job]:
 
 @contextmanager
 def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[dict[str, ModuleType]]:
-    """Meanwhile torch.compile compiles nothing, and what it is given keeps note of its calls. Yields `__main__`, by its
-    name, as it was at the first of them."""
-    original = torch.compile
+    """Meanwhile nothing is compiled, and what is to be keeps note of its calls. Yields `__main__`, by its name, as it was
+    at the first of them."""
     modules: dict[str, ModuleType] = {}
     hooks: list[RemovableHandle] = []
 
-    def note(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inference: bool) -> None:
         sizes = tuple(tuple(a.shape) for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor))
         seen.setdefault(id(function), set()).add(sizes)
         modules.setdefault("__main__", sys.modules["__main__"])
@@ -156,29 +157,42 @@ def intercepted(found: dict[int, Job], seen: dict[int, set[Any]]) -> Iterator[di
             training = torch.is_grad_enabled() and any(
                 p.requires_grad and getattr(function, "training", False) for p in parameters(function)
             )
-            job = Job(name_of(function), function, tree_map(snapshot, args), tree_map(snapshot, kwargs), training)
-            found[id(function)] = job
+            given = tree_map(snapshot, args), tree_map(snapshot, kwargs)
+            found[id(function)] = Job(name_of(function), function, *given, training and not inference)
 
-    def compile(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return lambda function: compile(function, **options)
+    def watched(model: Any, inference: bool = False) -> Any:
         if isinstance(model, torch.nn.Module):
-            hook = model.register_forward_pre_hook(lambda m, args, kwargs: note(m, args, kwargs), with_kwargs=True)
-            hooks.append(hook)
+            called = partial(note, inference=inference)
+            hooks.append(model.register_forward_pre_hook(called, with_kwargs=True))
             return model
 
         @wraps(model)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            note(model, args, kwargs)
+            note(model, args, kwargs, inference)
             return model(*args, **kwargs)
 
         return noted
 
-    torch.compile = compile
+    def compile(model: Any = None, **options: Any) -> Any:
+        return watched if model is None else watched(model)
+
+    def compile_module(model: torch.nn.Module, *args: Any, **options: Any) -> None:
+        watched(model)
+
+    def compile_ahead(model: Any = None, *examples: Any, **options: Any) -> Any:
+        if model is None:
+            return partial(watched, inference=True)
+        return watched(model.module() if isinstance(model, ExportedProgram) else model, inference=True)
+
+    ours = [(torch, compile), (torch.nn.Module, compile_module), (airgraph, compile_ahead)]
+    originals = [(owner, owner.compile) for owner, _ in ours]  # type: ignore[attr-defined]
     try:
+        for owner, function in ours:
+            owner.compile = function  # type: ignore[attr-defined]
         yield modules
     finally:
-        torch.compile = original
+        for owner, function in originals:
+            owner.compile = function  # type: ignore[attr-defined]
         for hook in hooks:  # what is timed is the model as the script made it
             hook.remove()
 

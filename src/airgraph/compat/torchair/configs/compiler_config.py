@@ -25,6 +25,7 @@ class CompilerConfig(OptionTree):
 
     options = OPTIONS
     fields = {"log": "torchair"}
+    of_gears: Mapping[str, str] = {}  # GE's options for the gears of one graph, on a copy for it
 
     def captures(self) -> bool:
         return bool(self.mode != GE)
@@ -37,7 +38,8 @@ class CompilerConfig(OptionTree):
 
     def as_dict(self) -> tuple[dict[str, str], dict[str, str]]:
         """GE's options, (local, global). Those that depend on a graph, such as frozenInput, are not among them."""
-        return self._ge_options("local") | _always_local(), self._ge_options("global") | ALWAYS_GLOBAL
+        of_graph = self._ge_options("local") | _always_local() | dict(self.of_gears)
+        return of_graph, self._ge_options("global") | ALWAYS_GLOBAL
 
     def _ge_options(self, scope: str) -> dict[str, str]:
         """Options that are None or empty are left to GE. Level O1 asks for a stable order unless another was chosen."""

@@ -260,6 +260,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "experimental_config.tiling_schedule_optimize", False, boolean, NPU, _local("ge.tiling_schedule_optimize"), GE
     ),
+    Option("experimental_config.tiling_schedule_optimize_graph", None, boolean, NPU, only=GE),
     Option("experimental_config.pattern_fusion_pass", True, boolean, To("pattern_fusion_pass")),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel", False, boolean, NPU, only=ACL),
     Option("experimental_config.aclgraph._aclnn_static_shape_kernel_build_dir", None, checks.text, NPU, only=ACL),

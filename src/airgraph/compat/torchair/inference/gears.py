@@ -122,6 +122,14 @@ def buckets_of(places: Sequence[GearedDim]) -> dict[str, list[int]]:
     return {p.gears.bucket: list(p.gears.gears) for p in places if p.gears.pad}
 
 
+def engine_options(places: Sequence[GearedDim], policy: str) -> dict[str, str]:
+    """GE's options for them, as the log shows them: sizes that go together, one for each dimension with gears."""
+    if not places:
+        return {}
+    together = merged([place.gears.gears for place in places], policy)
+    return {"ge.dynamicDims": ";".join(",".join(map(str, sizes)) for sizes in together), "ge.dynamicNodeType": "1"}
+
+
 def guard_of(places: Sequence[GearedDim], policy: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What is put around a compiled graph: it is only called with sizes that are gears, or that are padded to one."""
     strict = [place for place in places if not place.gears.pad]
