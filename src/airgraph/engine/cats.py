@@ -30,7 +30,7 @@ from airgraph.ir.symbols import evaluate
 from airgraph.torch_types import TORCH_TYPES
 
 
-@dataclassdef is_captured(device: torch.device) -> bool:
+def is_captured(device: torch.device) -> bool:
     """Whether what is done now becomes part of a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -41,7 +41,7 @@ def usable(made: tuple[torch.Tensor, bool] | None) -> torch.Tensor | None:
     return made[0] if made is not None and made[1] == is_captured(made[0].device) else None
 
 
-(frozen=True)
+@dataclass(frozen=True)
 class Cat:
     """A `cat` of `parts` whose result is the memory they were written to. `first`: the part that runs first."""
 
