@@ -9,6 +9,8 @@ import tempfile
 import pytest
 
 os.environ.setdefault("AIRGRAPH_VERIFY", "1")
+# Two workers with two threads each on two cores: a thread that spins while it waits takes a core from another worker.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers and children share the cache of a run, which starts empty
     _cache = tempfile.mkdtemp(prefix="airgraph-cache-")
     os.environ["AIRGRAPH_CACHE_DIR"] = _cache

@@ -216,3 +216,55 @@ def test_what_is_not_emulated() -> None:
         torch_npu.npu_moe_init_routing_v2(x, EXPERTS.npu(), expert_num=6, drop_pad_mode=1, expert_capacity=2)
     with pytest.raises(CompatError, match="7 experts are not 2 groups"):
         torch_npu.npu_moe_gating_top_k(torch.randn(2, 7).npu(), 1, group_count=2)
+
+
+def test_tokens_by_expert_and_back() -> None:
+    """The example of the way back in torch_npu's documentation; then both ways, with gradients, compiled or not."""
+    rows = torch.tensor([1.0, 2, 3, 4, 1, 2, 3, 4]).half().unsqueeze(1).expand(8, 2).npu()
+    places = torch.tensor([0, 4, 5, 1, 2, 6, 7, 3], dtype=torch.int32).npu()
+    back = torch_npu.npu_moe_token_unpermute(rows, places, probs=torch.full((4, 2), 0.5).half().npu())
+    assert back[:, 0].tolist() == [1, 2, 3, 4]
+    torch.manual_seed(0)
+    x, probs = torch.randn(5, 3), torch.rand(5, 2)
+    experts = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]], dtype=torch.int32)
+
+    def both(x: Any, experts: Any, probs: Any) -> Any:
+        rows, places = torch_npu.npu_moe_token_permute(x, experts)
+        return torch_npu.npu_moe_token_unpermute(rows * 2, places, probs), rows, places
+
+    order = sorted(range(10), key=lambda i: (experts.flatten()[i].item(), i))
+    for run in (both, torch.compile(both, backend="npu", fullgraph=True), torch.compile(both, backend="npugraph_ex")):
+        given = x.clone().npu().requires_grad_()
+        y, rows, places = run(given, experts.npu(), probs.npu())
+        assert torch.equal(rows.cpu(), x[[i // 2 for i in order]]) and places.dtype == torch.int32
+        assert [order[p] for p in places.tolist()] == [*range(10)]
+        wanted = probs.sum(1, keepdim=True) * 2
+        torch.testing.assert_close(y.cpu(), x * wanted)
+        y.sum().backward()
+        torch.testing.assert_close(given.grad.cpu(), wanted.expand(5, 3))
+    first, _ = torch_npu.npu_moe_token_permute(x.npu(), experts.npu(), 4)
+    assert torch.equal(first.cpu(), x[[i // 2 for i in order[:4]]])
+
+
+def test_the_first_form_of_a_product_with_a_gate() -> None:
+    args = [t.npu() for t in (whole(-9, 9, 6, 5), whole(-9, 9, 3, 5, 8), torch.tensor([2, 2, 5]))]
+    scales = [(torch.rand(3, 8) * 0.05).npu(), torch.rand(6).npu()]
+    y, scale, none = torch_npu.npu_grouped_matmul_swiglu_quant(*args, *scales)
+    wanted = torch_npu.npu_grouped_matmul_swiglu_quant_v2(args[0], [args[1]], [scales[0]], scales[1], args[2])
+    torch.testing.assert_close((y, scale), tuple(wanted), rtol=0, atol=0)
+    assert none.shape == (0,)
+
+
+def test_the_way_back_behind_a_product_of_int4() -> None:
+    """As by a weight in int8 with the same numbers; `bias` is what the chip's way to multiply leaves out."""
+    torch.manual_seed(0)
+    x, w = whole(-9, 9, 6, 8), torch.randint(-8, 8, (3, 8, 16), dtype=torch.int32)
+    scale = torch.rand(3, 1, 16) * 0.05
+    given = {"pertoken_scale": torch.rand(6), "logit": torch.rand(6), "row_index": torch.tensor([0, 3, 1, 0, 2, 1])}
+    given = {name: value.npu() for name, value in given.items()} | {"output_bs": 4}
+    counts, helper = torch.tensor([1, 3, 2]).npu(), 8 * (w * scale).sum(1)
+    packed = torch_npu.npu_convert_weight_to_int4pack(w.npu())
+    run = torch_npu.npu_grouped_matmul_finalize_routing
+    got = run(x.npu(), packed, counts, scale=scale.npu(), bias=helper.npu(), **given)
+    wanted = run(x.npu(), w.to(torch.int8).npu(), counts, scale=scale.squeeze(1).npu(), **given)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)

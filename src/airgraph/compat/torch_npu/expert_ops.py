@@ -239,6 +239,26 @@ def npu_grouped_matmul_swiglu_quant_v2(
 
 
 @reference(
+    "npu_grouped_matmul_swiglu_quant(Tensor x, Tensor weight, Tensor group_list, Tensor weight_scale, Tensor x_scale, *, "
+    "Tensor? bias=None, Tensor? offset=None) -> (Tensor, Tensor, Tensor)"
+)
+def npu_grouped_matmul_swiglu_quant(
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    weight_scale: Tensor,
+    x_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`group_list`: where each group ends. The third result is empty, as there."""
+    not_emulated("npu_grouped_matmul_swiglu_quant", bias=bias, offset=offset)
+    y, scale = npu_grouped_matmul_swiglu_quant_v2(x, [weight], [weight_scale], x_scale, group_list)
+    return y, scale, scale.new_empty(0)
+
+
+@reference(
     "npu_grouped_matmul_finalize_routing(Tensor x, Tensor w, Tensor group_list, *, Tensor? scale=None, Tensor? bias=None, "
     "Tensor? offset=None, Tensor? pertoken_scale=None, Tensor? shared_input=None, Tensor? logit=None, "
     "Tensor? row_index=None, ScalarType? dtype=None, float? shared_input_weight=1.0, int? shared_input_offset=0, "

@@ -6,6 +6,9 @@
     ...                                                     each expert on its tokens, which lie side by side
     y = torch_npu.npu_moe_finalize_routing(tokens, None, None, None, weight, places, expert)
 
+    rows, places = torch_npu.npu_moe_token_permute(x, expert)       the same in two ops, without row numbers
+    y = torch_npu.npu_moe_token_unpermute(rows, places, weight)
+
 Row numbers go down the columns: the j-th choice of token i is number j · tokens + i, and number r belongs to token
 r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are there, 0 and 2.
 """
@@ -13,6 +16,7 @@ r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -103,3 +107,45 @@ def npu_moe_finalize_routing(
     for skip in (skip1, skip2):
         total = total if skip is None else total + skip.float()
     return total.to(rows.dtype)
+
+
+@reference(
+    "npu_moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=None, bool padded_mode=False) "
+    "-> (Tensor, Tensor)",
+    opened=True,
+)
+def npu_moe_token_permute(
+    tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A row for each choice of a token, by expert; and where each choice went."""
+    op = "npu_moe_token_permute"
+    need_types(op, FLOATS, tokens=tokens)
+    need(not padded_mode, op, "padded_mode is not emulated")
+    need(indices.dim() in (1, 2), op, f"indices has {indices.dim()} axes, and has to have 1 or 2")
+    choices = 1 if indices.dim() == 1 else indices.shape[1]
+    order = indices.flatten().argsort(stable=True)
+    taken = order[:num_out_tokens] if num_out_tokens else order
+    return tokens[taken.div(choices, rounding_mode="floor")], order.argsort().int()
+
+
+@reference(
+    "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, bool padded_mode=False, "
+    "int[]? restore_shape=None) -> Tensor",
+    opened=True,
+)
+def npu_moe_token_unpermute(
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,  # for padded_mode only
+) -> Tensor:
+    """The way back: the rows of a token's choices, times `probs`, summed."""
+    op = "npu_moe_token_unpermute"
+    need_types(op, FLOATS, permuted_tokens=permuted_tokens, probs=probs)
+    need(not padded_mode, op, "padded_mode is not emulated")
+    rows = permuted_tokens[sorted_indices.long()]
+    if probs is None:
+        return rows
+    chosen = rows.float().unflatten(0, (-1, probs.shape[-1])) * probs.float().unsqueeze(-1)
+    return chosen.sum(1).to(permuted_tokens.dtype)
