@@ -22,7 +22,7 @@ class OwnOptimizer(NpuFusedOptimizerBase, torch.optim.Optimizer):
     """An optimizer by its rule for one tensor, `update`; the norm of all gradients may be asked for before."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
