@@ -12,7 +12,9 @@ import time
 
 import pytest
 
+from airgraph import disk_cache
 from airgraph.disk_cache import Cache, Key, default_folder
+from airgraph.errors import ConfigError
 from airgraph.tools.cache import cache as command
 
 KEY = Key(text="a", cpu="here")
@@ -253,3 +255,16 @@ def test_hits_are_counted(folder, monkeypatch, capsys):
     assert found.hits == 2  # reading adds nothing
     assert command("list") == 0 and "2 hits, the last" in capsys.readouterr().out
     assert command("clear") == 0 and not any((folder / "hits").iterdir())
+
+
+def test_a_limit_that_is_no_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRGRAPH_CACHE_MB", "much")
+    with pytest.raises(ConfigError, match="AIRGRAPH_CACHE_MB cannot be 'much'"):
+        disk_cache.open_cache()
+
+
+def test_a_cache_that_is_only_read_has_no_locks(tmp_path):
+    Cache(tmp_path).put("object", KEY, b"code")
+    with Cache(tmp_path, "read").lock("object", KEY):
+        assert not (tmp_path / "locks").exists()

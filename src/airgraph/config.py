@@ -311,7 +311,12 @@ KNOBS = {
         Knob("AIRGRAPH_CACHE", "on", ("on", "read", "off"), "the compilation cache on disk; read: use it, add nothing"),
         Knob("AIRGRAPH_CACHE_DIR", "", (), "where that cache is; empty: the platform's cache folder"),
         Knob("AIRGRAPH_CACHE_MB", "1024", (), "how large that cache may grow, in MiB"),
-        Knob("AIRGRAPH_PACK", "frozen", ("frozen", "live"), "which weights are packed: constants, or parameters too"),
+        Knob(
+            "AIRGRAPH_PACK",
+            "watched",
+            ("watched", "frozen", "live"),
+            "which weights are packed: parameters whose memory can be watched too, constants alone, or all parameters",
+        ),
         Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
         Knob(
             "AIRGRAPH_BUILD_TARGET",

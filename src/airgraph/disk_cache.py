@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from airgraph.config import KNOBS
+from airgraph.errors import ConfigError
 from airgraph.locks import Depth, held_at_fork
 
 MAGIC = b"airgraph cache 1\n"
@@ -100,8 +101,16 @@ def open_cache() -> Cache:
     with _opening:
         place = (str(folder), mode)
         if place not in _caches:
-            _caches[place] = Cache(folder, mode, limit=int(KNOBS["AIRGRAPH_CACHE_MB"].get()) * 2**20)  # type: ignore[arg-type]
+            _caches[place] = Cache(folder, mode, limit=largest())  # type: ignore[arg-type]
         return _caches[place]
+
+
+def largest() -> int:
+    """Bytes, from AIRGRAPH_CACHE_MB."""
+    given = KNOBS["AIRGRAPH_CACHE_MB"].get()
+    if not given.isdecimal():
+        raise ConfigError(f"AIRGRAPH_CACHE_MB cannot be {given!r}", hint="a whole number of MiB")
+    return int(given) * 2**20
 
 
 @dataclass(frozen=True)

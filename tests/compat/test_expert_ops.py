@@ -105,6 +105,18 @@ def whole(low: int, high: int, *shape: int, dtype: torch.dtype = torch.int8) -> 
 
 
 EXPERTS = torch.tensor([[3, 1], [0, 3], [5, 2], [1, 1]], dtype=torch.int32)
+
+
+def by_capacity(x: Tensor, experts: Tensor, **n: Any) -> Any:
+    """The first two choices of each expert have a row."""
+    rows, places, counts = torch.zeros(4, 2, 3, dtype=torch.float64), torch.full((10,), -1), [0] * 4
+    for i, e in enumerate(experts.flatten().tolist()):
+        if counts[e] < 2:
+            rows[e, counts[e]], places[i] = x[i // 2], 2 * e + counts[e]
+        counts[e] += 1
+    return rows, places, torch.tensor(counts), torch.zeros(0)
+
+
 CASES = [
     GraphCase("npu_moe_gating_top_k", "MoeGatingTopK", lambda: (torch.randn(5, 8), 3), gating, {"out_flag": True}),
     GraphCase(
@@ -164,6 +176,13 @@ CASES = [
         {"expert_num": 6, "quant_mode": 1, "scale": torch.rand(6, 6) + 0.5, "expert_tokens_num_type": 2},
     ),
     GraphCase(
+        "npu_moe_init_routing_v2",
+        "MoeInitRoutingV3",
+        lambda: (torch.randn(5, 3), torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]], dtype=torch.int32)),
+        by_capacity,
+        {"expert_num": 4, "drop_pad_mode": 1, "expert_capacity": 2, "expert_tokens_num_type": 1},
+    ),
+    GraphCase(
         "npu_moe_re_routing",
         "MoeReRouting",
         lambda: (torch.randn(10, 4), torch.tensor([[2, 0, 3], [1, 4, 0]])),
@@ -212,8 +231,10 @@ def test_compiled(tmp_path: Path) -> None:
 
 def test_what_is_not_emulated() -> None:
     x = torch.randn(4, 6).npu()
-    with pytest.raises(CompatError, match="drop_pad_mode 1 is not emulated, only 0"):
-        torch_npu.npu_moe_init_routing_v2(x, EXPERTS.npu(), expert_num=6, drop_pad_mode=1, expert_capacity=2)
+    with pytest.raises(CompatError, match="drop_pad_mode 1 is emulated for all experts and without scales only"):
+        torch_npu.npu_moe_init_routing_v2(
+            x, EXPERTS.npu(), expert_num=6, drop_pad_mode=1, expert_capacity=2, quant_mode=1
+        )
     with pytest.raises(CompatError, match="7 experts are not 2 groups"):
         torch_npu.npu_moe_gating_top_k(torch.randn(2, 7).npu(), 1, group_count=2)
 
@@ -268,3 +289,19 @@ def test_the_way_back_behind_a_product_of_int4() -> None:
     got = run(x.npu(), packed, counts, scale=scale.npu(), bias=helper.npu(), **given)
     wanted = run(x.npu(), w.to(torch.int8).npu(), counts, scale=scale.squeeze(1).npu(), **given)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [1, 3])
+def test_the_way_back_of_tokens_some_of_which_were_dropped(mode: int) -> None:
+    """A choice that was dropped adds nothing. Row numbers go down the columns (1) or along the rows (3)."""
+    torch.manual_seed(0)
+    x, scales = torch.randn(5, 3), torch.rand(5, 2)
+    experts = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]], dtype=torch.int32)
+    rows, places, _, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=4, drop_pad_mode=1, expert_capacity=2
+    )
+    kept = (places.cpu() >= 0).view(5, 2)
+    given = places if mode == 3 else places.view(5, 2).t().flatten()
+    y = torch_npu.npu_moe_finalize_routing(rows, None, None, None, scales.npu(), given, None, mode)
+    assert not kept.all()
+    torch.testing.assert_close(y.cpu(), x * (scales * kept).sum(1, keepdim=True))

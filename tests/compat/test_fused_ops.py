@@ -1194,9 +1194,9 @@ REFUSED = [
     ("npu_moe_gating_top_k_softmax", (normal(2, 4), None, 5), {}, "k is 5, for 4 experts"),
     (
         "npu_moe_finalize_routing",
-        (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 1),
+        (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 4),
         {},
-        "drop_pad_mode 1 is not emulated, only 0 and 2",
+        "drop_pad_mode is 4, and has to be 0 to 3",
     ),
     ("npu_transpose", (normal(2, 3), [0, 2]), {}, r"npu_transpose: perm \[0, 2\] is not a permutation of 2 axes"),
     (
@@ -1388,9 +1388,9 @@ NOT_EMULATED = [
     ("npu_grouped_matmul", GROUPED, {**GROUPS, "split_item": 0}, "split_item 0 needs numbers for group_list"),
     (
         "npu_moe_finalize_routing",
-        (normal(2, 4), None, None, None, normal(2, 1), int32(0, 1), None, 3),
+        (normal(1, 2, 4), None, None, normal(1, 4), normal(2, 1), int32(0, 1), int32([0], [0]), 3),
         {},
-        "drop_pad_mode 3 is not emulated, only 0 and 2",
+        "bias with drop_pad_mode 1 or 3 is not emulated",
     ),
     (
         "npu_kv_rmsnorm_rope_cache",

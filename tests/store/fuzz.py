@@ -648,6 +648,7 @@ def child(folder: Path, seed: int, start: int, stop: int) -> None:
                 said = outcome(index, seed, folder, place)
             except Exception as error:
                 said = f"RAISED {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            _regions.clear()  # tensors hold theirs; a process may have 65,530 mappings (Linux)
             print(f"{index} {said}", flush=True)
 
 

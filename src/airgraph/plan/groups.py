@@ -96,6 +96,7 @@ class Planner:
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
         self.stored: dict[int, tuple[Dim, ...]] = {}  # strides of roots that are not contiguous
+        self.image_copies: dict[Any, Tensor] = {}
         self.symbols = {
             s
             for spec in boundary.arguments
@@ -522,9 +523,18 @@ class Planner:
         self.add_root(copied)
         return copied
 
+    def image_copy(self, t: Tensor) -> Tensor:
+        """The same, for a convolution. One that reads what another one reads has no copy of its own."""
+        key = (t.inputs[0].id, t.attrs) if t.op == "permute" else t.id
+        if key not in self.image_copies:
+            self.image_copies[key] = self.copy(t)
+        return self.image_copies[key]
+
     def opaque_step(self, node: Node) -> None:
         found = self.opaque[node]
-        operands = Operands(lambda: self.memory_but(()), self.copy)
+        self.makers.append((next_id(), node))
+        copy = self.image_copy if isinstance(found, Convolution) else self.copy
+        operands = Operands(lambda: self.memory_but(()), copy)
         step = self.scatter_step(found, operands) if isinstance(found, Scatter) else found.step(operands)
         for t in found.outputs:
             if t.id not in self.allocations:

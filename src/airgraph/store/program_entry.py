@@ -15,6 +15,7 @@ from airgraph.config import KNOBS, Config
 from airgraph.disk_cache import Cache, Key, open_cache
 from airgraph.engine import ENGINES, candidates
 from airgraph.engine.native.image import ProgramImage
+from airgraph.engine.native.write_watch import can_watch
 from airgraph.engine.protocol import StoredPlans
 from airgraph.errors import AirgraphError
 from airgraph.ir.boundary import Boundary, SymbolSource
@@ -88,6 +89,8 @@ def facts_of(config: Config) -> dict[str, str]:
     assert fields.issuperset((*MATTER, *REASONS))
     options = {name: repr(getattr(config, name)) for name in MATTER}
     knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
+    if knobs["AIRGRAPH_PACK"] == "watched" and not can_watch():  # plans as with "frozen"
+        knobs["AIRGRAPH_PACK"] = "frozen"
     return {**options, "engines": " ".join(ENGINES), **knobs}
 
 

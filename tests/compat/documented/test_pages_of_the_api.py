@@ -196,6 +196,28 @@ def test_options_of_the_chip(option: str, value: Any) -> None:
     assert told or value == "auto"  # the only value there is
 
 
+def test_a_second_backend_with_other_options() -> None:
+    """Options that are those of a process there are those of a backend here."""
+    x = npu(2, 2)
+    for options in (
+        {"ge_config__oo_level": "O1"},
+        {"ge_config__oo_level": "O3", "ge_config__enable_single_stream": True},
+    ):
+        torch.testing.assert_close(compiled(lambda x: x.exp() + 1, **options)(x), x.exp() + 1)
+
+
+def test_what_the_passes_leave() -> None:
+    """An input that nobody reads is gone behind the passes, and a transpose is an attribute of the product."""
+    x = npu(3, 4)
+    run = compiled(lambda x, n: x @ x.t() + x.shape[0], dynamic=True, debug__graph_dump__type="txt")
+    torch.testing.assert_close(run(x, 3), x @ x.t() + 3)
+    counts = [
+        [text_of(stage, "txt").count(f'type: "{op}"') for op in ("Data", "Transpose")]
+        for stage in ("original", "optimized")
+    ]
+    assert counts == [[3, 1], [1, 0]] and "transpose_x2" in text_of("optimized", "txt")
+
+
 @pytest.mark.parametrize("switch", ["AutomaticUbFusion:off", "AddRmsNormFusionGraphPass:off;CastRemoveFusionPass:on"])
 def test_switches_by_name(switch: str) -> None:
     x = npu(3, 4)

@@ -69,7 +69,7 @@ def test_frozen_parameters_are_packed():
 
 
 def test_by_default_every_write_is_seen():
-    """Also one of a single number that PyTorch does not count: parameters are packed only if they are frozen."""
+    """Also one of a single number that PyTorch does not count: small parameters are packed only if they are frozen."""
     module, x = model(), image()
     run, native = compiled(module, x)
     assert packed_steps(native) == 0

@@ -117,10 +117,15 @@ def npu_moe_init_routing_v2(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "npu_moe_init_routing_v2"
     need_types(op, (torch.int32,), expert_idx=expert_idx)
-    need(drop_pad_mode == 0, op, f"drop_pad_mode {drop_pad_mode} is not emulated, only 0")
+    need(drop_pad_mode in (0, 1), op, f"drop_pad_mode is {drop_pad_mode}, and has to be 0 or 1")
     need(quant_mode in (-1, 0, 1), op, f"quant_mode {quant_mode} is not emulated, only -1, 0 and 1")
     need(expert_num > 0, op, f"expert_num is {expert_num}, and has to be above zero")
     begin, end = active_expert_range or (0, expert_num)
+    if drop_pad_mode:
+        need(expert_capacity > 0 and row_idx_type == 0, op, "drop_pad_mode 1 needs expert_capacity, and row_idx_type 0")
+        plain = quant_mode == -1 and scale is None and (begin, end) == (0, expert_num)
+        need(plain, op, "drop_pad_mode 1 is emulated for all experts and without scales only")
+        return with_capacity(x, expert_idx, expert_num, expert_capacity, expert_tokens_num_type)
     flat = expert_idx.flatten().long()
     known = (flat >= begin) & (flat < end)
     experts, order = torch.where(known, flat, expert_num).sort(stable=True)
@@ -132,6 +137,23 @@ def npu_moe_init_routing_v2(
     rows, found = quantised_rows(op, x[token], (experts[:limit] - begin), token, scale, offset, quant_mode)
     rows = rows.masked_fill(~valid[:limit].unsqueeze(-1), 0)
     return rows, places.int(), tokens_of(counts, begin, expert_num, expert_tokens_num_type), found
+
+
+def with_capacity(
+    x: Tensor, expert_idx: Tensor, experts: int, capacity: int, kind: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[experts, capacity, size], with zeros where an expert has fewer tokens, and without those that it has no place for;
+    where each choice went among these rows, -1 for nowhere; how many tokens each expert was chosen by."""
+    expert, order = expert_idx.flatten().long().sort(stable=True)
+    counts = (expert.unsqueeze(0) == torch.arange(experts, device=x.device).unsqueeze(1)).sum(1)
+    rank = torch.arange(order.shape[0], device=x.device) - (counts.cumsum(0) - counts)[expert]
+    slot = torch.where(rank < capacity, expert * capacity + rank, -1)
+    behind = experts * capacity  # a row that is cut off
+    token = order.div(expert_idx.shape[1], rounding_mode="floor")
+    rows = x.new_zeros(behind + 1, x.shape[1]).index_copy(0, torch.where(slot < 0, behind, slot), x[token])
+    places = torch.zeros_like(order).scatter(0, order, slot)
+    none = x.new_empty(0, dtype=torch.float32)
+    return rows[:-1].unflatten(0, (experts, capacity)), places.int(), tokens_of(counts, 0, experts, kind), none
 
 
 def places_of(order: Tensor, valid: Tensor) -> Tensor:

@@ -10,7 +10,8 @@
     y = torch_npu.npu_moe_token_unpermute(rows, places, weight)
 
 Row numbers go down the columns: the j-th choice of token i is number j · tokens + i, and number r belongs to token
-r mod tokens. Of `npu_moe_finalize_routing` the modes that drop no token are there, 0 and 2.
+r mod tokens. In `npu_moe_finalize_routing` with drop_pad_mode 2 or 3 they go along the rows;
+with 1 or 3, tokens have been dropped, and the rows are [experts, capacity, size].
 """
 
 from __future__ import annotations
@@ -92,13 +93,19 @@ def npu_moe_finalize_routing(
     op = "npu_moe_finalize_routing"
     rows = expanded_permuted_rows
     need_types(op, FLOATS, expanded_permuted_rows=rows, skip1=skip1, skip2=skip2, bias=bias, scales=scales)
-    need(drop_pad_mode in (None, 0, 2), op, f"drop_pad_mode {drop_pad_mode} is not emulated, only 0 and 2")
+    need(drop_pad_mode in (None, 0, 1, 2, 3), op, f"drop_pad_mode is {drop_pad_mode}, and has to be 0 to 3")
+    drops = drop_pad_mode in (1, 3)
+    need(rows.dim() == (3 if drops else 2), op, f"expanded_permuted_rows has {rows.dim()} axes")
+    need(not drops or bias is None, op, "bias with drop_pad_mode 1 or 3 is not emulated")
     need(skip1 is not None or skip2 is None, op, "skip2 needs skip1")
     need(bias is None or export_for_source_row is not None, op, "bias needs export_for_source_row, to tell whose it is")
     choices = 1 if scales is None else scales.shape[1]
     places = expanded_src_to_dst_row.long()
-    places = places.view(-1, choices) if drop_pad_mode == 2 else places.view(choices, -1).t()
-    chosen = rows.float()[places]  # [tokens, choices, size]
+    places = places.view(-1, choices) if drop_pad_mode in (2, 3) else places.view(choices, -1).t()
+    if drops:
+        chosen = rows.flatten(0, 1).float()[places.clamp(min=0)].masked_fill((places < 0).unsqueeze(-1), 0.0)
+    else:
+        chosen = rows.float()[places]  # [tokens, choices, size]
     if bias is not None and export_for_source_row is not None:
         chosen = chosen + bias.float()[export_for_source_row.long()]
     if scales is not None:

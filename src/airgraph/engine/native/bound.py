@@ -16,16 +16,8 @@ from airgraph.engine.native.image import ConvPack, FrameImage, OnceStep, Outside
 from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
-from airgraph.engine.native.packing import Tag
-from airgraph.engine.native.tables import (
-    BindingWords,
-    DefinitionWords,
-    EntryWords,
-    FrameWords,
-    StepWords,
-    TagWords,
-    words,
-)
+from airgraph.engine.native.packing import SampledTag, Tag, tag
+from airgraph.engine.native.tables import BindingWords, DefinitionWords, EntryWords, FrameWords, StepWords, words
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Sizes, Term
@@ -181,7 +173,7 @@ class BoundFrame:
                 self.only[slot] = known[slot].data_ptr()
                 self.kept.append(known[slot])
                 if type(known[slot]) is torch.Tensor and slot not in self.tags:
-                    self.tags[slot] = Tag(known[slot])
+                    self.tags[slot] = SampledTag(known[slot])
         return {*places}
 
     def redirect(self, slot: int, place: Any) -> None:
@@ -227,6 +219,8 @@ class BoundFrame:
         rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
+        if not self.tagged(pack, weight):
+            return
         key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, self.tag_key(pack, weight))
         copy = self.copies.get(key)
         if copy is None:
@@ -247,6 +241,8 @@ class BoundFrame:
         assert tile is not None
         if sizes[ConvLast.W_AT] // 4 + dims.o * dims.depth > weight.numel():  # not the tensor it was compiled for
             return
+        if not self.tagged(pack, weight):
+            return
         shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
         key = (weight.data_ptr(), sizes[ConvLast.W_AT], shape, self.tag_key(pack, weight))
         copy = self.copies.get(key)
@@ -262,18 +258,23 @@ class BoundFrame:
         sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
         args[1] = ctypes.addressof(place)
 
+    def tagged(self, pack: Pack | ConvPack, weight: torch.Tensor) -> bool:
+        """Whether a packed copy can be used: the weight keeps its content, or a tag tells when it does not."""
+        if pack.tagged and pack.slot not in self.tags:
+            found = tag(weight)
+            if found is None:
+                return False
+            self.tags[pack.slot] = found
+        return True
+
     def tag_key(self, pack: Pack | ConvPack, weight: torch.Tensor) -> Any:
         """What a packed copy of a weight is kept under, besides its address: its content, where that may change."""
         if not pack.tagged:
             return self.number if pack.slot in self.computed else None
-        if pack.slot not in self.tags:
-            self.tags[pack.slot] = Tag(weight)
         return self.tags[pack.slot].key
 
     def tag_row(self, tag: Tag) -> int:
-        row = words([0] * TagWords.WORDS)
-        row[TagWords.OBJECT], row[TagWords.VERSION] = id(tag.weight), tag.version
-        row[TagWords.SAMPLES], row[TagWords.SAMPLE_TABLE] = len(tag.table), tag.table.data_ptr()
+        row = tag.row()
         self.kept.append(row)
         return ctypes.addressof(row)
 

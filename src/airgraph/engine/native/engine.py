@@ -10,13 +10,13 @@ where that cannot be, by Python and the reference engine's meaning of the node.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from airgraph.config import KNOBS
 from airgraph.engine.native import runtime
 from airgraph.engine.native.bound import BindingTable, BoundFrame
 from airgraph.engine.native.calls.words import plan_calls
@@ -28,7 +28,7 @@ from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.kernels.tune import Tuner
 from airgraph.engine.native.once import can_be_compared, once_steps
-from airgraph.engine.native.packing import PackingBudget
+from airgraph.engine.native.packing import PackingBudget, packs_parameters
 from airgraph.engine.native.runner import FrameRunner, number_of_threads
 from airgraph.engine.native.tables import EntryWords
 from airgraph.engine.planned import THREADS, PlannedExecutable, bytes_of
@@ -38,6 +38,8 @@ from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep, ConvStep, Plan
 from airgraph.torch_types import TORCH_TYPES
+
+FEW_ROWS = 8
 
 
 class NativeExecutable(FrameRunner, PlannedExecutable):
@@ -59,7 +61,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
         self.once = once_steps(self.kernels, self.table, self.frozen_state(request.state)) if request.frozen else []
         self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
-        live = request.journal.phase == "inference" and KNOBS["AIRGRAPH_PACK"].get() == "live"
+        live = request.journal.phase == "inference" and packs_parameters()
         self.tagged = self.unwritten_arguments() if live else frozenset()
         self.journal, self.packed_bytes, self.ran_once = request.journal, 0, False  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
@@ -133,10 +135,13 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         )
 
     def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
-        """Those whose weight may be packed and whose sizes are known when compiling."""
-        found = dict[NativeStep, Tuned]()
-        for step, product in self.products(symbols, symbolic=False).items():
-            if not self.may_be_packed(step):
+        """Those whose weight may be packed and whose sizes are known when compiling. Not a few rows times a weight
+        that several products read (the steps of an RNN): that packing pays was measured with weights out of the caches."""
+        found, products = dict[NativeStep, Tuned](), self.products(symbols, symbolic=False)
+        uses = Counter(self.weight_slot(step) for step in products)
+        for step, product in products.items():
+            again = uses[self.weight_slot(step)] > 1 and product.m < FEW_ROWS
+            if again or not self.may_be_packed(step):
                 continue
             start = step.sizes[Gemm.B_AT - 1]  # (in words of a step, one for errors is in front of the sizes)
             strategy = budget.strategy(product, (self.weight_slot(step), start))

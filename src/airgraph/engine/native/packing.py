@@ -1,28 +1,35 @@
 """Copies of weights in another layout, and what tells that a weight is no longer what was copied.
 
-Constants of the graph never change, nor do parameters under `frozen_parameter`. With AIRGRAPH_PACK=live other parameters of
-an inference graph are packed, too. A frame that reads such a copy has a `Tag`: it is taken only for this very parameter,
-while PyTorch's version counter is where it was and one number in each row and each column is what it was. The counter sees
-every write through the parameter (an optimiser's step, `load_state_dict`, `fill_` under `no_grad`). The samples are for
-writes it cannot see, through `.data`, NumPy or DLPack: those of whole rows or columns are noticed, single numbers may not
-be, which is why this has to be asked for. When a tag no longer fits, a new frame packs the weight again.
+Constants of the graph never change, nor do parameters under `frozen_parameter`. Other parameters of an inference graph are
+packed where every write to them is seen (AIRGRAPH_PACK=watched, the default): the kernel watches their pages
+(write_watch.py). A frame that reads such a copy has a tag, and is taken only while that fits; else a new frame packs the
+weight again.
+
+Where pages cannot be watched, AIRGRAPH_PACK=live packs such parameters nevertheless. Then a copy is taken for this very
+parameter, while PyTorch's version counter is where it was and one number in each row and each column is what it was. The
+counter sees every write through the parameter (an optimiser's step, `load_state_dict`, `fill_` under `no_grad`). The
+samples are for writes it cannot see, through `.data`, NumPy or DLPack: those of whole rows or columns are noticed, single
+numbers may not be, which is why this has to be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
 from airgraph.config import KNOBS
+from airgraph.engine.native import write_watch
 from airgraph.engine.native.kernels import blas
 from airgraph.engine.native.kernels.products import COLUMNS, TRANSPOSED, ProductShape, ProductStrategy, rule
+from airgraph.engine.native.tables import TagWords, words
 
 STRIDE = 37  # columns from one sample to the next
 
 
-class Tag:
-    """A weight as it was when it was packed."""
+class SampledTag:
+    """A weight as it was when it was packed, by its version and samples of its content."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight, self.version = weight, weight._version
@@ -43,11 +50,58 @@ class Tag:
     def outdated(self) -> bool:
         return self.weight._version != self.version or not torch.equal(self.content(), self.bits)
 
+    def row(self) -> Any:
+        found = words([0] * TagWords.WORDS)
+        found[TagWords.OBJECT], found[TagWords.VERSION] = id(self.weight), self.version
+        found[TagWords.SAMPLES], found[TagWords.SAMPLE_TABLE] = len(self.table), self.table.data_ptr()
+        return found
+
+
+class WatchedTag:
+    """A weight as it was when it was packed, by the generation of its memory."""
+
+    def __init__(self, weight: torch.Tensor, watch: write_watch.WriteWatch, generation: int) -> None:
+        self.weight, self.watch, self.generation = weight, watch, generation
+        self.memory = weight.detach()  # stays: the address is nobody else's meanwhile
+        self.key = generation
+
+    def fits(self, weight: object) -> bool:
+        return isinstance(weight, torch.Tensor) and weight.data_ptr() == self.watch.address and not self.outdated()
+
+    def outdated(self) -> bool:
+        return self.weight.data_ptr() != self.watch.address or not self.watch.unwritten(self.generation)
+
+    def row(self) -> Any:
+        found = words([0] * TagWords.WORDS)
+        found[TagWords.VERSION], found[TagWords.WATCH] = self.generation, self.watch.words_address
+        return found
+
+
+Tag = SampledTag | WatchedTag
+
+
+def packs_parameters() -> bool:
+    """Whether parameters that may change are packed, as far as that can be known before they are seen."""
+    how = KNOBS["AIRGRAPH_PACK"].get()
+    return how == "live" or (how == "watched" and write_watch.can_watch())
+
 
 def can_be_tagged(weight: object) -> bool:
     if type(weight) is not torch.nn.Parameter or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
     return weight.numel() > 0 and weight.is_contiguous() and not weight.is_inference()
+
+
+def tag(weight: torch.Tensor) -> Tag | None:
+    """For a copy of the weight that is made after this; None: no copy can be used."""
+    match KNOBS["AIRGRAPH_PACK"].get():
+        case "live":
+            return SampledTag(weight)
+        case "watched":
+            watch = write_watch.watch_memory(weight)
+            generation = watch.settle() if watch is not None else None
+            return WatchedTag(weight, watch, generation) if watch is not None and generation is not None else None
+    return None
 
 
 class PackingBudget:

@@ -39,7 +39,9 @@ from airgraph.engine.native.tables import (
     PoolWords,
     ProgramWords,
     TagWords,
+    WatchWords,
 )
+from airgraph.engine.native.write_watch import PAGEMAP_SCAN
 from airgraph.errors import EngineError
 
 TORCH = (
@@ -110,6 +112,8 @@ declare void @Py_DecRef(ptr)
 declare ptr @wrap(ptr)
 declare i64 @version(ptr)
 declare i32 @sched_yield()
+declare i32 @ioctl(i32, i64, ...)
+declare i32 @memcmp(ptr, ptr, i64)
 declare i32 @clock_gettime(i32, ptr)
 @two_numbers = private unnamed_addr constant [3 x i8] c"LL\\00"
 declare i64 @llvm.smin.i64(i64, i64)
@@ -202,7 +206,27 @@ def match_tensor(f: Function, row: str, object: str, slots: str, types: Sequence
 
 
 def match_tag(f: Function, tag: str, object: str, handle: str) -> None:
-    """The same tensor object, not written to since; a few of its elements tell of writes that PyTorch did not count."""
+    """Memory that was not written to since, or the same tensor object: then a few of its elements tell of writes that
+    PyTorch did not count."""
+    watch = f.word(tag, TagWords.WATCH, "ptr")
+    watched = f.test("ne", watch, "null", "ptr")
+    f.when(watched, lambda: match_watch(f, watch, f.word(tag, TagWords.VERSION)))
+    f.when(f.op(f"xor i1 {watched}, true"), lambda: match_object(f, tag, object, handle))
+
+
+def match_watch(f: Function, watch: str, generation: str) -> None:
+    """As WriteWatch.unwritten."""
+    f.give(f.test("ne", f.word(f.word(watch, WatchWords.GENERATION, "ptr"), 0), generation), "i1 false")
+    file = f.op(f"trunc i64 {f.word(watch, WatchWords.FILE)} to i32")
+    scan = f"i32 {file}, i64 {PAGEMAP_SCAN}, ptr {f.word(watch, WatchWords.SCAN, 'ptr')}"
+    f.give(f.test("ne", f.op(f"call i32 (i32, i64, ...) @ioctl({scan})"), 0, "i32"), "i1 false")
+    for i in range(2):
+        at, copy, count = (f.word(watch, WatchWords.ENDS + 3 * i + j) for j in range(3))
+        places = ", ".join(f"ptr {f.op(f'inttoptr i64 {place} to ptr')}" for place in (at, copy))
+        f.give(f.test("ne", f.op(f"call i32 @memcmp({places}, i64 {count})"), 0, "i32"), "i1 false")
+
+
+def match_object(f: Function, tag: str, object: str, handle: str) -> None:
     f.give(f.test("ne", object, f.word(tag, TagWords.OBJECT, "ptr"), "ptr"), "i1 false")
     version = f.op(f"call i64 @version(ptr {handle})")
     f.give(f.test("ne", version, f.word(tag, TagWords.VERSION)), "i1 false")

@@ -58,9 +58,17 @@ class EntryWords:
 
 class TagWords:
     """What an argument must be while a frame reads a packed copy of it: this OBJECT of Python's, at this VERSION, with
-    SAMPLES of its content, each a byte offset and the 32 bits there."""
+    SAMPLES of its content, each a byte offset and the 32 bits there. Or, with a WATCH (WatchWords), VERSION is the
+    generation that its memory must have."""
 
-    OBJECT, VERSION, SAMPLES, SAMPLE_TABLE, WORDS = range(5)
+    OBJECT, VERSION, SAMPLES, SAMPLE_TABLE, WATCH, WORDS = range(6)
+
+
+class WatchWords:
+    """Memory whose pages the kernel watches (write_watch.py): the address of its GENERATION, what PAGEMAP_SCAN is asked for
+    (a FILE and the address of its argument), and both ENDS: where they are, what was there, how many bytes."""
+
+    GENERATION, FILE, SCAN, ENDS, WORDS = 0, 1, 2, 3, 9
 
 
 class StepWords:

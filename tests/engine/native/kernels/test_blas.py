@@ -156,7 +156,7 @@ def test_a_weight_that_changed_is_seen(change):
 
 
 def test_by_default_every_write_is_seen(monkeypatch):
-    """Also one of a single number that PyTorch does not count: parameters are packed only if they are frozen."""
+    """Also one of a single number that PyTorch does not count: small parameters are packed only if they are frozen."""
     monkeypatch.delenv("AIRGRAPH_PACK")
     module, x = model(40, 50, 30), torch.randn(8, 40)
     run, native = compiled(module, x)

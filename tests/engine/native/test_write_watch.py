@@ -1,0 +1,322 @@
+"""Watched memory: every write is seen, of whatever kind; what cannot be watched is refused; forked children."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.engine.native import write_watch
+from airgraph.engine.native.kernels import blas, conv_last
+from airgraph.engine.native.write_watch import LEAST, PAGE, WriteWatch, can_watch, watch_memory
+
+pytestmark = pytest.mark.skipif(not can_watch(), reason="this kernel does not say which pages were written to")
+
+
+def watched(tensor: torch.Tensor) -> tuple[WriteWatch, int]:
+    watch = watch_memory(tensor)
+    assert watch is not None
+    generation = watch.settle()
+    assert generation is not None and watch.unwritten(generation)
+    return watch, generation
+
+
+def numbers(pages: int = 40, offset: int = 5) -> torch.Tensor:
+    """So many pages and a half, not where a page begins."""
+    whole = torch.randn(PAGE * (pages + 2) // 4)
+    return whole[offset : offset + PAGE * pages // 4 + 500]
+
+
+# -- writes -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("place", [0, 1, 900, PAGE, 20 * 1024 + 7, -600, -1])
+def test_a_single_number_at_any_place(place):
+    x = numbers()
+    watch, generation = watched(x)
+    x.data[place] += 1
+    assert not watch.unwritten(generation)
+    again = watch.settle()
+    assert again is not None and again != generation
+    assert watch.unwritten(again) and not watch.unwritten(generation)
+
+
+def by_numpy(x):
+    x.numpy()[9000] = 3
+
+
+def by_address(x):
+    ctypes.c_float.from_address(x.data_ptr() + 4 * 9000).value = 2.5
+
+
+def by_a_system_call(x):
+    with open("/dev/zero", "rb", buffering=0) as file:
+        assert os.preadv(file.fileno(), [memoryview(x.numpy())[9000:9002].cast("B")], 0) == 8
+
+
+def by_another_thread(x):
+    thread = threading.Thread(target=x.__setitem__, args=(9000, 4.0))
+    thread.start()
+    thread.join()
+
+
+def with_the_same_value(x):
+    x[9000] = x[9000].clone()
+
+
+@pytest.mark.parametrize("write", [by_numpy, by_address, by_a_system_call, by_another_thread, with_the_same_value])
+def test_kinds_of_writes(write):
+    x = numbers()
+    watch, generation = watched(x)
+    write(x)
+    assert not watch.unwritten(generation)
+
+
+def test_reading_and_neighbours_do_not_count():
+    whole = torch.randn(50 * PAGE // 4)
+    x = whole[100 : 100 + 30 * PAGE // 4]
+    watch, generation = watched(x)
+    x.sum(), x.clone(), x.numpy().tobytes()
+    whole[:100] = 0
+    whole[100 + 30 * PAGE // 4 :] = 0
+    assert watch.unwritten(generation)
+
+
+def test_memory_that_nobody_has_written_to_yet():
+    x = torch.from_numpy(np.zeros(64 * PAGE // 4, np.float32))
+    watch, generation = watched(x)
+    x[-5000] = 1
+    assert not watch.unwritten(generation)
+
+
+def test_watches_of_the_same_memory():
+    """A second one protects the pages again: the first must not take an old write for none."""
+    x = numbers(64)
+    first, generation = watched(x)
+    x[9000] = 1
+    second, _ = watched(x[1024 : 40 * 1024])
+    assert second is not first and not first.unwritten(generation)
+    assert watch_memory(x) is first
+
+
+def test_what_is_written_to_again_and_again_is_given_up():
+    x = numbers()
+    watch, _ = watched(x)
+    for _ in range(write_watch.FEW - 1):
+        x[9000] += 1
+        assert watch.settle() is not None
+    x[9000] += 1
+    assert watch.settle() is None and watch_memory(x) is None
+
+
+def test_time_in_between_makes_it_worth_while(monkeypatch):
+    monkeypatch.setattr(write_watch, "SHORT", 0.0)
+    x = numbers()
+    watch, _ = watched(x)
+    for _ in range(3 * write_watch.FEW):
+        x[9000] += 1
+        assert watch.settle() is not None
+
+
+def test_nothing_is_left_behind():
+    owner = write_watch.tracker()
+    assert owner is not None
+    gc.collect()
+    free = len(owner.free)
+    x = numbers()
+    held = watched(x)
+    assert len(owner.free) == free - 1
+    del held
+    gc.collect()
+    assert len(owner.free) == free
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+def small():
+    return torch.randn(LEAST // 4 - 1)
+
+
+def shared():
+    return torch.randn(40 * PAGE // 4).share_memory_()
+
+
+def mapped(tmp_path, mode):
+    path = tmp_path / "numbers"
+    np.ones(40 * PAGE // 4, np.float32).tofile(path)
+    return torch.from_numpy(np.memmap(path, np.float32, mode=mode))
+
+
+def test_what_is_refused(tmp_path):
+    for x in (shared(), mapped(tmp_path, "r+"), mapped(tmp_path, "c")):
+        watch = watch_memory(x)
+        assert watch is None or watch.settle() is None
+        assert watch is None or watch.settle() is None  # nor the second time
+    assert watch_memory(small()) is None
+
+
+# -- children -----------------------------------------------------------------------------------------------------------
+def in_child(check) -> None:
+    """Run in a forked child, which ends with 0 if `check` holds."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_does_not_rely_on_its_parents_pages():
+    x = numbers()
+    watch, generation = watched(x)
+
+    def check() -> bool:
+        stale = watch.unwritten(generation)
+        own, again = watched(x)
+        x[9000] = 7
+        return not stale and own is not watch and not own.unwritten(again)
+
+    in_child(check)
+    assert watch.unwritten(generation)
+    x[9000] = 7
+    assert not watch.unwritten(generation)
+
+
+# -- programs -----------------------------------------------------------------------------------------------------------
+def compiled(module, x):
+    """(the compiled model after a call, its native executable)"""
+    made = []
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
+        run = airgraph.compile(module, (x,))
+    run(x)
+    return run, made[-1].native
+
+
+def assert_as_near_as_eager(ours, module, x):
+    with torch.no_grad():
+        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
+    assert (ours - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-6
+
+
+def convolutions():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(64, 80, 3, padding=1), nn.ReLU(), nn.Conv2d(80, 300, 1)).eval()
+
+
+def products():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(384, 512), nn.ReLU(), nn.Linear(512, 384)).eval()
+
+
+CASES = [
+    pytest.param(
+        convolutions,
+        (1, 64, 9, 9),
+        marks=pytest.mark.skipif(conv_last.this_tile() is None, reason="kernels for planes have no packed weights"),
+    ),
+    pytest.param(
+        products, (8, 384), marks=pytest.mark.skipif(not blas.pays(8, 512, 384), reason="products are not packed here")
+    ),
+]
+
+
+def single_number(module):
+    module[0].weight.data.view(-1)[12345] = 0.1 + torch.rand(())
+
+
+def first_number(module):
+    module[2].weight.data.view(-1)[0] = 0.1 + torch.rand(())
+
+
+def last_number(module):
+    module[2].weight.detach().numpy().reshape(-1)[-1] = 0.1 + torch.rand(()).item()
+
+
+def other_memory(module):
+    module[0].weight.data = 0.05 * torch.randn_like(module[0].weight)
+
+
+def assigned(module):
+    module[0].weight = nn.Parameter(0.05 * torch.randn_like(module[0].weight))
+
+
+def loaded(module):
+    module.load_state_dict({name: 0.05 * torch.randn_like(t) for name, t in module.state_dict().items()})
+
+
+def stepped(module):
+    optimizer = torch.optim.SGD([module[2].weight], lr=0.01)
+    module[2].weight.grad = torch.ones_like(module[2].weight)
+    optimizer.step()
+
+
+CHANGES = [single_number, first_number, last_number, other_memory, assigned, loaded, stepped]
+
+
+@pytest.mark.parametrize(("make", "shape"), CASES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_a_packed_parameter_is_seen(make, shape, change):
+    module, x = make(), torch.randn(shape)
+    run, native = compiled(module, x)
+    assert len(native.frames[-1].tags) == 2 and native.frames[-1].packed
+    for _ in range(2 * write_watch.FEW):  # packed again at first, later read as it is stored
+        before = run(x)
+        change(module)
+        assert not torch.equal(run(x), before)
+        assert_as_near_as_eager(run(x), module, x)
+    assert len(native.frames) <= 4
+
+
+@pytest.mark.parametrize(("make", "shape"), CASES)
+def test_the_same_result_as_without(make, shape, monkeypatch):
+    module, x = make(), torch.randn(shape)
+    run, _ = compiled(module, x)
+    first = run(x)
+    monkeypatch.setenv("AIRGRAPH_PACK", "frozen")
+    plain, native = compiled(module, x)
+    assert not native.frames[-1].tags
+    assert_as_near_as_eager(plain(x), module, x)
+    assert_as_near_as_eager(first, module, x)
+
+
+@pytest.mark.parametrize(("make", "shape"), CASES)
+def test_a_change_in_a_child_is_seen(make, shape):
+    module, x = make(), torch.randn(shape)
+    run, _ = compiled(module, x)
+    before = run(x)
+
+    def check() -> bool:
+        torch.set_num_threads(1)  # threads are not inherited
+        same = torch.equal(run(x), before)
+        single_number(module)
+        changed = not torch.equal(run(x), before)
+        assert_as_near_as_eager(run(x), module, x)
+        return same and changed
+
+    in_child(check)
+    assert torch.equal(run(x), before)
+
+
+def test_shared_memory_is_packed_in_every_call():
+    if conv_last.this_tile() is None:
+        pytest.skip("kernels for planes have no packed weights")
+    module, x = convolutions().share_memory(), torch.randn(1, 64, 9, 9)
+    run, native = compiled(module, x)
+    assert not native.frames[-1].tags
+    single_number(module)
+    assert_as_near_as_eager(run(x), module, x)
+
+
+def test_where_nothing_can_be_watched(monkeypatch):
+    monkeypatch.setattr(write_watch, "can_watch", lambda: False)
+    module, x = products(), torch.randn(8, 384)
+    run, native = compiled(module, x)
+    assert not native.frames[-1].tags
+    single_number(module)
+    assert_as_near_as_eager(run(x), module, x)
