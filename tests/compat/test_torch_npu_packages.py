@@ -234,6 +234,79 @@ def test_fused_optimizers_are_pytorchs(name):
     torch.testing.assert_close(results[1], results[0])
 
 
+def lamb(w, g, s, t):
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.999 * s.get("v", 0) + 0.001 * g * g
+    change = s["m"] / (np.sqrt(s["v"]) + 1e-6) + 0.01 * w
+    return w - 0.1 * min(np.linalg.norm(w), 10) / np.linalg.norm(change) * change
+
+
+def adamp(w, g, s, t):
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.999 * s.get("v", 0) + 0.001 * g * g
+    change, decay = s["m"] / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-8), 1.0
+    for rows in (w.shape[0], 1) if w.ndim > 1 else ():
+        a, b, c = (x.reshape(rows, -1) for x in (w, g, change))
+        length = np.linalg.norm(a, axis=1, keepdims=True)
+        cosine = abs((a * b).sum(1, keepdims=True)) / length / np.linalg.norm(b, axis=1, keepdims=True)
+        if cosine.max() < 5.0 / np.sqrt(a.shape[1]):
+            change, decay = (c - a / length * (a / length * c).sum(1, keepdims=True)).reshape(w.shape), 0.1
+            break
+    return w * (1 - 0.1 * 0.01 * decay) - 0.1 / (1 - 0.9**t) * change
+
+
+def bert(w, g, s, t):
+    g = g * min(0.5 / (s["norm"] + 1e-6), 1)
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.999 * s.get("v", 0) + 0.001 * g * g
+    done = (t - 1) / 4
+    factor = done / 0.5 if done < 0.5 else (done - 1) / (0.5 - 1)
+    return w - 0.1 * factor * (s["m"] / (np.sqrt(s["v"]) + 1e-6) + 0.01 * w)
+
+
+def rmsprop_tf(w, g, s, t):
+    g = g + 0.01 * w
+    s["v"], s["a"] = s.get("v", 1) + 0.1 * (g * g - s.get("v", 1)), s.get("a", 0) + 0.1 * (g - s.get("a", 0))
+    s["b"] = 0.9 * s.get("b", 0) + 0.1 * g / np.sqrt(s["v"] - s["a"] ** 2 + 1e-10)
+    return w - s["b"]
+
+
+OWN = {
+    "Lamb": (lamb, {"weight_decay": 0.01}),
+    "AdamP": (adamp, {"weight_decay": 0.01, "delta": 5.0}),
+    "BertAdam": (bert, {"warmup": 0.5, "t_total": 4, "max_grad_norm": 0.5}),
+    "RMSpropTF": (rmsprop_tf, {"weight_decay": 0.01, "momentum": 0.9, "centered": True}),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_fused_optimizers_that_pytorch_has_not(name):
+    rule, named = OWN[name]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).npu()
+    optimizer = getattr(torch_npu.optim, f"NpuFused{name}")(model.parameters(), lr=0.1, **named)
+    wanted, states = [p.detach().cpu().double().numpy() for p in model.parameters()], [{}, {}]
+    for t in range(1, 4):
+        optimizer.zero_grad()
+        loss = optimizer.step(lambda: (value := model(torch.ones(2, 3).npu()).square().sum()).backward() or value)
+        grads = [p.grad.cpu().double().numpy() for p in model.parameters()]
+        norm = np.sqrt(sum((g**2).sum() for g in grads))
+        for state in states:
+            state["norm"] = norm
+        wanted = [rule(w, g, s, t) for w, g, s in zip(wanted, grads, states)]
+        assert loss.shape == ()
+    for p, w in zip(model.parameters(), wanted):
+        torch.testing.assert_close(p.detach().cpu().double(), torch.from_numpy(w), rtol=1e-4, atol=1e-6)
+    assert optimizer.clip_optimizer_grad_norm_fused_(1e9) > 0
+
+
+def test_wrong_rates():
+    for named, said in (
+        ({"lr": -1}, "Invalid learning rate"),
+        ({"lr": 1, "warmup": 2}, "Invalid warmup"),
+        ({"lr": 1, "b1": 1.0}, "Invalid b1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            torch_npu.optim.NpuFusedBertAdam([torch.ones(1, requires_grad=True)], **named)
+
+
 def test_gradients_are_clipped_together():
     x = torch.ones(4).npu().requires_grad_()
     optimizer = torch_npu.optim.NpuFusedSGD([x], lr=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import airgraph
+from airgraph.engine import cats
 from airgraph.journal import JOURNALS
 
 pytestmark = pytest.mark.slow  # each compiles several programs
@@ -128,3 +130,14 @@ def test_results_are_not_overwritten_while_they_are_held() -> None:
     held = [(run(x), torch.cat([x.sin(), x.cos()])) for x in torch.randn(5, 2, 3)]
     for got, wanted in held:
         torch.testing.assert_close(got, wanted)
+
+
+def test_memory_made_outside_a_cuda_graph_is_not_written_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if some steps were on the other side of a capture than the first one: these write, and the cat copies, as ever."""
+    wholes: list[Any] = []
+    states = itertools.cycle([True, False])
+    real = cats.usable
+    monkeypatch.setattr(cats, "is_captured", lambda device: next(states))
+    monkeypatch.setattr(cats, "usable", lambda made: wholes.append(real(made)) or wholes[-1])
+    check(lambda x, y: torch.cat([x.sin(), y.exp()]), force_eager=True)
+    assert any(whole is None for whole in wholes)

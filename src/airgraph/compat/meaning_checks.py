@@ -31,7 +31,8 @@ def complaints(meaning: Callable[..., Any], schema: Any, given: Mapping[str, Any
         if (call := call_in(statement)) and called(call) == "not_emulated"
         for name in of_keywords(call, schema, explicit)
     }
-    told = [name for name, value in given.items() if name in refused and value is not None]
+    default = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    told = [name for name, value in given.items() if name in refused and value != default.get(name)]
     if told:
         yield f"{schema.name.rpartition('::')[2]}: {', '.join(told)} is not emulated"
     yield from dict.fromkeys(failing(meaning, renamed(meaning, schema, given), DEPTH))

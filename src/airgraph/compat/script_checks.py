@@ -162,7 +162,7 @@ def of_call(call: ast.Call, name: str, full_name: FullName) -> Iterator[Finding]
         if name == full and on:
             yield Finding(call.lineno, f"{name.rpartition('.')[2]} with {', '.join(on)}=True fails: {WHY_DDP}")
     op = name.removeprefix("torch_npu.").removeprefix("torch.ops.npu.")
-    if op != name and op in REFERENCES:
+    if op != name and op in FUNCTIONS:
         yield from of_op(call, op, keywords)
         yield from of_values(call, op, keywords, full_name)
     else:
@@ -176,9 +176,14 @@ def of_call(call: ast.Call, name: str, full_name: FullName) -> Iterator[Finding]
         yield from of_compile(call, keywords)
 
 
+def defined(op: str) -> Any:
+    """The op, by its name in torch_npu."""
+    return REFERENCES[op] if op in REFERENCES else getattr(torch.ops.npu, op)
+
+
 def of_op(call: ast.Call, op: str, keywords: Mapping[str, ast.expr]) -> Iterator[Finding]:
     """Arguments that no overload of the op has, or too many of them."""
-    packet = REFERENCES[op]
+    packet = defined(op)
     overloads = [getattr(packet, name) for name in packet.overloads()] if hasattr(packet, "overloads") else [packet]
     schemas = [overload._schema.arguments for overload in overloads]
     known = {argument.name for schema in schemas for argument in schema}
@@ -193,7 +198,7 @@ def of_op(call: ast.Call, op: str, keywords: Mapping[str, ast.expr]) -> Iterator
 
 def of_values(call: ast.Call, op: str, keywords: Mapping[str, ast.expr], full_name: FullName) -> Iterator[Finding]:
     """What the op would say to its arguments, as far as they are constants."""
-    schema = REFERENCES[op].default._schema if hasattr(REFERENCES[op], "default") else None
+    schema = defined(op).default._schema if hasattr(defined(op), "default") else None
     if schema is None or any(isinstance(a, ast.Starred) for a in call.args):
         return
     given = {argument.name: constant(value, full_name) for argument, value in zip(schema.arguments, call.args)}

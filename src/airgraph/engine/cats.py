@@ -30,6 +30,17 @@ from airgraph.ir.symbols import evaluate
 from airgraph.torch_types import TORCH_TYPES
 
 
+def is_captured(device: torch.device) -> bool:
+    """Whether what is done now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def usable(made: tuple[torch.Tensor, bool] | None) -> torch.Tensor | None:
+    """The whole, if it was made as things are done now: a CUDA graph must not write to memory that was made outside it,
+    which is gone when it is replayed."""
+    return made[0] if made is not None and made[1] == is_captured(made[0].device) else None
+
+
 @dataclass(frozen=True)
 class Cat:
     """A `cat` of `parts` whose result is the memory they were written to. `first`: the part that runs first."""
@@ -55,7 +66,7 @@ class Cat:
 
     def instead(self, env: Env, symbols: Symbols, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """What to call instead of `cat`; None where a part is not where it was to be written."""
-        whole = env.pop(self.key, None)
+        whole = usable(env.pop(self.key, None))
         if whole is None:
             return None
         places = [self.place(whole, part, symbols) for part in self.parts]
@@ -75,8 +86,8 @@ class PartCall:
 
     def instead(self, env: Env, symbols: Symbols, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         if self.part is self.cat.first:
-            env[self.cat.key] = self.cat.new_whole(symbols, self.device)
-        whole = env.get(self.cat.key)
+            env[self.cat.key] = (self.cat.new_whole(symbols, self.device), is_captured(self.device))
+        whole = usable(env.get(self.cat.key))
         if whole is None or torch.is_grad_enabled() or not types_fit(self.dtypes, inputs):
             return None
         return partial(self.form, out=self.cat.place(whole, self.part, symbols))

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated
+from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, need, need_types, not_emulated
 from airgraph.errors import CompatError
 
 OP = "npu_fused_infer_attention_score"
@@ -66,8 +66,6 @@ _SECOND = (
     "int? dequant_scale_value_dtype=None, int? dequant_scale_key_rope_dtype=None, Tensor? quant_scale_p=None, "
     "int? out_dtype=None"
 )
-# Arguments of the second version that are the first's.
-_SAME = ("pre_tokens", "next_tokens", "input_layout", "sparse_mode", "inner_precise", "block_table", "block_size")
 _OUT = ", Tensor? workspace=None, Tensor(a!)[] out) -> ()"
 PACKED = ("TND", "NTD")  # sequences one after another, without a batch
 LAYOUTS = (
@@ -200,11 +198,18 @@ def second(
     num_query_heads: int = 1,
     num_key_value_heads: int = 0,
     softmax_scale: float = 1.0,
+    pre_tokens: int = FAR,
+    next_tokens: int = FAR,
+    input_layout: str = "BSH",
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
     return_softmax_lse: bool = False,
+    block_table: Tensor | None = None,
+    block_size: int = 0,
     learnable_sink: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    not_emulated(f"{OP}_v2", **{name: value for name, value in others.items() if name not in _SAME})
+    not_emulated(f"{OP}_v2", **others)
     return first(
         query,
         key,
@@ -220,7 +225,13 @@ def second(
         query_rope=query_rope,
         key_rope=key_rope,
         learnable_sink=learnable_sink,
-        **others,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        input_layout=input_layout,
+        sparse_mode=sparse_mode,
+        inner_precise=inner_precise,
+        block_table=block_table,
+        block_size=block_size,
     )
 
 
@@ -475,6 +486,7 @@ def _define(name: str, arguments: str, compute: Any) -> Any:
         for target, value in zip(out, compute(*args, **kwargs)):
             target.copy_(value)
 
+    FUNCTIONS[name] = compute
     torch.library.impl(f"npu::{name}", "CompositeExplicitAutograd")(compute)
     torch.library.impl(f"npu::{name}.out", "CompositeExplicitAutograd")(out_version)
     return getattr(torch.ops.npu, name)

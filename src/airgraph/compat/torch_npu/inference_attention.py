@@ -51,7 +51,8 @@ def npu_prompt_flash_attention(
     **others: object,
 ) -> Tensor:
     op = "npu_prompt_flash_attention"
-    check(op, query, key, value, atten_mask, input_layout, others)
+    not_emulated(op, **others)
+    check(op, query, key, value, atten_mask, input_layout)
     need(sparse_mode in (0, 1, 2, 3), op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 3")
     mask = None if atten_mask is None else atten_mask.bool()
     if mask is not None and sparse_mode == 0:
@@ -101,7 +102,8 @@ def npu_incre_flash_attention(
     **others: object,
 ) -> Tensor:
     op = "npu_incre_flash_attention"
-    check(op, query, key, value, atten_mask, input_layout, others)
+    not_emulated(op, **others)
+    check(op, query, key, value, atten_mask, input_layout)
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
     if block_table is not None:
@@ -127,10 +129,7 @@ def npu_incre_flash_attention(
     return result
 
 
-def check(
-    op: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: str, others: dict[str, object]
-) -> None:
-    not_emulated(op, **others)
+def check(op: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: str) -> None:
     need(layout in LAYOUTS, op, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
     need_types(op, FLOATS, query=query, key=key, value=value)

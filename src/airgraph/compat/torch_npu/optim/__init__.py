@@ -2,7 +2,7 @@
 
     optimizer = torch_npu.optim.NpuFusedAdamW(model.parameters(), lr=1e-3)
 
-NpuFusedAdamP, NpuFusedLamb, NpuFusedBertAdam and NpuFusedRMSpropTF are not there.
+Those that PyTorch does not have are in `own`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,8 @@ from typing import Any
 
 import torch
 
-
-class NpuFusedOptimizerBase:
-    """What a fused optimizer has beside PyTorch's: the norm of all gradients, clipped in one go."""
-
-    param_groups: list[dict[str, Any]]
-
-    def clip_optimizer_grad_norm_fused_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+from airgraph.compat.torch_npu.optim.base import NpuFusedOptimizerBase
+from airgraph.compat.torch_npu.optim.own import NpuFusedAdamP, NpuFusedBertAdam, NpuFusedLamb, NpuFusedRMSpropTF
 
 
 class NpuFusedAdam(NpuFusedOptimizerBase, torch.optim.Adam):
@@ -65,8 +57,12 @@ class NpuFusedRMSprop(NpuFusedOptimizerBase, torch.optim.RMSprop):
 __all__ = [
     "NpuFusedAdadelta",
     "NpuFusedAdam",
+    "NpuFusedAdamP",
     "NpuFusedAdamW",
+    "NpuFusedBertAdam",
+    "NpuFusedLamb",
     "NpuFusedOptimizerBase",
     "NpuFusedRMSprop",
+    "NpuFusedRMSpropTF",
     "NpuFusedSGD",
 ]
