@@ -140,6 +140,20 @@ def test_strides_that_lose_values(tmp_path):
         ours(torch.randn(3, 4))
 
 
+def test_a_result_has_a_stride_for_each_dimension(tmp_path):
+    _, air = exported(tmp_path, dynamic=False)
+
+    def change(message, ops):
+        described = json.loads(message.attr["_airgraph"].s)
+        shape, strides, _ = described["results"][0]["layout"]
+        shape.append(1)
+        strides.append(1)
+        message.attr["_airgraph"].s = json.dumps(described).encode()
+
+    with pytest.raises(AirgraphError, match="output 0 has 2 dimensions, and its result 3 strides"):
+        airgraph.load_export(rewritten(air, change), engine="native")
+
+
 def test_a_constant_has_the_type_of_its_output(tmp_path):
     air = airgraph.export(fuzz.Calls(lambda m, x: x.sum((0, 1))), (torch.randn(2, 3),), path=str(tmp_path))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from airgraph.convert.known_calls import refusal
 from airgraph.engine.strides import loses_values, same_layout, with_strides
 from airgraph.errors import AirgraphError, ExportError, VerifyError
-from airgraph.ir.boundary import Argument, Boundary, Fresh, OfInput, OfOutput, TensorIn
+from airgraph.ir.boundary import Argument, Boundary, Fresh, Layout, OfInput, OfOutput, Result, TensorIn
 from airgraph.ir.exact import DataReader, shown
 from airgraph.ir.graph import Graph, Node
 from airgraph.ir.stored import EXTRA, checked, dtype_of, read_extra, read_graph
@@ -119,6 +119,7 @@ def assembled(
         raise VerifyError("its arguments do not match the inputs of its graph", where={"arguments": shown(names)})
     outputs = len(list(graph.net_output.values()))
     results = [description.result(data, arguments, outputs) for data in description.get("results", list)]
+    check_ranks(graph, results)
     contract = description.contract(len(arguments) - len(tensors), len(results))
     pairs = list(zip(arguments, tensors.values()))
     held = {weight: laid_out(tensor, argument, state.get(weight) is tensor) for argument, (weight, tensor) in pairs}
@@ -130,6 +131,19 @@ def assembled(
     tied = {str(k): str(v) for k, v in description.get("tied", dict).items()}
     named = {**graph.names, **{argument.name: weight for argument, weight in zip(arguments, held)}}
     return StoredModel(graph, Boundary(arguments, results, named), held, contract, written, tied)
+
+
+def check_ranks(graph: Graph, results: Sequence[Result]) -> None:
+    """A result has a stride for each dimension of the graph's output that it is made of."""
+    outputs = list(graph.net_output.values())
+    for result in results:
+        match result:
+            case Fresh(index, Layout(strides=strides)) | OfOutput(index, strides):
+                shape = outputs[index].type.shape
+                if shape is not None and len(shape) != len(strides):
+                    raise VerifyError(
+                        f"output {index} has {len(shape)} dimensions, and its result {len(strides)} strides"
+                    )
 
 
 def laid_out(tensor: torch.Tensor, argument: Argument, bound: bool = False) -> torch.Tensor:
