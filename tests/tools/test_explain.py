@@ -245,8 +245,9 @@ def test_wrong_calls(tmp_path, capsys):
         "airgraph: the script no_such.py does not exist\n  try: airgraph explain SCRIPT [ARGS]\n"
     )
     (tmp_path / "script.py").write_text("")
-    assert cli.main(["explain", "--json", str(tmp_path / "no" / "r.json"), str(tmp_path / "script.py")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["explain", "--json", str(tmp_path / "no" / "r.json"), str(tmp_path / "script.py")])
+    assert ended.value.code == 2 and f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
 
 
 def test_reading_what_dynamo_writes():

@@ -10,7 +10,6 @@ where that cannot be, by Python and the reference engine's meaning of the node.
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +37,6 @@ from airgraph.plan.origins import title
 from airgraph.plan.sizes import SizeOp, Sizes
 from airgraph.plan.steps import CallStep, ConvStep, Plan
 from airgraph.torch_types import TORCH_TYPES
-
-FEW_ROWS = 8
 
 
 class NativeExecutable(FrameRunner, PlannedExecutable):
@@ -135,13 +132,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         )
 
     def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
-        """Those whose weight may be packed and whose sizes are known when compiling. Not a few rows times a weight
-        that several products read (the steps of an RNN): that packing pays was measured with weights out of the caches."""
-        found, products = dict[NativeStep, Tuned](), self.products(symbols, symbolic=False)
-        uses = Counter(self.weight_slot(step) for step in products)
-        for step, product in products.items():
-            again = uses[self.weight_slot(step)] > 1 and product.m < FEW_ROWS
-            if again or not self.may_be_packed(step):
+        """Those whose weight may be packed and whose sizes are known when compiling."""
+        found = dict[NativeStep, Tuned]()
+        for step, product in self.products(symbols, symbolic=False).items():
+            if not self.may_be_packed(step):
                 continue
             start = step.sizes[Gemm.B_AT - 1]  # (in words of a step, one for errors is in front of the sizes)
             strategy = budget.strategy(product, (self.weight_slot(step), start))
