@@ -315,37 +315,19 @@ def test_lengths_change_without_a_new_graph(device: str) -> None:
     import torchair
 
     config = torchair.CompilerConfig()
+    heads = {"num_query_heads": HEADS, "num_key_value_heads": KEY_HEADS}
+    named = {**heads, "softmax_scale": SCALE, "input_layout": "TND", "sparse_mode": 3}
 
     def f(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, key_ends: Tensor) -> Tensor:
-        return torchair.ops.npu_fused_infer_attention_score_v2(
-            q,
-            k,
-            v,
-            actual_seq_qlen=ends,
-            actual_seq_kvlen=key_ends,
-            num_query_heads=HEADS,
-            num_key_value_heads=KEY_HEADS,
-            softmax_scale=SCALE,
-            input_layout="TND",
-            sparse_mode=3,
-        )[0]
+        lengths = {"actual_seq_qlen": ends, "actual_seq_kvlen": key_ends}
+        return torchair.ops.npu_fused_infer_attention_score_v2(q, k, v, **lengths, **named)[0]
 
     torch._dynamo.utils.counters.clear()
     run = torch.compile(f, backend=torchair.get_npu_backend(compiler_config=config), fullgraph=True)
     q, k, v = torch.randn(6, HEADS, SIZE), torch.randn(9, KEY_HEADS, SIZE), torch.randn(9, KEY_HEADS, SIZE)
     for ends, key_ends in (([2, 6], [5, 9]), ([4, 6], [4, 8])):
         got = run(*(t.to(device) for t in (q, k, v, torch.tensor(ends), torch.tensor(key_ends))))
-        wanted = torch_npu.npu_fused_infer_attention_score_v2(
-            q,
-            k,
-            v,
-            actual_seq_qlen=ends,
-            actual_seq_kvlen=key_ends,
-            num_query_heads=HEADS,
-            num_key_value_heads=KEY_HEADS,
-            softmax_scale=SCALE,
-            input_layout="TND",
-            sparse_mode=3,
-        )[0]
+        lengths = {"actual_seq_qlen": ends, "actual_seq_kvlen": key_ends}
+        wanted = torch_npu.npu_fused_infer_attention_score_v2(q, k, v, **lengths, **named)[0]
         torch.testing.assert_close(got.cpu(), wanted)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
