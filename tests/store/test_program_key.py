@@ -55,7 +55,9 @@ def test_a_users_converter_counts_by_its_file(tmp_path):
 def test_converters_of_one_name_in_one_file(tmp_path):
     """A file may have several lambdas, or define a name again: each is another converter."""
     graph, registry = traced(lambda x: x.relu(), torch.ones(3)), Registry()
-    file = loaded(tmp_path / "mine.py", "a, b = (lambda x: x), (lambda x: x + 1)\nc = lambda x, by=1: x\nd = lambda x, by=2: x")
+    file = loaded(
+        tmp_path / "mine.py", "a, b = (lambda x: x), (lambda x: x + 1)\nc = lambda x, by=1: x\nd = lambda x, by=2: x"
+    )
     texts = []
     for function in (file.a, file.b, file.c, file.d, file.a):
         registry.register(RELU, function, user=True)
