@@ -9,7 +9,7 @@ output Pack(meta:FakeTensor(dtype=torch.float32, size=[2, 2] npu:Tensor(Mul:0, d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +27,10 @@ def told(node: torch.fx.Node, became: Mapping[torch.fx.Node, Any], log: logging.
         return
     log.debug("-------------------")
     log.debug("target: %s", node.target)
+    show: Callable[[Any], Any] = lambda n: Shown(n, became.get(n))  # noqa: E731
     if node.op == "call_function":
         for name, value in (*enumerate(node.args), *node.kwargs.items()):
-            log.debug("input %s: %s", name, torch.fx.map_arg(value, lambda n: Shown(n, became.get(n))))
+            log.debug("input %s: %s", name, torch.fx.map_arg(value, show))
     yield
     log.debug("output %s", Shown(node, became.get(node)))
 
