@@ -363,14 +363,13 @@ def test_kernels_have_their_bytes_operations_and_shares(monkeypatch):
     assert report.json()["graphs"][0]["kernels"][0]["kernel"] == graph.kernels[0].kernel
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_products_by_a_library_have_their_operations(transposed):
+@pytest.mark.parametrize(("shape", "attribute"), [([8, 64], ""), ([64, 8], "transpose_x1=True, ")])
+def test_products_by_a_library_have_their_operations(shape, attribute):
     """On a GPU cuBLAS makes them, so they are calls in the plan."""
-    shape = [64, 8] if transposed else [8, 64]
     text = f"""
         x_0 = ge.Data(index=0, dtype=0, shape={shape}, placement="NPU", node_name="x")
         w_0 = ge.Data(index=1, dtype=0, shape=[64, 128], placement="NPU", node_name="w")
-        MatMulV2_0 = ge.MatMulV2(x_0, w_0, None, None, transpose_x1={transposed}, node_name="MatMulV2")
+        MatMulV2_0 = ge.MatMulV2(x_0, w_0, None, None, {attribute}node_name="MatMulV2")
         _ = ge.NetOutput([MatMulV2_0], dependencies=[])
     """
     graph = from_py(textwrap.dedent(text))
