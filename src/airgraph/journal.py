@@ -75,6 +75,13 @@ class EventLogger(logging.Logger):
         if self.shows_events():
             self._log(self.event_level, message, args, stacklevel=2)
 
+    def warning_once(self, message: str, *args: Any) -> None:
+        """A warning that is not repeated."""
+        told = self.__dict__.setdefault("told_once", set())
+        if self.isEnabledFor(logging.WARNING) and (message, args) not in told:
+            told.add((message, args))
+            self._log(logging.WARNING, message, args, stacklevel=2)
+
     def shows_events(self) -> bool:
         return self.isEnabledFor(self.event_level)
 

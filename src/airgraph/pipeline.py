@@ -78,7 +78,7 @@ def compile_graph(
             converted(c, gm)
             return interpreted(gm, c.name, config, c.journal)
         runner, static = from_cache(c, gm, inputs, device) or compiled(c, gm, inputs, device, marks or {})
-    classify(static, inputs, c.journal, time.perf_counter() - start)
+    classify(static, inputs, config, c.journal, time.perf_counter() - start)
     return wrapped(gm, runner, config)
 
 

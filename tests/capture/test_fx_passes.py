@@ -55,7 +55,7 @@ def test_order(seen) -> None:
     assert seen.passes == [
         "post_grad_custom_pre_pass",
         "as_strided_from_base",
-        "remove_noop_ops",
+        "optimize_noop_ops",
         "optimize_sym_input",
         "view_to_reshape",
         "post_grad_custom_post_pass",

@@ -144,6 +144,24 @@ def fusion_tnd(q: Tensor, k: Tensor, v: Tensor, n: int, layout: str, **named: An
     return torch.cat([*parts, torch.zeros_like(q[7:])])
 
 
+def fusion_cut(q: Tensor, k: Tensor, v: Tensor, n: int, layout: str, **named: Any) -> Tensor:
+    """Two sequences, one of which was cut: modes 7 and 8; or with prefixes: mode 6."""
+    mode, parts = named["sparse_mode"], []
+    for number, (begin, end, kv, kv_end) in enumerate(((0, 3, 0, 4), (3, 7, 4, 9))):
+        size = end - begin, kv_end - kv
+        cut = band(named.get("pre_tockens", 0), named.get("next_tockens", 0), shift=size[1] - size[0])
+        rules = {7: (causal_at_the_end, cut), 8: (cut, causal)}
+        hidden = rules[mode][number](*size) if mode in rules else prefixed(named["prefix"][number])(*size)[0, 0]
+        one = (q[begin:end], k[kv:kv_end], v[kv:kv_end])
+        parts.append(attend(*(t.transpose(0, 1)[None] for t in one), hidden[None, None], 1.0)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def prefixed(*prefix: int) -> Callable[[int, int], Tensor]:
+    """Causal up to the last query, and the first keys of each sequence for all its queries."""
+    return lambda q, k: torch.stack([causal_at_the_end(q, k) & (torch.arange(k) >= n) for n in prefix])[:, None]
+
+
 def causal(q: int, k: int) -> Tensor:
     return torch.ones(q, k, dtype=torch.bool).triu(1)
 
@@ -391,6 +409,46 @@ CASES = [
         lambda: (normal(8, 4, 6), normal(8, 2, 6), normal(8, 2, 6), 4, "TND"),
         fusion_tnd,
         {"actual_seq_qlen": [3, 7, 0], "actual_seq_kvlen": [2, 8, 0], "sparse_mode": 3, "atten_mask": causal(64, 64)},
+        trains=True,
+    ),
+    *(
+        Case(
+            "npu_fusion_attention",
+            lambda: (*(normal(*s) for s in QKV), 4, "BSND"),
+            fusion_bsnd(prefixed(2, 5)),
+            {"scale": 0.4, "sparse_mode": mode, "prefix": [2, 5], "atten_mask": mask},
+            trains=True,
+        )
+        for mode, mask in ((5, prefixed(2, 5)(5, 6)), (6, prefixed(1024)(3072, 2048)[0, 0]))
+    ),
+    *(
+        Case(
+            "npu_fusion_attention",
+            lambda: (normal(7, 4, 6), normal(9, 2, 6), normal(9, 2, 6), 4, "TND"),
+            fusion_cut,
+            {
+                "actual_seq_qlen": [3, 7],
+                "actual_seq_kvlen": [4, 9],
+                "sparse_mode": mode,
+                "pre_tockens": 9,
+                "next_tockens": after,
+                "atten_mask": causal(64, 64),
+            },
+            trains=True,
+        )
+        for mode, after in ((7, -2), (8, 1))
+    ),
+    Case(
+        "npu_fusion_attention",
+        lambda: (normal(7, 4, 6), normal(9, 2, 6), normal(9, 2, 6), 4, "TND"),
+        fusion_cut,
+        {
+            "actual_seq_qlen": [3, 7],
+            "actual_seq_kvlen": [4, 9],
+            "sparse_mode": 6,
+            "prefix": [3, 2],
+            "atten_mask": causal(64, 64),
+        },
         trains=True,
     ),
     Case(
@@ -1122,14 +1180,26 @@ REFUSED = [
     (
         "npu_fusion_attention",
         (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
-        {"sparse_mode": 6},
-        "sparse_mode 6 is not emulated, only 0 to 4",
+        {"sparse_mode": 9},
+        "sparse_mode is 9, and has to be one of 0 to 8",
     ),
     (
         "npu_fusion_attention",
         (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
         {"prefix": [1]},
-        "npu_fusion_attention: prefix is not emulated",
+        "prefix goes with sparse_mode 5 and 6",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
+        {"prefix": [1, 2], "sparse_mode": 6, "atten_mask": torch.ones(2, 2, dtype=torch.bool)},
+        "prefix has 2 numbers for 1 sequences",
+    ),
+    (
+        "npu_fusion_attention",
+        (normal(1, 1, 2, 4),) * 3 + (1, "BNSD"),
+        {"sparse_mode": 7},
+        "sparse_mode 7 is for layout TND",
     ),
     (
         "npu_prompt_flash_attention",

@@ -100,7 +100,7 @@ torch.compile(m, backend="airgraph")(torch.randn(2, 4)).sum().backward()
     for phase in ("forward", "backward"):
         assert {f"model__0/{phase}/000_aot_{phase}_graph.txt", f"model__0/{phase}/output_code.py"} <= found
         for part in (
-            "graph_after_remove_noop_ops.txt",
+            "graph_after_optimize_noop_ops.txt",
             "original_ge_graph.py",
             "optimized_ge_graph.py",
             "ge_graph_after_dead_code.py",

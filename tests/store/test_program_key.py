@@ -52,6 +52,19 @@ def test_a_users_converter_counts_by_its_file(tmp_path):
     assert " by " not in graph_text(graph, registry)
 
 
+def test_converters_of_one_name_in_one_file(tmp_path):
+    """A file may have several lambdas, or define a name again: each is another converter."""
+    graph, registry = traced(lambda x: x.relu(), torch.ones(3)), Registry()
+    file = loaded(
+        tmp_path / "mine.py", "a, b = (lambda x: x), (lambda x: x + 1)\nc = lambda x, by=1: x\nd = lambda x, by=2: x"
+    )
+    texts = []
+    for function in (file.a, file.b, file.c, file.d, file.a):
+        registry.register(RELU, function, user=True)
+        texts.append(graph_text(graph, registry))
+    assert len(set(texts)) == 4 and texts[0] == texts[4]
+
+
 def test_what_cannot_be_written_down():
     graph, registry, factor = traced(lambda x: x.relu(), torch.ones(3)), Registry(), 2
     registry.register(RELU, lambda x: x * factor, user=True)

@@ -20,6 +20,7 @@ def announce(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Config, jo
         log.info("  input %s: %s", i, value)
     log.info("  graph: %s", gm.graph)
     tell_engine_options(gm, inputs, config, journal)
+    log.info("start compile graph: %s.", journal.graph)
     for remark in config.remarks:
         journal.remark(remark)
     if config.mode == "reduce-overhead":
@@ -59,7 +60,7 @@ def engine_number(journal: Journal) -> int:
     return int(journal.graph.removeprefix("graph_")) - 1
 
 
-def classify(static: bool, inputs: Sequence[Any], journal: Journal, seconds: float) -> None:
+def classify(static: bool, inputs: Sequence[Any], config: Config, journal: Journal, seconds: float) -> None:
     """Static or dynamic, as FX has it and as the graph has it: a symbolic number alone makes only FX dynamic."""
     fx = "Dynamic" if any(is_symbolic(i) for i in inputs) else "Static"
     ge = "static" if static else "dynamic"
@@ -68,9 +69,11 @@ def classify(static: bool, inputs: Sequence[Any], journal: Journal, seconds: flo
     number = engine_number(journal)
     log = journal.engine_log
     log.info("%s FX graph compiled to %s Ascend GE graph, graph id: %s", fx, ge, number)
-    log.info("Create graph executor for %s graph %s", ge, number)
+    kind = "muti gear" if getattr(config.foreign, "of_gears", None) else ge  # TorchAir's spelling
+    log.info("Create %s graph executor for %s graph %s", device_of(inputs).type, kind, number)
     log.event("Compile Graph %s consume: %.3f ms.", number, seconds * 1e3)
     log.debug("%s", journal.text())
+    journal.log.info("end compile graph: %s and start run graph.", journal.graph)
 
 
 def is_symbolic(value: Any) -> bool:

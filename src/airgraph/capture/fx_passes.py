@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from airgraph.capture.kernel_strides import strides_of_kernels
+from airgraph.capture.pass_log import compared
 from airgraph.capture.patterns import any_replacements, apply_replacements
 from airgraph.config import Config
 from airgraph.convert.fx_text import node_code, source_line, target_text
@@ -29,11 +30,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Observe = Callable[[str, torch.fx.GraphModule], None]
 Note = Callable[[str], None]
 FxPass = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
-USERS = ("post_grad_custom_pre_pass", "pattern_fusion_pass", "post_grad_custom_post_pass")  # what the user wrote
+USERS = ("post_grad_custom_pre_pass", "apply_pattern_passes", "post_grad_custom_post_pass")  # what the user wrote
 
 # What TorchAir's log says around a pass.
 TOLD_BEFORE = {"optimize_sym_input": "before sym input optimization"}
-TOLD_AFTER = {"remove_noop_ops": "After removing noop ops", "optimize_sym_input": "after sym input optimization"}
+TOLD_AFTER = {"optimize_noop_ops": "After removing noop ops", "optimize_sym_input": "after sym input optimization"}
 
 
 def run_fx_passes(
@@ -50,12 +51,13 @@ def run_fx_passes(
     for name, run in passes(config, gm):
         if name in TOLD_BEFORE:
             log.debug("%s, graph is %s", TOLD_BEFORE[name], gm.graph)
-        done = run(gm, inputs)
+        with compared(name, gm, log):
+            done = run(gm, inputs)
         if name in TOLD_AFTER:
             log.debug("%s, graph is %s", TOLD_AFTER[name], gm.graph)
         if name in USERS:
             refuse_writes(gm)
-        if name == "pattern_fusion_pass" and done:
+        if name == "apply_pattern_passes" and done:
             note(done)
         observe(name, gm)
     check_pairs(gm)
@@ -73,11 +75,11 @@ def passes(config: Config, gm: torch.fx.GraphModule) -> Iterator[tuple[str, FxPa
         yield "post_grad_custom_pre_pass", user_pass(config.pre_pass, config)
     yield "as_strided_from_base", strided_from_base
     if config.remove_noop_ops:
-        yield "remove_noop_ops", remove_noops
+        yield "optimize_noop_ops", remove_noops
     if convert:
         yield "optimize_sym_input", symbolic_inputs
     if config.pattern_fusion_pass and any_replacements(gm, config.mode):
-        yield "pattern_fusion_pass", partial(apply_replacements, mode=config.mode)
+        yield "apply_pattern_passes", partial(apply_replacements, mode=config.mode)
     if convert:
         yield "view_to_reshape", views_as_reshapes
     if config.post_pass is not None:

@@ -14,7 +14,8 @@ where there is no whole, and the `cat` copies its parts as ever where one of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ from airgraph.engine.protocol import Env, Symbols
 from airgraph.ir.graph import Graph, Node, Value, stream_of
 from airgraph.ir.symbols import evaluate
 from airgraph.torch_types import TORCH_TYPES
+
+CAT = "aten.cat.default"
 
 
 def is_captured(device: torch.device) -> bool:
@@ -114,9 +117,25 @@ def find_cats(graph: Graph, device: torch.device) -> tuple[dict[Node, Cat], dict
     return cats, parts
 
 
+def tell_cats(graph: Graph, cats: Collection[Node], log: logging.Logger) -> None:
+    """What became of each `cat`, in TorchAir's words."""
+    every = [node for node in graph.of("AtenCall") if node.attrs["target"] == CAT]
+    if not every:
+        return
+    log.debug("[remove_cat_ops] Found %s cat node(s)", len(every))
+    for node in every:
+        name = graph.notes[node.note].fx_name if node.note >= 0 else node.name
+        if node in cats:
+            log.debug("Optimizing %s (%s inputs)", name, len(list(node.values())))
+        else:
+            log.debug("Skip %s: its parts are not all results of ops that can write there", name)
+    if cats:
+        log.debug("remove_cat_ops: Optimized %s cat node(s)", len(cats))
+
+
 def concatenated(node: Node) -> list[Value]:
     """What a `cat` of at least two different tensors along their first dimension reads; nothing for any other node."""
-    if node.attrs["target"] != "aten.cat.default":
+    if node.attrs["target"] != CAT:
         return []
     tensors, *dim = node.attrs["args"]
     values = list(node.values())

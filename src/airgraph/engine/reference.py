@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from airgraph.aten_call import decoder, find_target
-from airgraph.engine.cats import Cat, PartCall, find_cats
+from airgraph.engine.cats import Cat, PartCall, find_cats, tell_cats
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
@@ -63,6 +63,8 @@ class ReferenceEngine:
         if names:
             note = f"{len(names)} ops write over their first argument: {', '.join(dict.fromkeys(names))}"
             request.journal.stages[-1].notes.append(note)
+        if in_place.cats:
+            tell_cats(request.graph, executable.cats, request.journal.log)
         if executable.cats:
             note = f"{len(executable.parts)} ops write into the {len(executable.cats)} cats that read them"
             request.journal.stages[-1].notes.append(note)

@@ -76,6 +76,11 @@ class Note:
     code: str
     module: str = ""
 
+    @property
+    def fx_name(self) -> str:
+        """`mul_8` of `mul_8: torch.float32[2]cpu = …`, `split` of `split = …`."""
+        return self.code.split(" ", 1)[0].rstrip(":")
+
 
 @dataclass(eq=False)
 class Node:

@@ -124,7 +124,8 @@ class Program:
         log = self.journal.log
         if log.shows_events():
             micros = [int((b - a) * 1e6) for a, b in ((start, bound), (bound, time.perf_counter()))]
-            log.event("%s run at %s, process input: %sus, graph run: %sus", self.journal.log_name, time.time(), *micros)
+            text = "%s run at %s, process input: %sus, compile 0us, graph run: %sus"  # it was compiled before any call
+            log.event(text, self.journal.log_name, int(time.time() * 1e6), *micros)
 
     # -- arguments --------------------------------------------------------------------------------------------------
     def bind(self, args: Sequence[Any]) -> Symbols:

@@ -34,6 +34,7 @@ from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
+from airgraph.runtime.capture_log import FORCED, HELD, MOVED, limit_text, tell_capture, tell_captured, tell_found
 from airgraph.runtime.handout import prepared
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
 from airgraph.runtime.parts import BoundPart, CapturedPart, PartRecorder, ProgramPart, Work, split_text, written_inputs
@@ -209,11 +210,13 @@ class ReplayProgram(Program):
         if entry is None:
             self.leave_changing(given)
             return self.warm_up(args, symbols, self.key(given))
-        if self.config.force_recapture:
+        forced = self.config.force_recapture and bool(entry.recordings)
+        if forced:
             self.forget(entry.recordings)
         recording = self.find(entry, given)
         if recording is None:
-            return self.record(entry, given, symbols)
+            return self.record(entry, given, symbols, forced)
+        tell_found(self.journal, key, recording)
         if self.config.check and recording.hits % self.config.check_every == 0:
             return checked(self, recording, given, symbols)
         return self.replay(recording, given, symbols)
@@ -253,14 +256,16 @@ class ReplayProgram(Program):
         return step is None or PartRecorder(self.executable, self.sizes, self.refused).why(step) is None
 
     # -- recording ------------------------------------------------------------------------------------------------------
-    def record(self, entry: SizeEntry, given: list[Any], symbols: Symbols) -> list[Any]:
+    def record(self, entry: SizeEntry, given: list[Any], symbols: Symbols, forced: bool = False) -> list[Any]:
         """A new recording, and its results: recording runs the program once."""
+        key = self.key(given)
         pinned = self.pinned(entry, given)
         known = [r for r in entry.recordings if r.fits(given)]
         leased = self.config.output_policy != "clone" and len(known) < self.config.output_slots
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
         self.count(entry, known)
+        tell_capture(self.journal, key, FORCED if forced else HELD if known else MOVED if entry.recordings else None)
         self.arena.clear_caches()
         recording = self.bound(entry.layouts, given, symbols, pinned, leased)
         self.arena.busy = True
@@ -280,7 +285,8 @@ class ReplayProgram(Program):
             self.arena.busy = False
         recording.grown = reserved(self.arena) - before
         entry.recordings.append(recording)
-        self.make_room(recording)
+        tell_captured(self.journal, key, recording, len(self.refused))
+        self.make_room(recording, key)
         return outputs
 
     def count(self, entry: SizeEntry, known: Sequence[Recording]) -> None:
@@ -396,22 +402,23 @@ class ReplayProgram(Program):
         return CapturedPart(work, self.arena, pool, config.capture_error_mode)
 
     # -- a budget -------------------------------------------------------------------------------------------------------
-    def make_room(self, new: Recording) -> None:
+    def make_room(self, new: Recording, key: Key) -> None:
         """For a new recording: evict the least recently used of this graph, or of the device."""
         mine = [r for e in self.entries.values() for r in e.recordings if r is not new]
         if len(mine) >= self.config.capture_limit:
-            self.evict(min(mine, key=lambda r: r.used), f"capture_limit is {self.config.capture_limit}")
+            self.evict(min(mine, key=lambda r: r.used), limit_text(self.journal, key, self.config.capture_limit))
         limit = self.config.capture_bytes
         while limit is not None:
             every = [r for p in programs_on(self.arena) for e in p.entries.values() for r in e.recordings]
             if sum(r.nbytes for r in every) <= limit or every == [new]:
                 break
             oldest = min((r for r in every if r is not new), key=lambda r: r.used)
-            oldest.program.evict(oldest, f"capture_bytes is {limit}")
+            why = f"the least recently used recording is evicted (capture_bytes is {limit})"
+            oldest.program.evict(oldest, why)
 
     def evict(self, recording: Recording, why: str) -> None:
         self.journal.counters["evicted"] += 1
-        self.journal.remark(f"the least recently used recording is evicted ({why})")
+        self.journal.remark(why)
         self.forget([recording])
 
     def forget(self, recordings: Sequence[Recording]) -> None:

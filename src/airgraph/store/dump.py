@@ -5,7 +5,7 @@
 
 torch_compile_debug/run_<time>-pid_<pid>/airgraph/model__0/dynamo_out_graph.txt
                                                           /forward/000_aot_forward_graph.txt
-                                                          /forward/001_aot_forward_graph_after_remove_noop_ops.txt
+                                                          /forward/001_aot_forward_graph_after_optimize_noop_ops.txt
                                                           /forward/004_original_ge_graph.py …
 """
 

@@ -29,6 +29,7 @@ from airgraph.engine.native.llvm.machine import machine
 from airgraph.errors import Unsupported
 from airgraph.ir.exact import assumptions
 from airgraph.source_hash import source_hash
+from airgraph.store.model_key import code_digest
 from airgraph.torch_types import SYMBOLIC
 
 PLAIN = (bool, int, float, complex, str, type(None))
@@ -99,7 +100,7 @@ class GraphText:
         raise NotKept(f"it calls {target}, a function of the program's own")
 
     def converter(self, function: Callable[..., Any]) -> str:
-        """A user's converter: where it is, and the hash of that file."""
+        """A user's converter: its name, its code, and the hash of the file it is in."""
         if function not in self.converters:
             plain = inspect.unwrap(function)
             path = inspect.getsourcefile(plain) if inspect.isfunction(plain) else None
@@ -108,7 +109,9 @@ class GraphText:
             if plain.__closure__:
                 raise NotKept(f"the converter {plain.__qualname__} depends on variables of the function around it")
             digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            self.converters[function] = f" by {plain.__qualname__} {digest}"
+            given = (plain.__defaults__, plain.__kwdefaults__)
+            # (A file may have several functions of one name: lambdas, `def _`, one inside an `if`.)
+            self.converters[function] = f" by {plain.__qualname__} {code_digest(plain.__code__)} {given} {digest}"
         return self.converters[function]
 
     # -- arguments ----------------------------------------------------------------------------------------------------

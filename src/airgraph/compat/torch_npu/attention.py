@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,29 +135,14 @@ def first(
     check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
     check(query, key, value, query_rope, key_rope, input_layout, sparse_mode)
     layout, _, result_layout = input_layout.partition("_")
-    count = num_key_value_heads or num_heads
-    if layout in PACKED:
-        refused = {"query_padding_size": query_padding_size, "kv_padding_size": kv_padding_size}
-        refused |= {"pse_shift": pse_shift, "key_shared_prefix": key_shared_prefix}
-        not_emulated(f"{OP} with layout {input_layout}", **refused)
-        own_mask = sparse_mode in (0, 1) and atten_mask is not None
-        need(not own_mask, OP, f"atten_mask with layout {layout} needs sparse_mode 2, 3 or 4")
-    need(
-        kv_padding_size is None or actual_seq_lengths_kv is not None, OP, "kv_padding_size needs actual_seq_lengths_kv"
-    )
-    need(
-        query_padding_size is None or actual_seq_lengths is not None, OP, "query_padding_size needs actual_seq_lengths"
-    )
+    check_packed(layout, sparse_mode, atten_mask, query_padding_size, kv_padding_size, pse_shift, key_shared_prefix)
+    check_padding(actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
     if block_table is not None:
         check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
-        k, v = (one_piece(cache, block_table, count) for cache in (key, value))
-        rope = None if key_rope is None else one_piece(key_rope, block_table, count)
-    else:
-        k, v = (split(t, layout, count) for t in (key, value))
-        rope = None if key_rope is None else split(key_rope, layout, count)
-    q = split(query, layout, num_heads)
-    if query_rope is not None and rope is not None:
-        q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, rope], -1)
+    read = reader(layout, num_key_value_heads or num_heads, block_table)
+    q, k, v = split(query, layout, num_heads), read(key), read(value)
+    if query_rope is not None and key_rope is not None:
+        q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, read(key_rope)], -1)
     if layout in PACKED:
         places = packed_places(q, k, actual_seq_lengths, actual_seq_lengths_kv, block_table is not None)
         k, v = (t.transpose(0, 1).flatten(1, 2).unsqueeze(0) for t in (k, v))  # all sequences in a row
@@ -165,23 +150,37 @@ def first(
         places = batch_places(q, k, actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
     prefix = 0 if key_shared_prefix is None else key_shared_prefix.shape[2 if layout == "BNSD" else 1]
     single = layout not in PACKED and q.shape[2] == 1
-    full = None if atten_mask is None else by_head(atten_mask, single)
-    mask = full[..., prefix:] if prefix and sparse_mode in (0, 1) and full is not None else full
-    by_mode = hidden_places(places, mask, sparse_mode, (pre_tokens, next_tokens))
-    if single:  # the chip takes the mask alone, which modes 2 to 4 have no whole one of
-        by_mode = mask if sparse_mode in (0, 1) else None
-    hidden = merged(places.strange, by_mode)
+    hidden, of_prefix = hidden_keys(places, single, atten_mask, sparse_mode, (pre_tokens, next_tokens), prefix)
     if key_shared_prefix is not None and value_shared_prefix is not None:
         k, v = (
-            torch.cat([split(start, layout, count).expand(t.shape[0], -1, -1, -1), t], 2)
+            torch.cat([read(start).expand(t.shape[0], -1, -1, -1), t], 2)
             for start, t in ((key_shared_prefix, k), (value_shared_prefix, v))
         )
-        first_mask = full[..., :prefix] if mask is not full and full is not None else None
-        hidden = torch.cat(joint(q, k, prefix, first_mask, actual_shared_prefix_len, hidden), -1)
+        hidden = torch.cat(joint(q, k, prefix, of_prefix, actual_shared_prefix_len, hidden), -1)
     result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink)
     out = joined(result.to(query.dtype), result_layout or layout)
     lse = lse[0].transpose(0, 1) if layout in PACKED else lse
     return out, lse.contiguous() if softmax_lse_flag else lse.new_zeros(1)
+
+
+def reader(layout: str, heads: int, block_table: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Keys, values and what belongs to them, as [batch, heads, length, size]."""
+    if block_table is not None:
+        return lambda cache: one_piece(cache, block_table, heads)
+    return lambda x: split(x, layout, heads)
+
+
+def hidden_keys(
+    places: Places, single: bool, mask: Tensor | None, mode: int, tokens: tuple[int, int], prefix: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """What a query does not see of its own sequence, and the part of the mask that is about a shared prefix."""
+    own, of_prefix = None if mask is None else by_head(mask, single), None
+    if prefix and mode in (0, 1) and own is not None:
+        of_prefix, own = own[..., :prefix], own[..., prefix:]
+    by_mode = hidden_places(places, own, mode, tokens)
+    if single:  # the chip takes the mask alone, which modes 2 to 4 have no whole one of
+        by_mode = own if mode in (0, 1) else None
+    return merged(places.strange, by_mode), of_prefix
 
 
 def second(
@@ -249,6 +248,22 @@ def check(
     need((query_rope is None) == (key_rope is None), OP, "query_rope and key_rope go together")
     need(layout in LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
     need(sparse_mode in range(5), OP, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
+
+
+def check_packed(layout: str, sparse_mode: int, mask: Tensor | None, *others: Tensor | None) -> None:
+    if layout not in PACKED:
+        return
+    names = ("query_padding_size", "kv_padding_size", "pse_shift", "key_shared_prefix")
+    not_emulated(f"{OP} with layout {layout}", **dict(zip(names, others)))
+    own_mask = sparse_mode in (0, 1) and mask is not None
+    need(not own_mask, OP, f"atten_mask with layout {layout} needs sparse_mode 2, 3 or 4")
+
+
+def check_padding(
+    lengths: Lengths | None, key_lengths: Lengths | None, padding: Tensor | None, key_padding: Tensor | None
+) -> None:
+    need(key_padding is None or key_lengths is not None, OP, "kv_padding_size needs actual_seq_lengths_kv")
+    need(padding is None or lengths is not None, OP, "query_padding_size needs actual_seq_lengths")
 
 
 # Prefixes and blocks.

@@ -5,9 +5,13 @@
 
 softmax(mask((q·kᵀ + pse) · scale)) · v for each head, computed in float32. Layouts BSH, SBH, BSND, BNSD and TND, where
 sequences lie one after another and `actual_seq_qlen`, `actual_seq_kvlen` are the sums of their lengths; grouped heads;
-sparse modes 0 to 4. Without `atten_mask` nothing is hidden, whatever the mode. A query that sees no key gives zeros.
-`softmax_max` and `softmax_sum` are the two parts of each row's softmax, eight times over along the last axis. Prefixes and
-the compressed form of `pse` are not emulated.
+sparse modes 0 to 8. Without `atten_mask` nothing is hidden, whatever the mode. A query that sees no key gives zeros.
+`softmax_max` and `softmax_sum` are the two parts of each row's softmax, eight times over along the last axis. The
+compressed form of `pse` is not emulated.
+
+In modes 5 and 6 all queries see the first `prefix` keys of their sequence, and are causal up to the last query beyond them;
+the mask of mode 6 is compressed. Modes 7 and 8 are for a batch (TND) that was cut among devices within its last sequence of
+mode 3, or its first of mode 2: the cut sequence has a band, up to its last query, the others have their mode.
 
 Dropout (`keep_prob` below 1) leaves out weights after the softmax and scales the others up. Which ones cannot be those
 that the chip leaves out; they follow from `seed`, which is drawn from the device's generator, so that torch.manual_seed
@@ -33,6 +37,8 @@ from airgraph.errors import CompatError
 
 LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
 FAR = 2147483647
+PREFIXED = (5, 6)  # sparse modes in which all queries see a prefix
+CUT = (7, 8)  # sparse modes of a batch whose last, or first, sequence of queries was cut
 COPIES = 8  # of each row's maximum and sum
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 
@@ -45,6 +51,7 @@ class Settings(NamedTuple):
     pre: int
     next: int
     keep_prob: float = 1.0
+    prefix: tuple[int, ...] = ()  # how many keys at the beginning of each sequence all its queries see
 
 
 class Rows(NamedTuple):
@@ -87,9 +94,9 @@ def npu_fusion_attention(
     sync: bool = False,
     softmax_layout: str = "",
 ) -> Seven:
-    check("npu_fusion_attention", query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
-    not_emulated("npu_fusion_attention", padding_mask=padding_mask, prefix=prefix)
-    settings = Settings(scale, sparse_mode, pre_tockens, next_tockens, keep_prob)
+    check("npu_fusion_attention", query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob, prefix)
+    not_emulated("npu_fusion_attention", padding_mask=padding_mask)
+    settings = Settings(scale, sparse_mode, pre_tockens, next_tockens, keep_prob, tuple(prefix or ()))
     drops = Drops.drawn(query) if keep_prob < 1 else None
     outputs, greatest, sums = [], [], []
     for rows in batches(
@@ -145,11 +152,11 @@ def npu_fusion_attention_grad(
     **unused: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "npu_fusion_attention_grad"
-    check(op, query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob)
-    not_emulated(op, padding_mask=padding_mask, prefix=prefix)
+    check(op, query, key, value, pse, atten_mask, input_layout, sparse_mode, keep_prob, prefix)
+    not_emulated(op, padding_mask=padding_mask)
     if softmax_max is None or softmax_sum is None or attention_in is None:
         raise CompatError(f"{op}: softmax_max, softmax_sum and attention_in of the forward op are needed")
-    settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens, keep_prob)
+    settings = Settings(scale_value, sparse_mode, pre_tockens, next_tockens, keep_prob, tuple(prefix or ()))
     drops = Drops.again(query, softmax_in, seed) if keep_prob < 1 else None
     lengths = (actual_seq_qlen, actual_seq_kvlen)
     parts: list[tuple[Tensor, ...]] = []
@@ -218,6 +225,10 @@ def hidden_keys(q: Tensor, k: Tensor, mask: Tensor | None, settings: Settings) -
             return column > row
         case 3:
             return column > row + shift
+        case 5 | 6:  # what is left of a compressed mask is no mask of these keys
+            known = torch.tensor(settings.prefix, device=q.device).view(-1, 1, 1, 1)
+            hidden = (column > row + shift) & (column >= known)
+            return hidden | mask.bool() if settings.sparse_mode == 5 else hidden
         case _:
             return band(row + shift, column, settings)
 
@@ -290,11 +301,15 @@ def batches(
 ) -> Iterator[Rows]:
     """All sequences at once, or one after another where their lengths differ."""
     key_heads = heads_of_keys(query, key, heads, layout)
-    for q, k, v in zip(
-        batches_of(query, heads, layout, lengths[0]),
-        batches_of(key, key_heads, layout, lengths[1]),
-        batches_of(value, key_heads, layout, lengths[1]),
-    ):
+    parts = [
+        *zip(
+            batches_of(query, heads, layout, lengths[0]),
+            batches_of(key, key_heads, layout, lengths[1]),
+            batches_of(value, key_heads, layout, lengths[1]),
+        )
+    ]
+    check_prefix(settings, parts)
+    for number, (q, k, v) in enumerate(parts):
         need(
             q.shape[1] % k.shape[1] == 0,
             "npu_fusion_attention",
@@ -303,7 +318,23 @@ def batches(
         k, v = (t.float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         check_pse(pse, q, k)
         seen = mask[..., : q.shape[2], : k.shape[2]] if layout == "TND" and mask is not None else mask
-        yield Rows(q.float(), k, v, pse, hidden_keys(q, k, seen, settings))
+        yield Rows(q.float(), k, v, pse, hidden_keys(q, k, seen, of_sequence(settings, number, len(parts))))
+
+
+def check_prefix(settings: Settings, parts: Sequence[tuple[Tensor, ...]]) -> None:
+    batch, given = sum(q.shape[0] for q, *_ in parts), len(settings.prefix)
+    fits = settings.sparse_mode not in PREFIXED or given == batch
+    need(fits, "npu_fusion_attention", f"prefix has {given} numbers for {batch} sequences")
+
+
+def of_sequence(settings: Settings, number: int, count: int) -> Settings:
+    """The settings of one of several sequences: of a cut one, a band; of the others, what there was before the cut."""
+    match settings.sparse_mode:
+        case 7:
+            return settings._replace(sparse_mode=4 if number == count - 1 else 3)
+        case 8:
+            return settings._replace(sparse_mode=4 if number == 0 else 2)
+    return settings._replace(prefix=settings.prefix[number : number + 1]) if count > 1 else settings
 
 
 def check_pse(pse: Tensor | None, q: Tensor, k: Tensor) -> None:
@@ -417,7 +448,7 @@ def pse_gradient(parts: Sequence[tuple[Tensor, ...]], pse: Tensor | None, query:
 PASSED_ON = {
     "scale": "scale_value",
     **{name: name for name in ("keep_prob", "pre_tockens", "next_tockens", "inner_precise", "actual_seq_qlen")},
-    **{name: name for name in ("actual_seq_kvlen", "sparse_mode", "softmax_layout")},
+    **{name: name for name in ("actual_seq_kvlen", "sparse_mode", "softmax_layout", "prefix")},
 }
 
 
@@ -466,6 +497,7 @@ def check(
     layout: str,
     sparse_mode: int,
     keep_prob: float,
+    prefix: Sequence[int] | None,
 ) -> None:
     need(layout in LAYOUTS, op, f"input_layout is {layout!r}, and has to be one of {', '.join(LAYOUTS)}")
     need_types(op, FLOATS, query=query, key=key, value=value, pse=pse)
@@ -473,5 +505,8 @@ def check(
     need(query.dtype == key.dtype == value.dtype, op, "query, key and value have to have one type")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
     need(0 < keep_prob <= 1, op, f"keep_prob is {keep_prob}, and has to be above 0 and at most 1")
-    need(0 <= sparse_mode <= 4, op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
+    need(0 <= sparse_mode <= 8, op, f"sparse_mode is {sparse_mode}, and has to be one of 0 to 8")
+    need((prefix is not None) == (sparse_mode in PREFIXED), op, "prefix goes with sparse_mode 5 and 6")
+    need(sparse_mode != 5 or layout != "TND", op, "sparse_mode 5 has a mask for each batch, which TND has not: take 6")
+    need(sparse_mode not in CUT or layout == "TND", op, f"sparse_mode {sparse_mode} is for layout TND")
     need(pse is None or layout != "TND", op, "pse with layout TND is not emulated")
