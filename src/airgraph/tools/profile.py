@@ -114,12 +114,8 @@ def profiling() -> Iterator[list[Profile]]:
         programs.append(program)
         return program
 
-    if gpu:
-        torch.cuda.init()  # what is launched before the profiler knows the GPU is not seen
     with wrapping(keep), torch.profiler.profile(activities=activities) as events:
         yield found
-        if gpu:
-            torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     with waiting("reading the events"):
         machine = MachineSpeed("cuda" if gpu else "cpu")
@@ -134,11 +130,10 @@ def joined(events: Any, programs: Sequence[Any]) -> list[KernelTime]:
             known[k.name][program.name] = k
     told: defaultdict[tuple[str, str], list[PlannedKernel]] = defaultdict(list)
     times: defaultdict[tuple[str, str], KernelTime] = defaultdict(lambda: KernelTime("", ""))
-    on_gpu = {p.name for p in programs if p.executable.device.type == "cuda"}  # ops are only launched from the host
     for event in events.events():
         cuda = event.device_type == torch.autograd.DeviceType.CUDA
         ours = event.name.startswith(PREFIX)
-        if not (cuda or ours or (inside_program(event) and graph_of(event) not in on_gpu)):
+        if not (cuda or ours or inside_program(event)):
             continue
         name = event.name.removeprefix(PREFIX)
         kernel = times[name, "cuda" if cuda else "cpu"]
