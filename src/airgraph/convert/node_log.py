@@ -20,22 +20,22 @@ from airgraph.ir.graph import Value
 
 
 @contextmanager
-def told(node: torch.fx.Node, became: Mapping[torch.fx.Node, Any], log: logging.Logger) -> Iterator[None]:
+def logged(node: torch.fx.Node, became: Mapping[torch.fx.Node, Any], log: logging.Logger) -> Iterator[None]:
     """Around the conversion of a node; `became` is what earlier nodes, and afterwards this one, have become."""
     if not log.isEnabledFor(logging.DEBUG) or node.op == "output":
         yield
         return
     log.debug("-------------------")
     log.debug("target: %s", node.target)
-    show: Callable[[Any], Any] = lambda n: Shown(n, became.get(n))  # noqa: E731
+    show: Callable[[Any], Any] = lambda n: NodeText(n, became.get(n))  # noqa: E731
     if node.op == "call_function":
         for name, value in (*enumerate(node.args), *node.kwargs.items()):
             log.debug("input %s: %s", name, torch.fx.map_arg(value, show))
     yield
-    log.debug("output %s", Shown(node, became.get(node)))
+    log.debug("output %s", NodeText(node, became.get(node)))
 
 
-class Shown:
+class NodeText:
     """An FX node and what it became, as text."""
 
     def __init__(self, node: torch.fx.Node, entry: Any) -> None:

@@ -30,7 +30,7 @@ from airgraph.convert.metadata import (
     unbacked_offsets,
 )
 from airgraph.convert.names import NAME
-from airgraph.convert.node_log import told
+from airgraph.convert.node_log import logged
 from airgraph.convert.registry import Converter, Registry, TensorSpec, UnsupportedConversion
 from airgraph.convert.scopes import Order, emits_views, marks_of
 from airgraph.convert.stand_ins import CallStandIn
@@ -97,7 +97,7 @@ def convert(
     walker = Walker(gm, Graph(name), registry, journal, strict, has_kernel, host_op, fold_views, stand_ins)
     with ge.building(walker.graph):
         for node in gm.graph.nodes:
-            with told(node, walker.env, journal.log):
+            with logged(node, walker.env, journal.log):
                 walker.visit(node)
     if made is not None:
         made |= {node.name: entry for node, entry in walker.env.items() if not isinstance(entry, PendingView)}
