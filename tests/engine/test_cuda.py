@@ -91,6 +91,17 @@ def test_scalar_of_the_host():
     check(lambda x: x * scale, randn(4))
 
 
+def test_number_of_the_host_that_is_computed_from_sizes():
+    """The gradient of a variance divides by a size, as a number of the host: kernels read it on the GPU."""
+    compiled = torch.compile(lambda x: x.var(0, correction=0), backend=airgraph.backend(), dynamic=True)
+    for rows in (3, 3, 3, 7):
+        x = randn(rows, 8)
+        y = x.detach().clone().requires_grad_()
+        compiled(x).square().sum().backward()
+        y.var(0, correction=0).square().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
 def test_views_strides_and_mutation():
     def function(x, y):
         x.add_(1)

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing as mp
 import os
 import signal
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -299,10 +301,14 @@ class Worker:
         return outcomes, False
 
 
-def run_all(names: list[str], dtypes: list[str], jobs: int, device: str = "cpu") -> list[Outcome]:
+def run_all(
+    names: list[str], dtypes: list[str], jobs: int, device: str = "cpu", seconds: float = math.inf
+) -> list[Outcome]:
+    """The outcomes of all pairs, or of those that ran within `seconds`."""
     workers = [Worker(names[i::jobs], dtypes, device) for i in range(min(jobs, len(names)))]
     outcomes: list[Outcome] = []
-    while workers:
+    end = time.monotonic() + seconds
+    while workers and time.monotonic() < end:
         for worker in list(workers):
             new, ended = worker.poll()
             outcomes += new
@@ -312,6 +318,8 @@ def run_all(names: list[str], dtypes: list[str], jobs: int, device: str = "cpu")
         print(
             f"\r\033[K{bar(seen, len(names))} {seen}/{len(names)} ops, {len(outcomes)} pairs", end="", file=sys.stderr
         )
+    for worker in workers:
+        worker.process.terminate()
     print(file=sys.stderr)
     return outcomes
 
@@ -329,6 +337,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts of the ops")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then stop: what ran until then is counted")
     parser.add_argument("--json", metavar="FILE", help="also write every outcome there")
     parser.add_argument("--npu", action="store_true", help="in eager on the emulated npu, held against the CPU")
     parser.add_argument("--cuda", action="store_true", help="on an NVIDIA GPU")
@@ -340,7 +349,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no such op: {', '.join(unknown)}")
     names = (options.ops or known)[part - 1 :: parts]
-    outcomes = run_all(names, options.dtypes.split(","), options.jobs, device)
+    outcomes = run_all(names, options.dtypes.split(","), options.jobs, device, options.seconds)
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     if options.npu:

@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import sys
+import textwrap
 from pathlib import Path
 
 import forked
@@ -11,7 +12,12 @@ import pytest
 import torch
 
 import airgraph
+from airgraph.engine.cuda import GPU
 from airgraph.errors import ConfigError
+from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
+from airgraph.ir.text import from_py
+from airgraph.plan.groups import make_plan
+from airgraph.plan.index import strides_of
 from airgraph.tools import cli, dynamo_trace, roofline, terminal
 from airgraph.tools import explain as explaining
 from airgraph.tools.dynamo_trace import SourceLine
@@ -355,6 +361,23 @@ def test_kernels_have_their_bytes_operations_and_shares(monkeypatch):
     assert f"{graph.name}: {len(graph.kernels)} kernels, {total * 1e6:.3g} µs" in text
     assert f"{products[0].seconds / total:4.0%}" in text and "131 kFLOP" in text
     assert report.json()["graphs"][0]["kernels"][0]["kernel"] == graph.kernels[0].kernel
+
+
+@pytest.mark.parametrize(("shape", "attribute"), [([8, 64], ""), ([64, 8], "transpose_x1=True, ")])
+def test_products_by_a_library_have_their_operations(shape, attribute):
+    """On a GPU cuBLAS makes them, so they are calls in the plan."""
+    text = f"""
+        x_0 = ge.Data(index=0, dtype=0, shape={shape}, placement="NPU", node_name="x")
+        w_0 = ge.Data(index=1, dtype=0, shape=[64, 128], placement="NPU", node_name="w")
+        MatMulV2_0 = ge.MatMulV2(x_0, w_0, None, None, {attribute}node_name="MatMulV2")
+        _ = ge.NetOutput([MatMulV2_0], dependencies=[])
+    """
+    graph = from_py(textwrap.dedent(text))
+    inputs = [TensorIn(n.name, n.output.type, strides_of(n.output.type.shape), "cuda") for n in graph.inputs]
+    boundary = Boundary(inputs, [Fresh(0, Layout((8, 128), (128, 1)), "cuda")])
+    (product,) = roofline.planned_kernels(make_plan(graph, boundary, GPU))
+    assert product.flops == 2 * 8 * 64 * 128
+    assert product.bytes == 4 * (8 * 64 + 64 * 128 + 8 * 128)
 
 
 def test_kernels_of_a_symbolic_size_have_no_figures(monkeypatch):

@@ -19,11 +19,14 @@ from typing import Any
 
 import torch
 
+from airgraph.engine.reference import attributes
 from airgraph.plan.origins import notes_of, title
-from airgraph.plan.steps import AttentionStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
+from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.torch_types import TORCH_TYPES
 
+# Products, and the attribute that says that the first factor is transposed.
+PRODUCTS = {"MatMul": "transpose_x1", "MatMulV2": "transpose_x1", "BatchMatMul": "adj_x1"}
 MULTIPLIED = ("float32", "float16", "bfloat16", "float64")  # types with a peak of their own
 
 
@@ -137,6 +140,11 @@ def flops(step: Step) -> int | None:
             found = 2 * b * h * rows * columns * (d + width)
         case ConvStep(out=out, w=w):
             found = 2 * math.prod(out.shape) * math.prod(w.tensor.shape[1:])
+        case CallStep(node=node) if node.op in PRODUCTS:
+            shape = next(node.values()).type.shape or ()
+            found = (
+                2 * math.prod(node.output.type.shape or ()) * shape[-2 if attributes(node)[PRODUCTS[node.op]] else -1]
+            )
         case _:
             return None
     return int(found) if isinstance(found, int) else None

@@ -416,7 +416,8 @@ class CudaExecutable:
         return torch.tensor(known, dtype=dtype) if isinstance(known, tuple | int) else as_tensor(known)
 
     def kept(self, t: Tensor, result: Any, held: set[int], bound: Bound) -> list[Any]:
-        """What PyTorch made, and the same laid out for kernels to read."""
+        """What PyTorch made, and the same laid out for kernels to read: a number that is computed on the host goes to the
+        GPU."""
         if not isinstance(result, torch.Tensor) or result.layout != torch.strided:
             return [result, result]
         if storage(result) in held and result.numel():
@@ -427,7 +428,8 @@ class CudaExecutable:
         if list(result.shape) != wanted:
             text = f"PyTorch made {list(result.shape)} where the graph says {wanted}"
             raise EngineError(text, where={"graph": self.graph.name}, hint='engine="reference" takes what is made')
-        typed, strides = result.to(TORCH_TYPES[t.dtype]), [bound.value(s) for s in self.plan.allocations[t.id].strides]
+        typed = result.to(self.device, TORCH_TYPES[t.dtype])
+        strides = [bound.value(s) for s in self.plan.allocations[t.id].strides]
         return [result, typed if same_layout(typed, strides) else copy_strided(typed, strides)]
 
     # -- a call -----------------------------------------------------------------------------------------------------

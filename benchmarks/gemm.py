@@ -1,0 +1,259 @@
+"""Matrix products in float32 on one core: what share of its peak each implementation reaches, by shape.
+
+    python benchmarks/gemm.py                                     the shapes of transformer layers, 8 to 384 rows
+    python benchmarks/gemm.py --shapes 32x768x3072,64x768x768     rows×K×N
+    python benchmarks/gemm.py --rounds 99 --weights 0             weights that stay in the caches
+
+`peak` is what the core does with multiply-adds alone, on registers, in GFLOP/s. The columns are shares of it:
+
+    limit        what no kernel can exceed, because the weight has to be read once from where it lies
+    nt, nn       our generated kernel with the weight as nn.Linear stores it, and transposed
+    packed       MKL with a packed weight, as our graphs call it
+    brgemm       oneDNN's micro-kernel (`at::native::cpublas::brgemm`), 64 columns at a time from a packed copy
+    torch.mm
+
+A star marks what a graph with frozen or watched parameters chooses. Every call takes another copy of the weight, 16 MiB of
+them in all, as in a model with many layers.
+
+Time is the thread's own, so other processes cost caches and frequency, but not turns of the scheduler. Contenders and the
+peak alternate in batches of a millisecond; shown is the fast end of the batches (the 90th percentile) of each, since on a
+virtual machine the others are those in which the host took the core away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from airgraph.engine.native.kernels import blas, gemm
+from airgraph.engine.native.kernels.products import COLUMNS
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.libtorch import libtorch, symbol
+from airgraph.engine.native.llvm.builder import Function, declarations, vector
+from airgraph.engine.native.llvm.cpu import vector_lanes
+from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.plan.sizes import as_int
+
+ROWS = (8, 16, 32, 64, 128, 384)
+LAYERS = ((256, 256), (256, 1024), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (320, 864), (240, 480))
+SECONDS = 0.001  # of a batch
+BRGEMM, BLOCK = "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", 64
+ACCUMULATORS = 24
+READERS = 8  # vectors of a weight that are read at once
+ITERATIONS = 10_000
+i64, ptr = ctypes.c_int64, ctypes.c_void_p
+Calls = Callable[[int], None]  # so many calls, each with another copy of the weight
+Shape = tuple[int, int, int]
+
+
+# -- the peak -----------------------------------------------------------------------------------------------------------
+def build_limits() -> Code:
+    """`peak`: x ← x·a + b, in as many registers as hide the latency of an instruction; `read`: see `reading`."""
+    lanes, kind = vector_lanes(), vector(vector_lanes())
+    f = Function("peak", "ptr %x, i64 %n", exported=True)
+    a, b, *sums = (f.load(kind, f.at("%x", i * lanes)) for i in range(ACCUMULATORS + 2))
+    with f.each("0", "%n", 1, [(kind, s) for s in sums]) as loop:
+        loop.next = [f.fma(kind, s, a, b) for s in loop.carried]
+    for i, s in enumerate(loop.carried):
+        f.store(kind, s, f.at("%x", i * lanes))
+    return build([Unit(declarations(lanes) + f.text() + reading(), ("peak", "read"))])
+
+
+def reading() -> str:
+    """The sum of n numbers, a multiple of all lanes that are read at once."""
+    lanes, kind = vector_lanes(), vector(vector_lanes())
+    f = Function("read", "ptr %x, i64 %n, ptr %sum", exported=True)
+    with f.each("0", "%n", READERS * lanes, [(kind, "zeroinitializer")] * READERS) as loop:
+        vectors = [f.load(kind, f.at(f.at("%x", loop.i), i * lanes)) for i in range(READERS)]
+        loop.next = [f.fadd(kind, s, v) for s, v in zip(loop.carried, vectors)]
+    total = loop.carried[0]
+    for s in loop.carried[1:]:
+        total = f.fadd(kind, total, s)
+    f.store(kind, total, "%sum")
+    return f.text()
+
+
+def peak_calls(code: Code) -> Calls:
+    numbers = torch.full(((ACCUMULATORS + 2) * vector_lanes(),), 0.5)
+    call = ctypes.CFUNCTYPE(None, ptr, i64)(code["peak"])
+
+    def calls(count: int) -> None:
+        call(numbers.data_ptr(), count * ITERATIONS)
+        assert code  # stays loaded
+
+    return calls
+
+
+def read_calls(code: Code, o: Operands) -> Calls:
+    total = torch.zeros(vector_lanes())
+    call, turn = ctypes.CFUNCTYPE(None, ptr, i64, ptr)(code["read"]), turns(o.weights)
+    numbers = o.n * o.k // (READERS * vector_lanes()) * READERS * vector_lanes()
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            call(next(turn).data_ptr(), numbers, total.data_ptr())
+        assert code
+
+    return calls
+
+
+# -- contenders -----------------------------------------------------------------------------------------------------------
+class Operands:
+    """A and C, and as many copies of the weight [n, k] as fill the given bytes."""
+
+    def __init__(self, shape: Shape, weights: int) -> None:
+        self.m, self.k, self.n = shape
+        self.a, self.c = torch.randn(self.m, self.k), torch.zeros(self.m, self.n)
+        weight = torch.randn(self.n, self.k) / self.k**0.5
+        self.weights = [weight.clone() for _ in range(max(1, weights // weight.nbytes))]
+        self.wanted = self.a.double() @ weight.double().t()
+
+    def check(self, name: str) -> None:
+        error = float((self.c - self.wanted).abs().max())
+        if not error < 1e-4:
+            raise SystemExit(f"{name} at {self.m}x{self.k}x{self.n} is wrong by {error}")
+        self.c.zero_()
+
+
+def ours(o: Operands, form: str, packed: bool = False) -> Calls:
+    """One step of a graph, as a single thread runs it."""
+    sizes = [0] * Gemm.WORDS
+    transposed = form == "nn" and not packed
+    known = {Gemm.FORM: gemm.FORMS.index(form), Gemm.BATCH: 1, Gemm.M: o.m, Gemm.N: o.n, Gemm.K: o.k, Gemm.LDA: o.k}
+    known |= {Gemm.LDB: o.n if transposed else o.k, Gemm.LDC: o.n, Gemm.SPLIT: COLUMNS}
+    copies = [w.t().contiguous() for w in o.weights] if transposed else o.weights
+    kept: list[object] = [copies]
+    addresses = [w.data_ptr() for w in copies]
+    if packed:
+        blocks = [blas.PackedWeight(o.m, o.n, o.k, o.n) for _ in o.weights]
+        for block, weight in zip(blocks, o.weights):
+            block.fill(weight.data_ptr(), True, o.k)
+        addresses, known = [b.address for b in blocks], known | {Gemm.BLOCK: o.n, Gemm.PACKED: blas.step()}
+        kept += blocks
+    for index, number in known.items():
+        sizes[index] = number
+    words = (i64 * len(sizes))(*sizes)
+    scratch = torch.zeros(as_int(gemm.scratch_bytes(form, o.m, o.n, o.k)) // 4 + 64)
+    tables = []
+    for address in addresses:
+        held = (i64 * 4)(o.a.data_ptr(), address, o.c.data_ptr(), 0)
+        tables.append((ptr * 4)(*(ctypes.addressof(held) + 8 * i for i in range(4))))
+        kept.append(held)
+    step = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, ptr)(kernels()["step_gemm"])
+    turn = turns(tables)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            step(next(turn), words, 0, o.n, scratch.data_ptr())
+        assert kept  # what the tables point to
+
+    return calls
+
+
+def brgemm(o: Operands) -> Calls | None:
+    address = symbol(libtorch(), BRGEMM)
+    if not address:
+        return None
+    multiply = ctypes.CFUNCTYPE(None, *[i64] * 6, ctypes.c_bool, ptr, ptr, ptr, ctypes.c_bool)(address)
+    packed = [[w[j : j + BLOCK].t().contiguous() for j in range(0, o.n, BLOCK)] for w in o.weights]
+    turn = turns(
+        [[(b.shape[1], b.data_ptr(), o.c.data_ptr() + 4 * j * BLOCK) for j, b in enumerate(row)] for row in packed]
+    )
+    a = o.a.data_ptr()
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            for wide, block, place in next(turn):
+                multiply(o.m, wide, o.k, o.k, wide, o.n, False, a, block, place, False)
+        assert packed
+
+    return calls
+
+
+def torch_mm(o: Operands) -> Calls:
+    turn = turns([w.t() for w in o.weights])
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            torch.mm(o.a, next(turn), out=o.c)
+
+    return calls
+
+
+def turns(things: Sequence[Any]) -> Iterator[Any]:
+    while True:
+        yield from things
+
+
+def contenders(o: Operands) -> dict[str, Calls | None]:
+    return {
+        "nt": ours(o, "nt"),
+        "nn": ours(o, "nn"),
+        "packed": ours(o, "nn", packed=True) if blas.functions() else None,
+        "brgemm": brgemm(o),
+        "torch.mm": torch_mm(o),
+    }
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------------
+def speed(calls: Calls, count: int, operations: float) -> float:
+    """GFLOP/s by the clock of the thread."""
+    start = time.thread_time_ns()
+    calls(count)
+    return count * operations / max(time.thread_time_ns() - start, 1)
+
+
+def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float, dict[str, float]]:
+    """The peak in GFLOP/s, and the share that each contender reaches."""
+    operands, m, k, n = Operands(shape, weights), *shape
+    running = {name: calls for name, calls in contenders(operands).items() if calls is not None}
+    flops = dict.fromkeys(running, 2.0 * m * k * n)
+    flops |= {"peak": 2.0 * ACCUMULATORS * vector_lanes() * ITERATIONS, "limit": 2.0 * m * k * n}
+    counts = {}
+    for name, calls in running.items():
+        calls(1)
+        operands.check(name)
+    running |= {"peak": peak_calls(code), "limit": read_calls(code, operands)}
+    for name, calls in running.items():
+        counts[name] = max(1, round(SECONDS * 1e9 * speed(calls, 2, flops[name]) / flops[name]))
+    order, speeds = list(running), {name: list[float]() for name in running}
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            speeds[name].append(speed(running[name], counts[name], flops[name]))
+    fast = {name: statistics.quantiles(values, n=10)[-1] for name, values in speeds.items()}
+    peak = fast.pop("peak")
+    return peak, {name: min(value / peak, 1.0) for name, value in fast.items()}
+
+
+def shapes(text: str) -> list[Shape]:
+    return [(int(m), int(k), int(n)) for m, k, n in (word.split("x") for word in text.split(","))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [(m, k, n) for k, n in LAYERS for m in ROWS]
+    parser.add_argument("--shapes", type=shapes, default=default, metavar="MxKxN,…")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--weights", type=float, default=16, metavar="MIB", help="of all copies of a weight")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    code = build_limits()
+    names = ("limit", "nt", "nn", "packed", "brgemm", "torch.mm")
+    print(f"{'rows×K→N':<16}{'peak':>6}" + "".join(f"{name:>10}" for name in names) + "   % of the peak")
+    for m, k, n in options.shapes:
+        peak, found = measure((m, k, n), options.rounds, int(options.weights * 2**20), code)
+        chosen = "packed" if blas.functions() and blas.pays(m, n, k) else "nt"
+        cells = (f"{100 * found[c]:.0f}{'*' if c == chosen else ' '}" if c in found else "–" for c in names)
+        print(f"{f'{m}×{k}→{n}':<16}{peak:>6.0f}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
