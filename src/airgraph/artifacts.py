@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.capture.model_call import ModelCall
+from airgraph.capture.model_call import ModelCall, as_model
 from airgraph.engine.strides import with_strides
 from airgraph.errors import ConfigError, ExportError
 from airgraph.ir.boundary import symbol_sources
@@ -109,6 +109,7 @@ def save(
     from airgraph.capture.export import export_model
 
     target = Path(path)
+    model = as_model(model)
     if isinstance(model, LoadedArtifact):
         entries = {name: entry_again(model, name) for name in model}
     elif is_compiled(model) or isinstance(model, Mapping):
@@ -119,7 +120,7 @@ def save(
         ):
             raise ConfigError("a compiled model has its examples and options", hint='airgraph.save(compiled, "m.airp")')
         named = dict(model) if isinstance(model, Mapping) else {ONLY: model}
-        entries = {checked_name(name): entry_of(part) for name, part in named.items()}
+        entries = {checked_name(name): entry_of(as_model(part)) for name, part in named.items()}
     elif isinstance(model, ModelCall):
         raise ConfigError("a model kept under a name has no graph here", hint="airgraph.save(model, path, example)")
     else:

@@ -20,6 +20,7 @@ from typing import Any
 from airgraph.api import make_config
 from airgraph.artifacts import ONLY, captured_graph, checked_name, graph_entry, versions
 from airgraph.capture.compiled import CompiledModel
+from airgraph.capture.model_call import as_model
 from airgraph.compilation import Compilation
 from airgraph.config import KNOBS, Config
 from airgraph.deploy import Begun, build_stored
@@ -72,7 +73,8 @@ def build(
 
 def wanted(model: Any, entry: str | None) -> Mapping[str, CompiledModel]:
     """Compiled models by the names of their entry points."""
-    parts = {checked_name(name): part for name, part in model.items()} if isinstance(model, Mapping) else {ONLY: model}
+    given = {checked_name(name): part for name, part in model.items()} if isinstance(model, Mapping) else {ONLY: model}
+    parts = {name: as_model(part) for name, part in given.items()}
     for part in parts.values():
         if not isinstance(part, CompiledModel):
             raise ConfigError(f"a {type(part).__name__} is not compiled", hint="airgraph.compile(model, example)")

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from airgraph.capture.live_state import LiveState
-from airgraph.capture.model_call import ModelCall, as_arguments, as_module, state_of
+from airgraph.capture.model_call import ModelCall, as_arguments, as_module, like, state_of
 from airgraph.collector import no_collection
 from airgraph.config import Config
 from airgraph.disk_cache import Cache, Key, open_cache
@@ -61,7 +61,8 @@ def compile(
 
     `model` is a module, a function or an ExportedProgram, `example_args` a tensor or the tuple of arguments,
     `dynamic_shapes` torch.export's. Parameters and buffers stay the model's own: an optimiser's step or `load_state_dict`
-    is seen by the next call, and so is one that is replaced.
+    is seen by the next call, and so is one that is replaced. What comes back is a module for a module, and a plain callable
+    for a function or method: `model.fast = airgraph.compile(model.step, x)` leaves `model.state_dict()` as it was.
 
     `cache`: a name under which the compiled model is kept on disk. The next process that compiles the same model for such
     arguments under that name neither traces nor compiles it. docs/cache.md says what counts as the same.
@@ -80,13 +81,14 @@ def compile(
     if cache is None:
         from airgraph.api import compile_model
 
-        return compile_model(model, example_args, example_kwargs, dynamic_shapes, config, options)
+        return like(model, compile_model(model, example_args, example_kwargs, dynamic_shapes, config, options))
     if not isinstance(cache, str) or not cache:
         raise ConfigError(f"cache is a name, and this is {cache!r}")
     if type(model).__name__ == "ExportedProgram":
         raise ConfigError("an ExportedProgram has been traced already", hint="the model itself, or airgraph.save")
     chosen = Config.make(config, **options)
-    return NamedModel(cache, model, as_arguments(example_args), example_kwargs or {}, dynamic_shapes, chosen).ready()
+    named = NamedModel(cache, model, as_arguments(example_args), example_kwargs or {}, dynamic_shapes, chosen)
+    return like(model, named.ready())
 
 
 class FirstCall:

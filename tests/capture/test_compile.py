@@ -110,6 +110,26 @@ def test_a_compiled_model_is_a_module():
         pickle.dumps(fast)
 
 
+def test_a_compiled_method_is_an_attribute_of_its_own_model(tmp_path):
+    model, x = TwoLayers(), torch.randn(3, 4)
+    names, expected = {*model.state_dict()}, model(x)
+    model.fast = airgraph.compile(model.forward, x, engine="reference")
+    assert not isinstance(model.fast, torch.nn.Module)
+    assert {*model.state_dict()} == {*model.fast.state_dict()} == names
+    assert torch.equal(model.fast(input=x), expected)
+    assert repr(model.fast).startswith("CompiledModel(forward(input: float32[3, 4]); 4 parameters and buffers of")
+    twin, copied = copy.deepcopy(model.fast), copy.deepcopy(model)
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    assert not model.fast(x).any() and torch.equal(twin(x), expected) and torch.equal(copied.fast(x), expected)
+    copied.load_state_dict(model.state_dict())
+    assert not copied.fast(x).any()
+    with pytest.raises(BindError, match="cannot be pickled"):
+        pickle.dumps(model.fast)
+    with pytest.raises(BindError, match="is for inference and cannot train"):
+        model.fast.train()
+    assert torch.equal(airgraph.load(airgraph.save(twin, tmp_path / "twin.airp"))(x), expected)
+
+
 def test_names_in_dumps(tmp_path):
     model, x = TwoLayers(), torch.randn(3, 4)
     torch.compile(model, backend=airgraph.backend(dump="py", dump_path=str(tmp_path)))(x)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import airgraph
+from airgraph.engine.native.kernels import conv_last
 from airgraph.errors import BuildError, ConfigError, ExportError
 from airgraph.tools.cli import main
 
@@ -259,3 +260,55 @@ def test_refusals(tmp_path):
 class Transposed(nn.Module):
     def forward(self, x):
         return (x + 1).transpose(0, 2)
+
+
+@needs_cc
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_products(tmp_path, bias):
+    """In both layouts of a weight, and parts of one; what no step reads as it is is in the file once, in panels."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(40, 3 * 64, bias=bias), nn.Linear(64, 70, bias=bias)
+
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = first, second, nn.Parameter(torch.randn(70, 96))
+
+        def forward(self, x):
+            q, k, v = self.first(x).chunk(3, -1)
+            return nn.functional.gelu(self.second(q * k + v)) @ self.third
+
+    model = Products().eval()
+    for rows in (4, 13, 64):
+        x = torch.randn(rows, 40)
+        built = Built(build(tmp_path / str(rows), model, x))
+        for threads in (1, 2, 3):
+            agrees(built(x, threads=threads), model(x))
+        plain = sum(t.nbytes for t in model.parameters())
+        file = (tmp_path / str(rows) / "weights.bin").read_bytes()
+        assert len(file) < 1.7 * plain
+        assert conv_last.this_tile() is None or model.third.detach().numpy().tobytes() not in file
+
+
+class Cache(nn.Module):
+    """A cache that is written by index_copy, in its first or its third dimension."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("cache", torch.zeros(*(2, 3)[:dim], 8, 5))
+
+    def forward(self, x, at):
+        self.cache.index_copy_(self.dim, at, x)
+        return self.cache.softmax(-1).sum(self.dim)
+
+
+@needs_cc
+@pytest.mark.parametrize("dim", [0, 2])
+def test_index_copy(tmp_path, dim):
+    model, new = Cache(dim), torch.randn(*(2, 3)[:dim], 2, 5)
+    at = torch.tensor([1, 4])
+    built = Built(build(tmp_path, model, (new, at)))
+    agrees(built(new, at), model(new, at))
+    for wrong in (torch.tensor([1, 8]), torch.tensor([-1, 4])):
+        assert "index is out of range" in built.error(new, wrong)

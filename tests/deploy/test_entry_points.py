@@ -83,6 +83,50 @@ def test_only_instances_of_one_model_share(tmp_path):
     decode.close(), linear.close()
 
 
+class Writes(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x):
+        return self.weight.copy_(x).sum(0)
+
+
+class Multiplies(Writes):
+    def forward(self, x):
+        return x @ self.weight
+
+
+@needs_cc
+def test_a_buffer_that_another_entry_point_writes_is_not_packed(tmp_path):
+    weight, x, new = torch.randn(32, 48), torch.randn(16, 32), torch.randn(32, 48)
+    entries = {"write": airgraph.compile(Writes(weight), new), "read": airgraph.compile(Multiplies(weight), x)}
+    folder = airgraph.build(entries, tmp_path)
+    write, read = (CModel(folder, prefix=f"model_{name}") for name in entries)
+    read.share(write)
+    torch.testing.assert_close(read(x), x @ weight)
+    write(new)
+    torch.testing.assert_close(read(x), x @ new)
+    read.close(), write.close()
+
+
+@needs_cc
+def test_entry_points_share_packed_weights(tmp_path):
+    """Two numbers of rows read one packed copy. One row reads the weight as it is, and so do 16 then: it is there once."""
+    model = nn.Linear(64, 128, bias=False)
+    sizes = {}
+    for rows in ((16,), (16, 8), (16, 1)):
+        entries = {f"rows_{n}": airgraph.compile(model, torch.randn(n, 64)) for n in rows}
+        folder = airgraph.build(entries, tmp_path / str(rows))
+        sizes[rows] = (folder / "weights.bin").stat().st_size
+        for n, name in zip(rows, entries):
+            built, x = CModel(folder, prefix=f"model_{name}" if len(rows) > 1 else "model"), torch.randn(n, 64)
+            torch.testing.assert_close(built(x), model(x))
+            built.close()
+    once = model.weight.nbytes
+    assert [size // once for size in sizes.values()] == [1, 1, 1]
+
+
 def test_names(tmp_path):
     _, entries = entry_points()
     with pytest.raises(BuildError, match="'model_décode' cannot begin the names of C functions"):

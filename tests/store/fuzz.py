@@ -67,7 +67,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorded import Recorded
 
 PAGE = mmap.PAGESIZE
-PATIENCE = 120  # seconds for one mutant
+PATIENCE = 120  # seconds of CPU time for one mutant, which do not pass while the machine is busy or the process stopped
+SILENCE = 1200  # seconds that the parent waits, in steps, for a child that computes nothing: a deadlock
 MEMORY = 24 * 2**30  # bytes of address space for a child
 NUMBERS = (0, 1, -1, 2, 3, 4, 7, 64, 2**31, -(2**31), 2**62, 2**63 - 1)
 
@@ -637,6 +638,13 @@ def json_args(folder: Path, base: int) -> tuple[Any, ...]:
     return models()[base][1]
 
 
+def allow(seconds: int) -> None:
+    """This process ends by SIGXCPU when it has used that much more CPU time."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
 def child(folder: Path, seed: int, start: int, stop: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     native_runner.torch = GuardedTorch()  # type: ignore[attr-defined]
@@ -644,6 +652,7 @@ def child(folder: Path, seed: int, start: int, stop: int) -> None:
         for index in range(start, stop):
             place = Path(work) / str(index % 10)
             place.mkdir(exist_ok=True)
+            allow(PATIENCE)
             try:
                 said = outcome(index, seed, folder, place)
             except Exception as error:
@@ -664,14 +673,14 @@ def run(count: int, seed: int, folder: Path, first: int = 0) -> dict[int, str]:
         if first + len(found) < first + count:
             code = process.returncode
             word = f"SIGNAL {signal.Signals(-code).name}" if code and code < 0 else f"ENDED with {code}"
-            found[first + len(found)] = "HANG" if code == -signal.SIGKILL else word
+            found[first + len(found)] = "HANG" if code in (-signal.SIGXCPU, -signal.SIGKILL) else word
     return found
 
 
 def follow(process: Any, found: dict[int, str]) -> None:
     while True:
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
-        if not ready:
+        # Steps of a second: those in which this process is stopped together with its child count once.
+        if not any(select.select([process.stdout], [], [], 1)[0] for _ in range(SILENCE)):
             process.kill()
             return
         line = process.stdout.readline()

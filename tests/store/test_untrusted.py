@@ -34,6 +34,11 @@ def test_mutants(tmp_path):
     assert list(found.values()).count("as the reference engine") > 20  # they are not all refused
 
 
+def test_a_hang_is_told_by_cpu_time():
+    spin = "import sys; sys.path.insert(0, sys.argv[1]); import fuzz; fuzz.allow(1)\nwhile True: pass"
+    assert forked.run("-c", spin, str(Path(fuzz.__file__).parent)).returncode == -signal.SIGXCPU
+
+
 # -- dumps ----------------------------------------------------------------------------------------------------------
 EVIL = "__import__('os').system('touch {}')"
 LINES = (

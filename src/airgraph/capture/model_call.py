@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -153,6 +154,46 @@ class ModelCall(torch.nn.Module):
     def title(self) -> str:
         plain = isinstance(self.model, PlainFunction)
         return getattr(self.model.forward, "__name__", "f") if plain else type(self.model).__name__
+
+
+class CompiledFunction:
+    """A compiled function or bound method: called like it, and with everything else a compiled model has.
+
+    It is not a module. `model.fast = airgraph.compile(model.step, x)` is an attribute of the model like any other: as a
+    submodule it would be one of its own, for it has those of the model."""
+
+    def __init__(self, compiled: ModelCall) -> None:
+        self.compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "compiled":  # not there yet: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.compiled, name)
+
+    def __repr__(self) -> str:
+        return repr(self.compiled)
+
+    def __reduce__(self) -> NoReturn:
+        self.compiled.__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """The model that is copied may have this among its attributes."""
+        twin = memo[id(self)] = CompiledFunction.__new__(CompiledFunction)
+        twin.compiled = copy.deepcopy(self.compiled, memo)
+        return twin
+
+
+def like(model: Any, compiled: Any) -> Any:
+    """A compiled model as what it was made from: a module, or a function."""
+    is_function = not isinstance(model, torch.nn.Module) and type(model).__name__ != "ExportedProgram"
+    return CompiledFunction(compiled) if is_function and isinstance(compiled, ModelCall) else compiled
+
+
+def as_model(compiled: Any) -> Any:
+    return compiled.compiled if isinstance(compiled, CompiledFunction) else compiled
 
 
 def described(value: Any) -> str:

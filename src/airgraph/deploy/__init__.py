@@ -43,7 +43,11 @@ def build_stored(entries: Mapping[str, Begun], folder: Path, name: str, target: 
     for prefix in (name, *entries):
         if not re.fullmatch(r"[a-z]\w*", prefix, re.ASCII):
             raise BuildError(f"{prefix!r} cannot begin the names of C functions", hint="letters, as in `model`")
-    writers = {prefix: program_writer(c, stored, prefix) for prefix, (c, stored) in entries.items()}
+    programs = {prefix: planned_program(c, stored) for prefix, (c, stored) in entries.items()}
+    plain = frozenset[int]().union(*(executable.plain() for executable in programs.values()))
+    writers = {
+        prefix: program_writer(executable, entries[prefix][1], plain, prefix) for prefix, executable in programs.items()
+    }
     weights, cpu = WeightsFile([writer.placed for writer in writers.values()]), build_target()
     objects = {}
     for prefix, writer in writers.items():
@@ -68,13 +72,20 @@ def build_stored(entries: Mapping[str, Begun], folder: Path, name: str, target: 
     return folder
 
 
-def program_writer(c: Compilation, stored: StoredModel, prefix: str) -> ProgramWriter:
+def planned_program(c: Compilation, stored: StoredModel) -> BuildExecutable:
     request = optimised(c, stored.graph, stored.boundary, torch.device("cpu"))
     plan = NativeEngine().plan(
         request, replace(this_cpu(), widens=HALVES)
     )  # a C program has no PyTorch to leave any to
-    executable = BuildExecutable(replace(request, plan=plan), stored.contract)
-    dtypes = [TORCH_TYPES[value.dtype] for value in plan.output_values]
+    return BuildExecutable(replace(request, plan=plan), stored.contract, stored.weights)
+
+
+def program_writer(
+    executable: BuildExecutable, stored: StoredModel, plain: frozenset[int], prefix: str
+) -> ProgramWriter:
+    """`plain`: the addresses of weights that one of the programs reads or writes as they are."""
+    executable.lay_out(plain)
+    dtypes = [TORCH_TYPES[value.dtype] for value in executable.plan.output_values]
     written = [i for i, a in enumerate(stored.boundary.arguments) if a.name in executable.written]
     interface = interface_of(stored.boundary, len(stored.weights), stored.contract, written, dtypes)
-    return ProgramWriter(executable, interface, stored.weights, prefix)
+    return ProgramWriter(executable, interface, prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,19 @@ from airgraph.deploy.weights import PlacedWeight, WeightsFile
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.code import CompiledKernel, NativeStep
 from airgraph.engine.native.engine import NativeExecutable
-from airgraph.engine.native.frames import DTYPE_NUMBER
+from airgraph.engine.native.frames import DTYPE_NUMBER, Tuned
 from airgraph.engine.native.image import KernelName, Outside
-from airgraph.engine.native.kernels import shared_kernels
+from airgraph.engine.native.kernels import conv_last, gemm, panels, shared_kernels
 from airgraph.engine.native.kernels.loops import Compiled, module_text
+from airgraph.engine.native.kernels.products import rule
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm
+from airgraph.engine.native.packing import PackingBudget
 from airgraph.engine.native.tables import MOST, DefinitionWords
-from airgraph.engine.protocol import Request
+from airgraph.engine.protocol import Request, Symbols
 from airgraph.errors import BuildError
-from airgraph.ir.boundary import TensorIn
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Amount, SizeOp, Sizes, Term, both, either, equal, less
-from airgraph.plan.steps import CallStep
+from airgraph.plan.steps import CallStep, ConvStep
 from airgraph.runtime.loaded import Contract
 
 
@@ -43,10 +46,10 @@ def refuse_calls(request: Request) -> None:
 
 
 class BuildExecutable(NativeExecutable):
-    """The program whose frame is built into an object. Its loops are not compiled for this process, and nothing is packed
-    for libraries that C does not have."""
+    """The program whose frame is built into an object. Its loops are not compiled for this process. Weights are packed in
+    panels (panels.py), since C has no MKL; each is in the file once, so one that any step reads as it is stays so."""
 
-    def __init__(self, request: Request, contract: Contract) -> None:
+    def __init__(self, request: Request, contract: Contract, weights: Mapping[str, torch.Tensor]) -> None:
         refuse_calls(request)
         self.loops: dict[str, Compiled] = {}
         super().__init__(request, compile=self.named_kernels)
@@ -54,6 +57,33 @@ class BuildExecutable(NativeExecutable):
         guards = [g for g in contract.guards if getattr(g, "free_symbols", set()) <= known]
         self.guards = [(truth(g, self.sizes), str(g)) for g in guards]
         self.contract = contract
+        slots = [self.table.argument(spec.name) for spec in self.boundary.arguments]
+        self.weights = {slot: pair for slot, pair in zip(slots, weights.items()) if slot is not None}
+        self.packed_slots: set[int] = set()
+
+    def state(self) -> frozenset[int]:
+        """The addresses of the weights that it writes to."""
+        slots = {self.table.argument(name) for name in self.written}
+        return frozenset(tensor.data_ptr() for slot, (_, tensor) in self.weights.items() if slot in slots)
+
+    def plain(self) -> frozenset[int]:
+        """The addresses of the weights and constants that some step reads as they are, or writes to."""
+        products = self.products({}, symbolic=False)
+        packs = {step for step, product in products.items() if panels.serve(product)}
+        packs |= {step for step in self.kernels if isinstance(step.origin, ConvStep) and step.origin.last}
+        read = {
+            self.table.slot(tensor)
+            for step in self.kernels
+            for i, tensor in enumerate(step.args)
+            if tensor is not None and not (i == 1 and step in packs)
+        }
+        return self.state() | {self.tensor(slot)[1].data_ptr() for slot in read & {*self.weights, *self.constants}}
+
+    def lay_out(self, plain: Collection[int]) -> None:
+        """The frame. `plain`: see there, of all programs that share the weights."""
+        every = {*self.weights, *self.constants}
+        self.packed_slots = {slot for slot in every if self.tensor(slot)[1].data_ptr() not in plain}
+        contract = self.contract
         self.get_ready({s.symbol: typical(contract.ranges.get(s.symbol, (None, None))) for s in self.sources})
         assert self.shared is not None
         self.sized = self.shared.sizes_image()
@@ -73,11 +103,27 @@ class BuildExecutable(NativeExecutable):
         return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
 
     def may_be_packed(self, step: NativeStep) -> bool:
-        return False
+        return self.weight_slot(step) in self.packed_slots
+
+    def packed_products(self, symbols: Symbols, budget: PackingBudget) -> dict[NativeStep, Tuned]:
+        found = dict[NativeStep, Tuned]()
+        for step, product in self.products(symbols, symbolic=False).items():
+            if self.may_be_packed(step) and panels.serve(product):
+                found[step] = Tuned(product, rule(product)._replace(panels=True))
+        return found
+
+    def tensor(self, slot: int) -> tuple[str, torch.Tensor]:
+        """A weight or a constant, with its name."""
+        return self.weights[slot] if slot in self.weights else (f"constant {slot}", self.constants[slot])
 
     def definitions(self) -> list[list[int]]:
         numbers = self.sized.definitions
         return [numbers[i : i + DefinitionWords.WORDS] for i in range(0, len(numbers), DefinitionWords.WORDS)]
+
+
+def part_of(weight: torch.Tensor, start: int, shape: tuple[int, int], stride: int) -> torch.Tensor:
+    """A matrix in a tensor's memory."""
+    return weight.detach().as_strided(shape, (stride, 1), weight.storage_offset() + start)
 
 
 def typical(ends: tuple[int | None, int | None]) -> int:
@@ -128,31 +174,66 @@ class BuiltProgram:
 class ProgramWriter:
     """The tables and functions of a program as LLVM text. `placed`: its weights and constants."""
 
-    def __init__(
-        self, executable: BuildExecutable, interface: Interface, weights: Mapping[str, torch.Tensor], name: str
-    ) -> None:
+    def __init__(self, executable: BuildExecutable, interface: Interface, name: str) -> None:
         self.executable, self.interface, self.name = executable, interface, name
         self.image, self.constants = executable.image, Constants()
         self.rows: dict[str, int] = {}
-        self.placed = [*self.placed_weights(weights), *self.placed_constants()]
+        self.products: list[int] = []  # the words for the function of products with packed weights
+        packed = [*self.packed_products(), *self.packed_convolutions()]
+        self.placed = [*self.placed_weights(), *packed]
 
     # -- weights ------------------------------------------------------------------------------------------------------
     def slot_word(self, slot: int) -> int:
         return self.image.tables["slots"][0] + slot
 
-    def placed_weights(self, weights: Mapping[str, torch.Tensor]) -> list[PlacedWeight]:
-        placed = []
-        for (name, tensor), spec in zip(weights.items(), self.executable.boundary.arguments):
-            assert isinstance(spec, TensorIn)
-            slot = self.executable.table.argument(spec.name)
-            if slot is not None:
-                state = spec.name in self.executable.written
-                placed.append(PlacedWeight(name, tensor, self.slot_word(slot), state))
+    def placed_weights(self) -> list[PlacedWeight]:
+        """Those that some step reads or writes as they are."""
+        e, placed = self.executable, []
+        for slot in sorted(self.plain_slots() & {*e.weights, *e.constants}):
+            name, tensor = e.tensor(slot)
+            state = tensor.data_ptr() in e.state()
+            placed.append(PlacedWeight(name, tensor, self.slot_word(slot), state, constant=slot in e.constants))
         return placed
 
-    def placed_constants(self) -> list[PlacedWeight]:
-        found = self.executable.constants.items()
-        return [PlacedWeight(f"constant {slot}", t, self.slot_word(slot), constant=True) for slot, t in found]
+    def plain_slots(self) -> set[int]:
+        """Whose address some step takes: those that all steps read in panels are not among them."""
+        start, count = self.image.tables["slots"]
+        return {to - start for to in self.image.links[1::2] if start < to < start + count}
+
+    def packed_products(self) -> Iterator[PlacedWeight]:
+        for pack in self.image.packs:
+            _, weight = self.executable.tensor(pack.slot)
+            sizes = self.image.words[pack.sizes : pack.sizes + Gemm.WORDS]
+            form, start, stride = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB))
+            m, n, k = (sizes[i] for i in (Gemm.M, Gemm.N, Gemm.K))
+            transposed = gemm.FORMS[form] == "nt"
+            matrix = part_of(weight, start, (n, k) if transposed else (k, n), stride)
+            self.products.append(pack.sizes + Gemm.PACKED)
+            dims = panels.one_by_one(m, n, k)
+            how = (start, stride, form)
+            yield self.packed(pack.slot, matrix if transposed else matrix.t(), dims, pack.args, how)
+
+    def packed_convolutions(self) -> Iterator[PlacedWeight]:
+        for pack in self.image.conv_packs:
+            _, weight = self.executable.tensor(pack.slot)
+            first = pack.sizes + ConvLast.DIMS
+            dims, start = ConvSizes(*self.image.words[first : first + len(conv_last.SIZES)]), pack.sizes + ConvLast.W_AT
+            matrix = part_of(weight, self.image.words[start] // 4, (dims.o, dims.depth), dims.depth)
+            yield self.packed(pack.slot, matrix, dims, pack.args, self.image.words[start])
+            self.image.words[start], self.image.words[first + conv_last.PREPACKED] = 0, 1
+
+    def packed(self, slot: int, matrix: torch.Tensor, dims: ConvSizes, args: int, how: Hashable) -> PlacedWeight:
+        """The step whose arguments are at `args` reads the matrix in panels, at an address that a new word has."""
+        (name, weight), tile = self.executable.tensor(slot), conv_last.this_tile()
+        assert tile is not None
+        image, word = self.image, len(self.image.words)
+        image.words.append(0)
+        at = image.links[::2].index(args + 1)
+        image.links[2 * at + 1] = word
+        shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
+        key = (weight.data_ptr(), weight.nbytes, shape, how, tile.panel)
+        constant, copy = slot in self.executable.constants, panels.in_panels(matrix, dims, tile)
+        return PlacedWeight(f"{name} in panels", copy, word, constant=constant, packed=key)
 
     def weight_rows(self, file: WeightsFile) -> list[list[int]]:
         """See words.WeightWords."""
@@ -170,7 +251,8 @@ class ProgramWriter:
         pairs = zip(image.links[::2], image.links[1::2])
         self.table("links", [[at, to] for at, to in pairs])
         outside = zip(image.outside[::3], image.outside[1::3], image.outside[2::3])
-        self.table("functions", [[at, self.function(n)] for at, kind, n in outside if kind == Outside.STEP])
+        functions: list[list[int | str]] = [[at, self.function(n)] for at, kind, n in outside if kind == Outside.STEP]
+        self.table("functions", functions + [[at, "@step_panels"] for at in self.products])
         self.table("weights", self.weight_rows(file))
         self.rows["state"] = file.state_bytes
         places = {port.index: i for i, port in enumerate(self.interface.inputs)}
@@ -209,6 +291,7 @@ class ProgramWriter:
     # -- modules ------------------------------------------------------------------------------------------------------
     def declared(self) -> str:
         names = {self.function(i) for i in range(len(self.executable.kernels))}
+        names |= {"@step_panels"} if self.products else set()
         lines = [f"declare void {name}(ptr, ptr, i64, i64, ptr)" for name in sorted(names)]
         lines += [f"declare i64 @{name}(ptr)" for name in sorted(set(self.executable.sized.questions))]
         return "\n".join(lines)

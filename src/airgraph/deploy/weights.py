@@ -7,7 +7,7 @@ file.offset(weight), file.state(weight)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,13 +22,14 @@ HEAD = 64  # bytes
 @dataclass(frozen=True)
 class PlacedWeight:
     """A tensor with the word of the frame that its address goes to. `state`: the program writes to it. `constant`: it is
-    part of the program, while weights may be trained further."""
+    part of the program, while weights may be trained further. `packed`: what it is a packed copy of, and how."""
 
     name: str
     tensor: torch.Tensor
     at: int
     state: bool = False
     constant: bool = False
+    packed: Hashable = None
 
     @cached_property
     def memory(self) -> memoryview:
@@ -41,7 +42,9 @@ class PlacedWeight:
 
     @cached_property
     def key(self) -> Any:
-        """Equal for what is written once: the same memory, or constants of the same content."""
+        """Equal for what is written once: the same memory, constants of the same content, equal copies of one tensor."""
+        if self.packed is not None:
+            return self.packed
         if self.constant:
             return hashlib.sha256(self.memory).digest()
         return (self.tensor.data_ptr(), self.memory.nbytes) if self.tensor.numel() else b""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
@@ -96,6 +96,30 @@ class Planned(Protocol):
 
 
 @dataclass(frozen=True)
+class ReadValue:
+    """In the arguments of a call: the value at this key of `env`, brought into these strides unless they are None."""
+
+    key: int
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """What a step comes to at certain sizes: a call of an op of PyTorch. Its results are those the step makes, in that
+    order; `unpacked`: they come as a sequence. `only_reads`: it writes to no argument."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    unpacked: bool
+    only_reads: bool
+
+
+# The call a step comes to, written over its first argument or not; None where it is more than one call of PyTorch's own.
+Bind = Callable[[Env, Symbols, bool], BoundCall | None]
+
+
+@dataclass(frozen=True)
 class Step:
     """One step of an executable: a kernel, a library call, or a call into PyTorch.
 
@@ -111,6 +135,7 @@ class Step:
     last_uses: tuple[int, ...] = ()  # keys of the values nobody reads after this step
     in_place: Work | None = None  # the same, writing over its first argument
     over: int | None = None  # key of the value in_place writes over, which must die here; None for an argument
+    bind: Bind | None = None
 
     def chosen(self) -> Work:
         """In place only while the value written over dies: whoever keeps values takes it out of `last_uses`."""
@@ -120,18 +145,21 @@ class Step:
     def advance(self, env: Env, symbols: Symbols, graph: Graph, observe: Observe | None = None) -> None:
         """Run it and put what it makes into `env`. (A function of its own: its local names would keep the results alive
         during the next step.)"""
-        node = self.nodes[-1]
         try:
             results = (self.run if observe else self.chosen())(env, symbols)
         except Exception as error:
-            from airgraph.ir.verify import place
-
-            raise_from_op(error, node.op, place(graph, node))
+            self.blame(error, graph)
         if observe:
-            results = observe(node, results)
+            results = observe(self.nodes[-1], results)
         env.update(zip(self.makes, results))
         for key in self.last_uses:
             env.pop(key, None)
+
+    def blame(self, error: Exception, graph: Graph) -> NoReturn:
+        """What it raised, with its place in the graph and in the user's code."""
+        from airgraph.ir.verify import place
+
+        raise_from_op(error, self.nodes[-1].op, place(graph, self.nodes[-1]))
 
 
 class Steps(Executable, Protocol):

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
-from airgraph.aten_call import decoder, find_target
+from airgraph.aten_call import decode, decoder, find_target
 from airgraph.engine.cats import Cat, PartCall, find_cats, tell_cats
 from airgraph.engine.in_place import InPlaceCall, find_writers
 from airgraph.engine.meanings import MEANINGS, USER_KERNELS
 from airgraph.engine.printing import format_string
 from airgraph.engine.protocol import (
     NOT_IN_PLACE,
+    BoundCall,
     Env,
     InPlace,
     MapDevice,
     Observe,
     Programs,
+    ReadValue,
     Request,
     Step,
     Symbols,
@@ -111,7 +115,8 @@ class ReferenceExecutable:
             kept |= dying
             reads = tuple(dict.fromkeys(id(v) for v in node.values()))
             makes = {id(v): v for v in node.outputs}
-            steps.append(Step((node,), self.step(node), reads, makes, tuple(dying), *self.in_place(node)))
+            bind = partial(self.bound_call, node) if node.op == "AtenCall" else None
+            steps.append(Step((node,), self.step(node), reads, makes, tuple(dying), *self.in_place(node), bind))
         return steps[::-1]
 
     def run(
@@ -277,6 +282,29 @@ class ReferenceExecutable:
             return [leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf) for leaf in leaves]
 
         return run
+
+    def bound_call(self, node: Node, env: Env, symbols: Symbols, in_place: bool) -> BoundCall | None:
+        """`aten_call` at certain sizes, for ops of PyTorch itself: those of others may give another layout every time."""
+        target, writer = find_target(node.attrs["target"], self.graph), self.writers.get(node) if in_place else None
+        if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+            return None
+        returns = [r.real_type.kind() for r in target._schema.returns]
+        listed, sizes = returns == ["ListType"], {s for v in node.outputs for s in (*(v.type.shape or ()), v.known)}
+        if not listed and returns != ["TensorType"] * len(node.outputs):
+            return None
+        if (in_place and writer is None) or any(getattr(s, "is_Symbol", False) and s not in symbols for s in sizes):
+            return None
+        values = list(node.values())
+        layouts = node.attrs["strides"] or (None,) * len(values)
+        given = [self.reader(v, layout)(env, symbols) for v, layout in zip(values, layouts)]
+        inputs = [
+            ReadValue(id(v), None if x is env[id(v)] else x.stride()) if isinstance(x, torch.Tensor) else x
+            for v, x in zip(values, given)
+        ]
+        instead = writer.instead(env, symbols, given) if writer else None
+        args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
+        only_reads = instead is None and not target._schema.is_mutable
+        return BoundCall(instead or target, args, kwargs, listed or len(returns) > 1, only_reads)
 
     def reader(self, value: Value, layout: Any) -> Callable[[Env, Symbols], Any]:
         """What a call into PyTorch gets: numbers as numbers, tensors with the strides FX recorded."""

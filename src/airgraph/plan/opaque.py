@@ -213,7 +213,7 @@ def new_buffer(value: Value, dtype: DataType | None = None) -> Tensor:
 # -- which nodes these are ----------------------------------------------------------------------------------------------
 def opaque(node: Node, of: Of) -> Scatter | KernelStep | None:
     """What this node is, if it is not to be a formula. Raises UnsupportedLowering where no kernel could do it."""
-    if node.op in ("ScatterElements", "IndexPutV2"):
+    if node.op in ("ScatterElements", "IndexPutV2", "InplaceUpdate"):
         return Scatter(*scattered(node, of), in_place=written_back(node) is not None, out=new_buffer(node.output))
     recognise = RECOGNISED.get(node.op)
     if recognise is None or node.control:
@@ -348,6 +348,11 @@ def scattered(node: Node, of: Of) -> tuple[Tensor, list[Tensor], Tensor, tuple[A
         at: list[Any] = list(range(rank))
         at[axis % rank] = ("at", 0, False, 0, rank)
         return x, [index], values, tuple(at)
+    if node.op == "InplaceUpdate":
+        index, values = (of(v) for v in list(node.values())[1:3])
+        if len(index.shape) != 1 or not same_shape(values.shape, (*index.shape, *x.shape[1:])):
+            raise UnsupportedLowering("of other rows than there are numbers")
+        return x, [index], values, (("at", 0, False, 0, 1), *range(1, len(x.shape)))
     entry, mask = node.inputs[1], node.inputs[2]
     indices = node.inputs[4]
     assert isinstance(entry, Value) and isinstance(mask, Value) and isinstance(indices, tuple)

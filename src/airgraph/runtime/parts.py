@@ -2,8 +2,8 @@
 
     parts    captured ─ open ─ captured …     steps in their order
 
-On CUDA a captured part is a CUDA graph. On a CPU it is the list of its steps on the same fixed memory: nothing is saved
-there, but arguments, results, writes and splits go the very same way, which is how all of it is tested without a GPU.
+On CUDA a captured part is a CUDA graph. On a CPU it is the list of its calls into PyTorch on the same fixed memory:
+arguments, results, writes and splits go the very same way, which is how all of it is tested without a GPU.
 
 A captured part is replayed as soon as it is recorded. So the values an open step reads are there when it runs for the
 first time, and a recording is a call like any other: its results are the caller's.
@@ -11,7 +11,7 @@ first time, and a recording is a call like any other: its results are the caller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves as leaves
 
 from airgraph.aten_call import find_target
 from airgraph.collector import no_collection
+from airgraph.engine.call_list import CallList
 from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.verify import place as whereabouts
@@ -28,6 +29,7 @@ from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
 
 Work = Callable[[Env, Symbols], None]
+Capture = Callable[[Sequence[Step], Work], "ProgramPart"]  # steps, and what comes after them
 
 
 class ProgramPart(Protocol):
@@ -38,14 +40,26 @@ class ProgramPart(Protocol):
 
 @dataclass
 class BoundPart:
-    """Steps on fixed memory, op by op."""
+    """Steps on fixed memory: one by one when they are recorded, from then on as one function (engine/call_list.py).
 
-    work: Work
+    `steady`: the values that are at the same address in every call."""
+
+    graph: Graph
+    steps: Sequence[Step]
+    finish: Work
+    steady: Collection[int]
+    work: Work | None = None
 
     def record(self, env: Env, symbols: Symbols) -> None:
-        self.work(env, symbols)
+        calls = CallList(self.graph, self.steady)
+        for step in self.steps:
+            calls.advance(step, env, symbols)
+        self.work = calls.function()
+        self.finish(env, symbols)
 
-    run = record
+    def run(self, env: Env, symbols: Symbols) -> None:
+        self.work(env, symbols)  # type: ignore[misc]
+        self.finish(env, symbols)
 
 
 @dataclass
@@ -174,28 +188,24 @@ class PartRecorder:
     """Makes the parts of a program while running it once, the last of them with `finish` (results to their slots, writes
     to arguments) at its end. `refused` are steps that cannot be captured; what is found out on the way is added."""
 
-    def __init__(
-        self, executable: Steps, sizes: set[Any], refused: dict[Node, str], streams: Streams | None = None
-    ) -> None:
+    def __init__(self, executable: Steps, sizes: set[Any], refused: dict[Node, str]) -> None:
         self.executable = executable
         self.sizes = sizes
         self.refused = refused
-        self.streams = streams  # for steps that are captured; None: one after the other
 
     def record(
-        self, env: Env, symbols: Symbols, finish: Work, capture: Callable[[Work], ProgramPart], keep: bool = False
+        self, env: Env, symbols: Symbols, finish: Work, capture: Capture, keep: bool = False
     ) -> list[ProgramPart]:
         """`keep`: no value dies, so that all can be looked at afterwards."""
         waiting, parts = self.runs(self.executable.steps), []
         waiting = waiting if waiting and not waiting[-1].open else [*waiting, Run((), False)]
         while waiting:
             run = waiting.pop(0)
-            streams = None if run.open else self.streams
-            work = steps_work(self.executable, run.steps if keep else confined(run.steps), keep, streams)
+            steps = kept(run.steps) if keep else confined(run.steps)
             if run.open:
-                part: ProgramPart = OpenPart(work, self.placed(run, waiting))
+                part: ProgramPart = OpenPart(steps_work(self.executable, steps), self.placed(run, waiting))
             else:
-                part = capture(work if waiting else in_order(work, finish))
+                part = capture(steps, nothing if waiting else finish)
             before = dict(env)
             try:
                 part.record(env, symbols)
@@ -249,8 +259,12 @@ def confined(steps: Sequence[Step]) -> list[Step]:
     return [replace(s, last_uses=tuple(k for k in s.last_uses if k in born)) for s in steps]
 
 
-def steps_work(executable: Steps, steps: Sequence[Step], keep: bool = False, streams: Streams | None = None) -> Work:
-    steps = [replace(s, last_uses=()) for s in steps] if keep else steps
+def kept(steps: Sequence[Step]) -> list[Step]:
+    """No value dies."""
+    return [replace(s, last_uses=()) for s in steps]
+
+
+def steps_work(executable: Steps, steps: Sequence[Step], streams: Streams | None = None) -> Work:
     split = streams is not None and is_split(steps)
     steps = apart(steps) if split else steps
 

@@ -22,12 +22,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from airgraph.config import Config
-from airgraph.engine.protocol import PLACED, Env, Steps, Symbols
+from airgraph.engine.protocol import PLACED, Env, Step, Steps, Symbols
 from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
@@ -37,7 +38,17 @@ from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, aren
 from airgraph.runtime.capture_log import FORCED, HELD, MOVED, limit_text, tell_capture, tell_captured, tell_found
 from airgraph.runtime.handout import prepared
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
-from airgraph.runtime.parts import BoundPart, CapturedPart, PartRecorder, ProgramPart, Work, split_text, written_inputs
+from airgraph.runtime.parts import (
+    BoundPart,
+    CapturedPart,
+    PartRecorder,
+    ProgramPart,
+    Work,
+    in_order,
+    split_text,
+    steps_work,
+    written_inputs,
+)
 from airgraph.runtime.program import Program, quiet, strided, to_host
 from airgraph.runtime.recording import Recording, ResultLayout
 from airgraph.runtime.sample import checked
@@ -80,6 +91,8 @@ class ReplayProgram(Program):
         self.arena = arena_of(executable.device)
         self.parameters = parameters
         self.width = len(boundary.arguments)
+        places = [executable.inputs.get(a.name) for a in boundary.arguments]
+        self.keys = {i: key for i, key in enumerate(places) if key is not None}  # where arguments go in `env`
         self.makers = {key: step for step in executable.steps for key in step.makes}
         names = written_inputs(executable)
         self.written = {i for i, a in enumerate(boundary.arguments) if a.name in names}
@@ -361,8 +374,8 @@ class ReplayProgram(Program):
             for index, template in recording.templates.items():
                 placed.setdefault(self.executable.outputs[index], template)
             env[PLACED] = placed
-        recorder = PartRecorder(self.executable, self.sizes, self.refused, self.arena.streams)
-        recording.parts = recorder.record(env, symbols, self.finish(recording), self.capture, keep)
+        recorder = PartRecorder(self.executable, self.sizes, self.refused)
+        recording.parts = recorder.record(env, symbols, self.finish(recording), partial(self.capture, recording), keep)
         for node, reason in self.refused.items():
             if node not in self.told:
                 self.told.add(node)
@@ -377,12 +390,15 @@ class ReplayProgram(Program):
 
     def fill(self, env: Env, given: Sequence[Any], recording: Recording) -> None:
         """The values of the arguments, as steps that are not captured read them."""
-        held = dict(zip(recording.copied, recording.buffers))
-        held.update(recording.cells)
-        for i, spec in enumerate(self.boundary.arguments):
-            key = self.executable.inputs.get(spec.name)
-            if key is not None:
-                env[key] = held.get(i, as_tensor(given[i]))
+        for i, key in self.keys.items():
+            arg = given[i]
+            env[key] = arg if isinstance(arg, torch.Tensor) else as_tensor(arg)
+        for i, buffer in zip(recording.copied, recording.buffers):
+            if i in self.keys:
+                env[self.keys[i]] = buffer
+        for i, cell in recording.cells:
+            if i in self.keys:
+                env[self.keys[i]] = cell
 
     def finish(self, recording: Recording) -> Work:
         """Results to their slots, then writes to arguments: results must not see those."""
@@ -390,15 +406,19 @@ class ReplayProgram(Program):
 
         def work(env: Env, symbols: Symbols) -> None:
             copy_results([(template, env[keys[index]]) for index, template in recording.templates.items()])
-            self.write([(name, env[key]) for name, key in writes], {name: env.get(key) for name, key in names.items()})
+            if writes:
+                inputs = {name: env.get(key) for name, key in names.items()}
+                self.write([(name, env[key]) for name, key in writes], inputs)
 
         return work
 
-    def capture(self, work: Work) -> ProgramPart:
+    def capture(self, recording: Recording, steps: Sequence[Step], finish: Work) -> ProgramPart:
         if self.arena.device.type != "cuda":
-            return BoundPart(work)
+            steady = {self.keys[i] for i in (*recording.pinned, *recording.copied) if i in self.keys}
+            return BoundPart(self.executable.graph, steps, finish, steady | self.executable.constants.keys())
         config = self.config
         pool = self.arena.pool(config.use_graph_pool, config.reuse_graph_pool_in_same_fx)
+        work = in_order(steps_work(self.executable, steps, self.arena.streams), finish)
         return CapturedPart(work, self.arena, pool, config.capture_error_mode)
 
     # -- a budget -------------------------------------------------------------------------------------------------------
@@ -482,6 +502,9 @@ def copy_results(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
             strides = slot.stride()
             apart(slot, strides).copy_(apart(value, strides))
     for same in together.values():
+        if len(same) == 1:
+            same[0][0].copy_(same[0][1])
+            continue
         torch._foreach_copy_([slot for slot, _ in same], [value for _, value in same])
 
 

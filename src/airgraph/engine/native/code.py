@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
-from airgraph.engine.native.kernels.shared_kernels import kernels
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
@@ -185,7 +185,7 @@ def gemm_step(step: GemmStep) -> NativeStep:
         step.a.offset,
         step.b.offset,
         bias_at,
-        *[0] * 3,
+        *[0] * (Gemm.WORDS - Gemm.BLOCK),
     ]
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     if step.ends:

@@ -34,6 +34,7 @@ from airgraph.engine.native.image import (
     TransposedCopy,
 )
 from airgraph.engine.native.kernels import conv, conv_last, gemm
+from airgraph.engine.native.kernels.panels import one_by_one
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
     ROWS,
@@ -169,6 +170,8 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
     split, team = rule_of_sizes(dims, threads)
     form = words[Gemm.FORM]
     assert isinstance(form, int)
+    if tuned is not None and tuned.strategy.panels:
+        return sized_panels(words, threads, tuned.product, single=equal(team, 1))
     if tuned is not None:
         p, strategy = tuned
         known = zip((*dims, threads), (p.batch, p.m, p.n, p.k, p.threads))
@@ -184,6 +187,16 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
     scratch = reduce(maximum, (gemm.scratch_bytes(gemm.FORMS[f], m, n, k) for f in forms))
     unit = unit_of(split, team, jobs, threads) if packed is None else packed.strategy.unit(packed.product)
     return SizedStep(words, jobs, unit, equal(team, 1), aligned(scratch))
+
+
+def sized_panels(words: list[Amount], threads: Amount, p: ProductShape, single: Amount) -> SizedStep:
+    """A product whose weight is packed in panels."""
+    tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
+    assert tile is not None
+    by_panels = less(0, conv_last.split(s, threads, tile))
+    words[Gemm.SPLIT] = choose(by_panels, COLUMNS, ROWS)
+    jobs, unit = choose(by_panels, p.n, p.m), choose(by_panels, tile.panel, tile.rows[0])
+    return SizedStep(words, jobs, unit, single, aligned(conv_last.offsets(s, tile)["packed"]))
 
 
 def number_word(x: Any, sizes: Sizes) -> Amount:
@@ -458,19 +471,30 @@ class FrameBuilder:
         return [self.slots.behind(slot) for slot in slots]
 
     def note_pack(self, step: NativeStep, sizes: Link, args: Link) -> None:
-        """A product for MKL, or a convolution; a frame has a packed copy if the weight keeps its content, or can be
-        tagged."""
+        """A product with a packed weight, or a convolution; a frame has a packed copy if the weight keeps its content, or
+        can be tagged."""
         tuned = self.shared.tuned.get(step)
-        multiplies = tuned is not None and tuned.strategy.packed
+        multiplies = tuned is not None and (tuned.strategy.packed or tuned.strategy.panels)
         if not multiplies and step not in self.shared.packed:
             return
         assert step.args[1] is not None
         slot = self.table.slot(step.args[1])
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
-        if tuned is not None:
+        if tuned is not None and tuned.strategy.panels:
+            self.words[sizes.at + Gemm.PANELS] = self.panels(tuned.product, self.words[sizes.at + Gemm.SPLIT])
+            self.packs.append(Pack(slot, sizes.at, args.at, 0, tagged))
+        elif tuned is not None:
             self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))
         else:
             self.conv_packs.append(ConvPack(slot, sizes.at, args.at, tagged))
+
+    def panels(self, p: ProductShape, split: Amount) -> Link:
+        """The dimensions of a product as a convolution whose weights are packed."""
+        tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
+        assert tile is not None
+        dims = conv_last.words(s, equal(split, COLUMNS), (0, 1, p.m * p.lda, p.lda), tile)
+        dims[conv_last.PREPACKED] = 1
+        return self.row(dims)
 
     def note_transpose(self, step: NativeStep, sizes: Link, args: Link) -> None:
         """A product that is faster with its weight transposed; a frame has such a copy if the weight keeps its content."""

@@ -60,6 +60,7 @@ class ProductStrategy(NamedTuple):
     threads: int
     transposed: bool = False  # the weight is a transposed copy
     packed: bool = False  # the weight is a packed copy, and MKL multiplies (blas.py)
+    panels: bool = False  # the weight is packed in panels, and the kernel of convolutions multiplies (panels.py)
 
     def jobs(self, p: ProductShape) -> int:
         return (p.n, p.m, p.batch)[self.split]

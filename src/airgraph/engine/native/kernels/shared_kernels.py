@@ -18,11 +18,12 @@ STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
 
 
 class Gemm:
-    """The sizes of a matrix product, behind the error word. With a packed weight, of blocks of BLOCK columns that are APART
-    bytes from each other, the function at PACKED multiplies (blas.py)."""
+    """The sizes of a matrix product, behind the error word. With a packed weight the function at PACKED multiplies: MKL
+    (blas.py), with blocks of BLOCK columns that are APART bytes from each other, or `step_panels`, with the dimensions of
+    a convolution at PANELS."""
 
     FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
-    APART, PACKED, WORDS = 17, 18, 19
+    APART, PACKED, PANELS, WORDS = 17, 18, 19, 20
 
 
 def step_gemm() -> str:
@@ -51,6 +52,23 @@ def step_gemm() -> str:
             f.when(f.test("eq", form, number), lambda name=name: f.do(f"call void @ag_gemm_{name}({given})"))  # type: ignore[misc]
 
     f.loop(b0, b1, 1, one)
+    return f.text()
+
+
+def step_panels() -> str:
+    """As step_gemm, with a weight in panels: a convolution of 1 × 1 whose pixels are the rows. Jobs that are columns come
+    in whole panels."""
+    f = Function("step_panels", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    tile = conv_last.this_tile()
+    assert tile is not None
+    a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    a, bias = (f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (bias, Gemm.BIAS_AT)))
+    by_column = f.test("eq", f.word("%sizes", Gemm.SPLIT), 0)
+    first = f.choose(by_column, "i64", f.div("%begin", tile.panel), "%begin")
+    end = f.choose(by_column, "i64", f.ceil("%end", tile.panel), "%end")
+    dims = f.word("%sizes", Gemm.PANELS, "ptr")
+    given = f"ptr {a}, ptr {b}, ptr {bias}, ptr {c}, ptr {dims}, i64 {first}, i64 {end}, ptr %scratch"
+    f.do(f"call void @ag_conv_last({given})")
     return f.text()
 
 
@@ -106,9 +124,9 @@ def source() -> str:
         if CHANNELS_LAST
         else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
     ]
-    convolution = step_conv_last() if CHANNELS_LAST else step_conv()
+    convolution = [step_conv_last(), step_panels()] if CHANNELS_LAST else [step_conv()]
     return "\n".join(
-        [experts.DECLARES, *parts, step_gemm(), experts.step_grouped(Gemm.WORDS), step_attention(), convolution]
+        [experts.DECLARES, *parts, step_gemm(), experts.step_grouped(Gemm.WORDS), step_attention(), *convolution]
     )
 
 
