@@ -1311,15 +1311,6 @@ MLA = (normal(2, 1, 3, 10), normal(6), normal(2, 1, 3, 4), normal(2, 1, 3, 4), t
 FIA, FIA2 = "npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"
 LENGTHS = {"actual_seq_lengths": [2], "actual_seq_lengths_kv": [2]}
 NOT_EMULATED = [
-    *(
-        (
-            "npu_fusion_attention",
-            (*BNSD, 1, "BNSD"),
-            {"sparse_mode": mode},
-            f"sparse_mode {mode} is not emulated, only 0 to 4",
-        )
-        for mode in (5, 6, 7, 8)
-    ),
     *not_emulated("npu_fusion_attention", (*BNSD, 1, "BNSD"), "padding_mask"),
     (
         "npu_fusion_attention",

@@ -450,6 +450,11 @@ def test_options_of_this_mode_do_not_warn():
         check_support(with_options(mode="npugraph_ex", debug__aclgraph__clone_input=False))
 
 
+def test_a_mode_that_is_no_longer_developed():
+    with pytest.warns(DeprecationWarning, match=r"^mode reduce-overhead is deprecated .* backend=\"npugraph_ex\"\)"):
+        check_support(with_options(mode="reduce-overhead"))
+
+
 def test_compile_options_are_set_on_a_copy():
     config = CompilerConfig()
     made = apply_options(

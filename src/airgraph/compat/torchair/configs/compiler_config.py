@@ -65,7 +65,14 @@ def _always_local() -> dict[str, str]:
 
 
 def check_support(config: CompilerConfig) -> None:
-    """Warn about options that are set but belong to the other mode."""
+    """Warn about options that are set but belong to the other mode, and about a mode that TorchAir no longer develops."""
+    if config.mode == ACL:
+        warnings.warn(
+            "mode reduce-overhead is deprecated in TorchAir since torch_npu 7.3.0: "
+            'torch.compile(model, backend="npugraph_ex") takes its place',
+            DeprecationWarning,
+            stacklevel=3,
+        )
     mode = GE if config.mode == GE else ACL
     foreign = [leaf for leaf in config.changed() if leaf.option.only not in (None, mode)]
     if foreign:
