@@ -40,21 +40,27 @@ class ProgramPart(Protocol):
 
 @dataclass
 class BoundPart:
-    """Steps on fixed memory: one by one when they are recorded, from then on as one function (engine/call_list.py).
+    """Steps on fixed memory: one by one when they are recorded, from then on as one function (engine/call_list.py); those
+    that are divided between streams one by one every time.
 
     `steady`: the values that are at the same address in every call."""
 
-    graph: Graph
+    executable: Steps
     steps: Sequence[Step]
     finish: Work
     steady: Collection[int]
+    streams: Streams | None
     work: Work | None = None
 
     def record(self, env: Env, symbols: Symbols) -> None:
-        calls = CallList(self.graph, self.steady)
-        for step in self.steps:
-            calls.advance(step, env, symbols)
-        self.work = calls.function()
+        if self.streams is not None and is_split(self.steps):
+            self.work = steps_work(self.executable, self.steps, self.streams)
+            self.work(env, symbols)
+        else:
+            calls = CallList(self.executable.graph, self.steady)
+            for step in self.steps:
+                calls.advance(step, env, symbols)
+            self.work = calls.function()
         self.finish(env, symbols)
 
     def run(self, env: Env, symbols: Symbols) -> None:

@@ -415,7 +415,8 @@ class ReplayProgram(Program):
     def capture(self, recording: Recording, steps: Sequence[Step], finish: Work) -> ProgramPart:
         if self.arena.device.type != "cuda":
             steady = {self.keys[i] for i in (*recording.pinned, *recording.copied) if i in self.keys}
-            return BoundPart(self.executable.graph, steps, finish, steady | self.executable.constants.keys())
+            steady |= self.executable.constants.keys()
+            return BoundPart(self.executable, steps, finish, steady, self.arena.streams)
         config = self.config
         pool = self.arena.pool(config.use_graph_pool, config.reuse_graph_pool_in_same_fx)
         work = in_order(steps_work(self.executable, steps, self.arena.streams), finish)
