@@ -47,6 +47,7 @@ PYTHON = (
     Internal("torch._sym_sqrt", "a number op of symbolic sizes"),
     # -- running
     Internal("torch._C._storage_Use_Count", "slots: whether somebody holds a result of a captured program"),
+    Internal("torch._C._construct_storage_from_data_pointer", "replay on the CPU: views that keep no memory alive"),
     Internal("torch._C._set_grad_enabled", "replay: the grad mode, without the cost of a context manager"),
     Internal("torch._C._cuda_endAllocateToPool", "leaving a failed CUDA capture", "a failed capture ends in an error"),
     Internal("torch._C._cuda_getCurrentRawStream", "the address of the current CUDA stream", "CUDA programs fail"),

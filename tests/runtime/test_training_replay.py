@@ -26,6 +26,7 @@ def device(request):
     """Where the test runs; the options of the backend are those of the way."""
     torch._dynamo.reset()
     airgraph.release()
+    gc.collect()  # programs of other tests
     device, chosen = request.param
     options.clear()
     options.update(chosen)
