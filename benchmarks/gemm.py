@@ -9,6 +9,7 @@
     limit        what no kernel can exceed, because the weight has to be read once from where it lies
     nt, nn       our generated kernel with the weight as nn.Linear stores it, and transposed
     packed       MKL with a packed weight, as our graphs call it
+    panels       our kernel of convolutions with a weight packed in panels
     brgemm       oneDNN's micro-kernel (`at::native::cpublas::brgemm`), 64 columns at a time from a packed copy
     torch.mm
 
@@ -32,8 +33,8 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.native.kernels import blas, gemm
-from airgraph.engine.native.kernels.products import COLUMNS
+from airgraph.engine.native.kernels import blas, conv_last, gemm, panels
+from airgraph.engine.native.kernels.products import COLUMNS, ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.builder import Function, declarations, vector
@@ -122,7 +123,7 @@ class Operands:
         self.c.zero_()
 
 
-def ours(o: Operands, form: str, packed: bool = False) -> Calls:
+def ours(o: Operands, form: str, packed: bool = False, in_panels: bool = False) -> Calls:
     """One step of a graph, as a single thread runs it."""
     sizes = [0] * Gemm.WORDS
     transposed = form == "nn" and not packed
@@ -137,10 +138,21 @@ def ours(o: Operands, form: str, packed: bool = False) -> Calls:
             block.fill(weight.data_ptr(), True, o.k)
         addresses, known = [b.address for b in blocks], known | {Gemm.BLOCK: o.n, Gemm.PACKED: blas.step()}
         kept += blocks
+    scratch_bytes = as_int(gemm.scratch_bytes(form, o.m, o.n, o.k))
+    if in_panels:
+        s, tile = panels.one_by_one(o.m, o.n, o.k), conv_last.this_tile()
+        assert tile is not None
+        dims = [as_int(x) for x in conv_last.words(s, 1, (0, 1, o.m * o.k, o.k), tile)]
+        dims[conv_last.PREPACKED] = 1
+        table, copies = (i64 * len(dims))(*dims), [panels.in_panels(w, s, tile) for w in o.weights]
+        addresses = [w.data_ptr() for w in copies]
+        known |= {Gemm.PACKED: kernels()["step_panels"], Gemm.PANELS: ctypes.addressof(table)}
+        scratch_bytes = conv_last.offsets(s, tile)["packed"]
+        kept += [table, copies]
     for index, number in known.items():
         sizes[index] = number
     words = (i64 * len(sizes))(*sizes)
-    scratch = torch.zeros(as_int(gemm.scratch_bytes(form, o.m, o.n, o.k)) // 4 + 64)
+    scratch = torch.zeros(scratch_bytes // 4 + 64)
     tables = []
     for address in addresses:
         held = (i64 * 4)(o.a.data_ptr(), address, o.c.data_ptr(), 0)
@@ -197,6 +209,7 @@ def contenders(o: Operands) -> dict[str, Calls | None]:
         "nt": ours(o, "nt"),
         "nn": ours(o, "nn"),
         "packed": ours(o, "nn", packed=True) if blas.functions() else None,
+        "panels": ours(o, "nt", in_panels=True) if conv_last.this_tile() else None,
         "brgemm": brgemm(o),
         "torch.mm": torch_mm(o),
     }
@@ -233,6 +246,13 @@ def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float,
     return peak, {name: min(value / peak, 1.0) for name, value in fast.items()}
 
 
+def choice(m: int, k: int, n: int) -> str:
+    if blas.pays(m, n, k):
+        return "packed"
+    nt = ProductShape(0, 1, m, n, k, k, k, 0, 0, bias=False, unchanging=True, threads=1)
+    return "panels" if panels.pay(nt) else "nt"
+
+
 def shapes(text: str) -> list[Shape]:
     return [(int(m), int(k), int(n)) for m, k, n in (word.split("x") for word in text.split(","))]
 
@@ -246,11 +266,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     code = build_limits()
-    names = ("limit", "nt", "nn", "packed", "brgemm", "torch.mm")
+    names = ("limit", "nt", "nn", "packed", "panels", "brgemm", "torch.mm")
     print(f"{'rows×K→N':<16}{'peak':>6}" + "".join(f"{name:>10}" for name in names) + "   % of the peak")
     for m, k, n in options.shapes:
         peak, found = measure((m, k, n), options.rounds, int(options.weights * 2**20), code)
-        chosen = "packed" if blas.functions() and blas.pays(m, n, k) else "nt"
+        chosen = choice(m, k, n)
         cells = (f"{100 * found[c]:.0f}{'*' if c == chosen else ' '}" if c in found else "–" for c in names)
         print(f"{f'{m}×{k}→{n}':<16}{peak:>6.0f}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
 

@@ -12,7 +12,16 @@ import torch
 
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
-from airgraph.engine.native.image import ConvPack, FrameImage, OnceStep, Outside, Pack, SizesImage, TransposedCopy
+from airgraph.engine.native.image import (
+    IN_PANELS,
+    ConvPack,
+    FrameImage,
+    OnceStep,
+    Outside,
+    Pack,
+    SizesImage,
+    TransposedCopy,
+)
 from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
@@ -221,35 +230,34 @@ class BoundFrame:
             return
         if not self.tagged(pack, weight):
             return
-        key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, self.tag_key(pack, weight))
-        copy = self.copies.get(key)
-        if copy is None:
-            copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
-            copy.fill(weight.data_ptr() + 4 * start, transposed, stride)
-        place = words([copy.address])
+        if pack.block == IN_PANELS:
+            copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, self.tag_key(pack, weight))
+            address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernels()["step_panels"]
+        else:
+            key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, self.tag_key(pack, weight))
+            copy = self.copies.get(key)
+            if copy is None:
+                copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
+                copy.fill(weight.data_ptr() + 4 * start, transposed, stride)
+            address, size = copy.address, copy.bytes
+            sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
+        place = words([address])
         self.kept += [copy, weight, place]
-        self.packed_copies[copy.address] = copy.bytes
+        self.packed_copies[address] = size
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
-        sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
         args[1] = ctypes.addressof(place)
 
     def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
         """The convolution reads packed weights; equal copies are one."""
         sizes, args = self.part(pack.sizes, ConvLast.DIMS + len(conv_last.DIMS)), self.part(pack.args, 2)
-        dims, tile = ConvSizes(*sizes[ConvLast.DIMS : ConvLast.DIMS + len(conv_last.SIZES)]), conv_last.this_tile()
-        assert tile is not None
+        dims = ConvSizes(*sizes[ConvLast.DIMS : ConvLast.DIMS + len(conv_last.SIZES)])
         if sizes[ConvLast.W_AT] // 4 + dims.o * dims.depth > weight.numel():  # not the tensor it was compiled for
             return
         if not self.tagged(pack, weight):
             return
-        shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
-        key = (weight.data_ptr(), sizes[ConvLast.W_AT], shape, self.tag_key(pack, weight))
-        copy = self.copies.get(key)
-        if copy is None:
-            copy = self.copies[key] = torch.empty(conv_last.packed_numbers(dims, tile))
-            start = weight.data_ptr() + sizes[ConvLast.W_AT]
-            pack_weights()(start, ctypes.addressof(sizes) + 8 * ConvLast.DIMS, copy.data_ptr())
+        at = ctypes.addressof(sizes) + 8 * ConvLast.DIMS
+        copy = self.panels(weight, at, sizes[ConvLast.W_AT], self.tag_key(pack, weight))
         place = words([copy.data_ptr()])
         self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
         self.packed_copies[copy.data_ptr()] = copy.nbytes
@@ -257,6 +265,17 @@ class BoundFrame:
             self.only[pack.slot] = weight.data_ptr()
         sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
         args[1] = ctypes.addressof(place)
+
+    def panels(self, weight: torch.Tensor, dims: int, start: int, content: Any) -> torch.Tensor:
+        """A packed copy for the convolution, or the product as one, whose dimensions are at an address."""
+        s, tile = ConvSizes(*(ctypes.c_int64 * len(conv_last.SIZES)).from_address(dims)), conv_last.this_tile()
+        assert tile is not None
+        key = (weight.data_ptr(), start, (s.o, s.c, s.groups, s.kh, s.kw), content)
+        copy: torch.Tensor | None = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(conv_last.packed_numbers(s, tile))
+            pack_weights()(weight.data_ptr() + start, dims, copy.data_ptr())
+        return copy
 
     def tagged(self, pack: Pack | ConvPack, weight: torch.Tensor) -> bool:
         """Whether a packed copy can be used: the weight keeps its content, or a tag tells when it does not."""

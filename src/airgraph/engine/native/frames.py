@@ -23,6 +23,7 @@ from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep, by_channel
 from airgraph.engine.native.image import (
+    IN_PANELS,
     ConvPack,
     FrameImage,
     Link,
@@ -196,7 +197,9 @@ def sized_panels(words: list[Amount], threads: Amount, p: ProductShape, single: 
     by_panels = less(0, conv_last.split(s, threads, tile))
     words[Gemm.SPLIT] = choose(by_panels, COLUMNS, ROWS)
     jobs, unit = choose(by_panels, p.n, p.m), choose(by_panels, tile.panel, tile.rows[0])
-    return SizedStep(words, jobs, unit, single, aligned(conv_last.offsets(s, tile)["packed"]))
+    form = gemm.FORMS[p.form]
+    scratch = max(conv_last.offsets(s, tile)["packed"], as_int(gemm.scratch_bytes(form, p.m, p.n, p.k)))
+    return SizedStep(words, jobs, unit, single, aligned(scratch))
 
 
 def number_word(x: Any, sizes: Sizes) -> Amount:
@@ -482,7 +485,7 @@ class FrameBuilder:
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
         if tuned is not None and tuned.strategy.panels:
             self.words[sizes.at + Gemm.PANELS] = self.panels(tuned.product, self.words[sizes.at + Gemm.SPLIT])
-            self.packs.append(Pack(slot, sizes.at, args.at, 0, tagged))
+            self.packs.append(Pack(slot, sizes.at, args.at, IN_PANELS, tagged))
         elif tuned is not None:
             self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))
         else:

@@ -60,9 +60,12 @@ class TransposedCopy(NamedTuple):
     args: int
 
 
+IN_PANELS = 0  # the weight is packed in panels (kernels/panels.py)
+
+
 class Pack(NamedTuple):
     """A matrix product that multiplies with a packed copy of its weight (packing.py): the slot of that, where its sizes and
-    arguments are, the columns of a block; `tagged`: the weight is a parameter that may change."""
+    arguments are, the columns of a block of MKL's (or IN_PANELS); `tagged`: the weight is a parameter that may change."""
 
     slot: int
     sizes: int

@@ -21,7 +21,7 @@ import torch
 
 from airgraph.config import KNOBS
 from airgraph.engine.native import write_watch
-from airgraph.engine.native.kernels import blas
+from airgraph.engine.native.kernels import blas, panels
 from airgraph.engine.native.kernels.products import COLUMNS, TRANSPOSED, ProductShape, ProductStrategy, rule
 from airgraph.engine.native.tables import TagWords, words
 
@@ -114,11 +114,14 @@ class PackingBudget:
 
     def strategy(self, p: ProductShape, weight: Hashable) -> ProductStrategy | None:
         """The packed one, where it pays; None: as without packing. `weight`: where it is."""
-        if p.batch != 1 or p.form not in TRANSPOSED or not blas.pays(p.m, p.n, p.k):
+        if p.batch != 1 or p.form not in TRANSPOSED:
             return None
-        if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k):
+        by_mkl = blas.pays(p.m, p.n, p.k)
+        if not by_mkl and not panels.pay(p):
             return None
-        return ProductStrategy(COLUMNS, rule(p).threads, packed=True)
+        if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k if by_mkl else panels.size(p)):
+            return None
+        return ProductStrategy(COLUMNS, rule(p).threads, packed=True) if by_mkl else rule(p)._replace(panels=True)
 
     def takes(self, what: Hashable, size: int) -> bool:
         """Whether this was taken already, or so many bytes are left for it; then they are taken."""

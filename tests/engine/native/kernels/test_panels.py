@@ -1,14 +1,24 @@
-"""Weights in panels are what the kernel would pack. (Products that read them: tests/deploy.)"""
+"""Weights in panels are what the kernel would pack; products that read them, of `airgraph.compile` (of C: tests/deploy)."""
 
+from __future__ import annotations
+
+import copy
 import ctypes
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
+import airgraph
 from airgraph.engine.native.bound import pack_weights
-from airgraph.engine.native.kernels import conv_last
+from airgraph.engine.native.image import IN_PANELS
+from airgraph.engine.native.kernels import blas, conv_last, panels
 from airgraph.engine.native.kernels.panels import in_panels, one_by_one
+from airgraph.engine.native.kernels.shared_kernels import Gemm
+from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.tables import words
+from airgraph.journal import JOURNALS
 from airgraph.plan.convolution import ConvSizes
 
 TILE = conv_last.this_tile()
@@ -30,3 +40,124 @@ def test_as_the_kernel_packs(kind):
     dims = words([int(x) for x in conv_last.words(s, 0, (0, 1, 1, 1), TILE)])
     pack_weights()(weight.data_ptr(), ctypes.addressof(dims), expected.data_ptr())
     assert torch.equal(in_panels(weight, s, TILE).flatten(), expected)
+
+
+# -- products -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def in_all_products(monkeypatch):
+    """On any x86-64, however small the weight is; parameters that may change, too."""
+    monkeypatch.setenv("AIRGRAPH_PACK", "live")
+    monkeypatch.setattr(panels, "WEIGHT", 0)
+    monkeypatch.setattr(panels, "vector_lanes", lambda: 16)
+    monkeypatch.setattr(blas, "pays", lambda m, n, k: False)
+
+
+def model(*sizes: int, bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b, bias=bias) for a, b in pairwise(sizes))).eval()
+
+
+def compiled(module, x, **options):
+    """(the compiled module, its native executable)"""
+    made = []
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
+        run = airgraph.compile(module, (x,), **options)
+    run(x)
+    return run, made[-1].native
+
+
+def products_in_panels(native) -> int:
+    frame = native.frames[-1]
+    packs = [p for p in frame.image.packs if p.block == IN_PANELS]
+    return sum(bool(frame.part(p.sizes, Gemm.WORDS)[Gemm.PACKED]) for p in packs)
+
+
+def assert_as_near_as_eager(ours, module, x):
+    with torch.no_grad():
+        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
+    assert (ours - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("rows", [4, 7, 64, 197])
+@pytest.mark.parametrize("sizes", [(16, 48), (33, 100, 40), (240, 60), (768, 130)])
+def test_results(rows, sizes, in_all_products):
+    module, x = model(*sizes, bias=rows != 7), torch.randn(rows, sizes[0])
+    run, native = compiled(module, x)
+    assert products_in_panels(native) == len(sizes) - 1
+    assert_as_near_as_eager(run(x), module, x)
+
+
+@pytest.mark.parametrize("shape", [(48, 96, 1000), (400, 64, 70)])
+def test_threads(shape, in_all_products):
+    """Threads divide the columns of one and the rows of the other."""
+    before, (rows, deep, wide) = torch.get_num_threads(), shape
+    module, x = model(deep, wide), torch.randn(rows, deep)
+    try:
+        results = []
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            run, native = compiled(module, x)
+            assert products_in_panels(native) == 1
+            results.append(run(x))
+        torch.set_num_threads(2)  # a frame for another number of threads
+        results.append(run(x))
+    finally:
+        torch.set_num_threads(before)
+    assert_as_near_as_eager(results[0], module, x)
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+def written(module):
+    with torch.no_grad():
+        module[0].weight[3, 4] = 9.0
+
+
+def assigned(module):
+    module[0].weight = nn.Parameter(torch.randn_like(module[0].weight))
+
+
+def row_unseen(module):
+    module[0].weight.data[7] = 0
+
+
+@pytest.mark.parametrize("change", [written, assigned, row_unseen])
+def test_a_weight_that_changed_is_seen(change, in_all_products):
+    module, x = model(40, 50, 40), torch.randn(8, 40)
+    run, native = compiled(module, x)
+    for _ in range(2):
+        change(module)
+        assert_as_near_as_eager(run(x), module, x)
+        assert products_in_panels(native) == 2
+
+
+def test_a_frozen_weight_is_packed_once(in_all_products):
+    module, x = model(40, 64, 40), torch.randn(8, 40)
+    run, native = compiled(module, x, frozen_parameter=True)
+    wide = -(-40 // TILE.panel) * TILE.panel
+    assert products_in_panels(native) == 2 and native.frames[-1].packed == 4 * (64 * 40 + wide * 64)
+    assert_as_near_as_eager(run(x), module, x)
+
+
+def test_a_weight_that_cannot_be_tagged_stays_as_it_is(in_all_products, monkeypatch):
+    monkeypatch.setattr("airgraph.engine.native.bound.tag", lambda weight: None)
+    module, x = model(40, 50, 40), torch.randn(50, 40)
+    run, native = compiled(module, x)
+    assert native.frames[-1].image.packs and products_in_panels(native) == 0
+    assert_as_near_as_eager(run(x), module, x)
+
+
+def test_the_limit(in_all_products, monkeypatch):
+    """It counts the zeros of the last panel."""
+    monkeypatch.setenv("AIRGRAPH_PACK_MB", "1")
+    module, x = model(1000, 257, 100), torch.randn(8, 1000)
+    run, native = compiled(module, x)
+    assert products_in_panels(native) == 1  # the first is larger with them, the second fits
+    assert_as_near_as_eager(run(x), module, x)
+
+
+@pytest.mark.skipif(blas.functions() is None or vector_lanes() < 16, reason="measured with AVX-512 and MKL")
+def test_small_weights_are_in_panels_and_large_ones_packed_by_mkl():
+    module, x = model(256, 256, 4096), torch.randn(32, 256)
+    _, native = compiled(module, x, frozen_parameter=True)
+    assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [True, False]
+    assert "4.2 MiB of packed weights beside the parameters" in JOURNALS[-1].remarks

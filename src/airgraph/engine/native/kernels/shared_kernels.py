@@ -14,7 +14,7 @@ from airgraph.engine.native.llvm.jit import Code, Unit, build
 CHANNELS_LAST = conv_last.this_tile() is not None
 CONVOLUTION = conv_last_kernels if CHANNELS_LAST else conv
 MODULES = (gemm, attention, CONVOLUTION)
-STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv")
+STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv", *(("step_panels",) if CHANNELS_LAST else ()))
 
 
 class Gemm:
