@@ -9,6 +9,7 @@ Each is compared with the same arithmetic on the CPU.
 """
 
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch_npu
 import torchair
 
 torch.manual_seed(0)
+warnings.filterwarnings("ignore", "mode reduce-overhead is deprecated")  # way 2 shows it nevertheless
 
 
 class Layer(torch.nn.Module):

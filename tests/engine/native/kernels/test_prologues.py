@@ -83,6 +83,7 @@ def test_bit_for_bit(name, dynamic, threads, both):
 @pytest.mark.parametrize("threads", [2], indirect=True)
 def test_however_threads_divide_the_product(name, split, threads, both, monkeypatch):
     """By rows each thread has the same share of both; by columns they wait for all rows."""
+    monkeypatch.setenv("AIRGRAPH_PACK", "frozen")  # packed weights have a rule of their own
     monkeypatch.setattr(frames, "rule_of_sizes", lambda sizes, threads: (split, threads))
     executable = both(name)
     shared = executable.shared
