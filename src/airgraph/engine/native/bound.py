@@ -230,11 +230,13 @@ class BoundFrame:
             return
         if not self.tagged(pack, weight):
             return
+        content = self.tag_key(pack, weight)
+        copy: Any
         if pack.block == IN_PANELS:
-            copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, self.tag_key(pack, weight))
+            copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
             address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernels()["step_panels"]
         else:
-            key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, self.tag_key(pack, weight))
+            key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, content)
             copy = self.copies.get(key)
             if copy is None:
                 copy = self.copies[key] = blas.PackedWeight(m, n, k, pack.block)
