@@ -40,6 +40,7 @@ from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.builder import Function, declarations, vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.packing import PackingBudget
 from airgraph.plan.sizes import as_int
 
 ROWS = (8, 16, 32, 64, 128, 384)
@@ -247,10 +248,9 @@ def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float,
 
 
 def choice(m: int, k: int, n: int) -> str:
-    if blas.pays(m, n, k):
-        return "packed"
     nt = ProductShape(0, 1, m, n, k, k, k, 0, 0, bias=False, unchanging=True, threads=1)
-    return "panels" if panels.pay(nt) else "nt"
+    strategy = PackingBudget().strategy(nt, "weight")
+    return "nt" if strategy is None else "packed" if strategy.packed else "panels"
 
 
 def shapes(text: str) -> list[Shape]:

@@ -6,9 +6,10 @@
         v2 = f1(v1); del v1
         env[k1] = v2
 
-What an op is called with is found out by running it once. At the same sizes and layouts an op of PyTorch gives the same
-ones again, so nothing is looked at after that. Other steps (ops of other libraries, whose results may look different every
-time, and what reads those) run as before, on `env`.
+The text has names of our own and keywords of the op's schema, nothing that a graph could bring along. What an op is called
+with is found out by running it once. At the same sizes and layouts an op of PyTorch gives the same ones again, so nothing
+is looked at after that. Other steps (ops of other libraries, whose results may look different every time, and what reads
+those) run as before, on `env`.
 
 A view of memory that stays where it is (arguments at a fixed address, buffers, constants) is taken once. It holds on to
 nothing: it is a mere address, as in a captured CUDA graph, and whoever replays has checked that the memory is there.

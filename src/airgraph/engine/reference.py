@@ -303,6 +303,8 @@ class ReferenceExecutable:
         ]
         instead = writer.instead(env, symbols, given) if writer else None
         args, kwargs = (decode(node.attrs[k], inputs, self.graph, self.map_device) for k in ("args", "kwargs"))
+        if kwargs.keys() - {a.name for a in target._schema.arguments}:  # they become text: call_list.py
+            return None
         only_reads = instead is None and not target._schema.is_mutable
         return BoundCall(instead or target, args, kwargs, listed or len(returns) > 1, only_reads)
 

@@ -272,7 +272,7 @@ class BoundFrame:
         """A packed copy for the convolution, or the product as one, whose dimensions are at an address."""
         s, tile = ConvSizes(*(ctypes.c_int64 * len(conv_last.SIZES)).from_address(dims)), conv_last.this_tile()
         assert tile is not None
-        key = (weight.data_ptr(), start, (s.o, s.c, s.groups, s.kh, s.kw), content)
+        key = (weight.data_ptr(), start, conv_last.mode_of(s), (s.o, s.c, s.groups, s.kh, s.kw), content)
         copy: torch.Tensor | None = self.copies.get(key)
         if copy is None:
             copy = self.copies[key] = torch.empty(conv_last.packed_numbers(s, tile))

@@ -116,9 +116,10 @@ class PackingBudget:
         """The packed one, where it pays; None: as without packing. `weight`: where it is."""
         if p.batch != 1 or p.form not in TRANSPOSED:
             return None
-        by_mkl = blas.pays(p.m, p.n, p.k)
-        if not by_mkl and not panels.pay(p):
+        by_mkl, in_panels = blas.pays(p.m, p.n, p.k), panels.pay(p)
+        if not by_mkl and not in_panels:
             return None
+        by_mkl = by_mkl and not (in_panels and p.n * p.k < panels.LARGE)
         if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k if by_mkl else panels.size(p)):
             return None
         return ProductStrategy(COLUMNS, rule(p).threads, packed=True) if by_mkl else rule(p)._replace(panels=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.engine.native.kernels import blas
+from airgraph.engine.native.kernels import blas, panels
 from airgraph.journal import JOURNALS
 from airgraph.torch_internals import MKL
 
@@ -24,6 +24,7 @@ def packs_small_weights(monkeypatch):
     """On any x86-64, so that small models do; parameters that may change, too."""
     monkeypatch.setenv("AIRGRAPH_PACK", "live")
     monkeypatch.setattr(blas, "pays", lambda m, n, k: m >= blas.ROWS and n > 1 and k > 1)
+    monkeypatch.setattr(panels, "pay", lambda p: False)
 
 
 def model(*sizes: int, bias: bool = True) -> nn.Sequential:

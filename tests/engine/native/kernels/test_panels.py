@@ -161,3 +161,20 @@ def test_small_weights_are_in_panels_and_large_ones_packed_by_mkl():
     _, native = compiled(module, x, frozen_parameter=True)
     assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [True, False]
     assert "4.2 MiB of packed weights beside the parameters" in JOURNALS[-1].remarks
+
+
+class ByColumns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 1024))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.skipif(blas.functions() is None or vector_lanes() < 16, reason="measured with AVX-512 and MKL")
+def test_a_weight_stored_by_columns_is_packed_by_mkl():
+    module, x = ByColumns(), torch.randn(32, 256)
+    run, native = compiled(module, x, frozen_parameter=True)
+    assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [False]
+    assert_as_near_as_eager(run(x), module, x)

@@ -17,7 +17,7 @@ One core of a Xeon (Cascade Lake, AVX-512), GFLOP/s by the clock of the thread, 
     brgemm                89           51           80           114            70          31           4
 
 (brgemm: oneDNN's micro-kernel, 64 columns at a time from a packed copy.) A generated kernel for packed weights reached 93,
-89, 93, 107, 71, 40, 6. With fewer than four rows packing gains nothing. Weights below 2 MiB are in panels (panels.py).
+89, 93, 107, 71, 40, 6. With fewer than four rows packing gains nothing. Most weights below 2 MiB are in panels (panels.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from airgraph.engine.native.llvm.jit import Code, Unit, build
 
 SYMBOLS = ("cblas_sgemm_pack_get_size", "cblas_sgemm_pack", "cblas_sgemm_compute", "MKL_Set_Num_Threads_Local")
 ROW_MAJOR, NO_TRANS, TRANS, PACKED, B_MATRIX = 101, 111, 112, 151, 162  # of cblas.h
-ROWS, WEIGHT = 4, 512 << 10  # the fewest rows, and the fewest numbers of a weight, for which packing pays
+ROWS, WEIGHT = 4, 128 << 10  # the fewest rows, and the fewest numbers of a weight, for which packing pays
 ALIGNED = 64  # bytes
 
 

@@ -3,7 +3,7 @@
     one_by_one(m, n, k)             the rows of a product are pixels, its columns output channels
     in_panels(weight, sizes, tile)  what ag_conv_pack (conv_last_kernels.py) writes, for the tile of any CPU
 
-Products use this where MKL does not serve them (blas.py): weights below 2 MiB, and all weights in a program without PyTorch
+Products of nn.Linear use this below 2 MiB, and above where there is no MKL (blas.py), as in a program without PyTorch
 (airgraph.deploy). Two threads of a Xeon (Cascade Lake, AVX-512), milliseconds a call by airgraph.compile, medians of 11 to
 15 alternating rounds:
 
@@ -31,7 +31,7 @@ from airgraph.plan.convolution import ConvSizes
 
 MOST = 2  # times as many numbers as the weight has, with the zeros of its last panel
 ROWS = 4  # of a product, at least: fewer read the weight once in any case
-WEIGHT = 8 << 10  # numbers, at least
+WEIGHT, LARGE = 8 << 10, 512 << 10  # numbers: at least so many, and from how many on MKL is faster
 
 
 def one_by_one(m: int, n: int, k: int) -> ConvSizes:
@@ -48,7 +48,7 @@ def serve(p: ProductShape) -> bool:
 
 
 def pay(p: ProductShape) -> bool:
-    """Whether a product that MKL does not serve (blas.py) is faster with panels, where that was measured: with AVX-512."""
+    """Whether a product is faster with panels than with the weight as it is, where that was measured: with AVX-512."""
     as_linear = gemm.FORMS[p.form] == "nt" and p.ldb == p.k  # what ag_conv_pack reads
     return vector_lanes() == 16 and as_linear and p.n * p.k >= WEIGHT and serve(p)
 
