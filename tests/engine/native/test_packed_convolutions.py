@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 
@@ -13,6 +12,7 @@ from torch import nn
 import airgraph
 from airgraph.engine.native.kernels import conv_last
 from airgraph.journal import JOURNALS
+from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
 pytestmark = pytest.mark.skipif(conv_last.this_tile() is None, reason="kernels for planes have no packed weights")
 
@@ -35,24 +35,9 @@ def model() -> nn.Sequential:
     ).eval()
 
 
-def compiled(module, x, **options):
-    """(the compiled model after a call, its native executable)"""
-    made = []
-    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(module, (x,), **options)
-    run(x)
-    return run, made[-1].native
-
-
 def packed_steps(native) -> int:
     frame = native.frames[-1]
     return sum(frame.part(p.sizes, 64)[4 + conv_last.PREPACKED] for p in native.image.conv_packs)
-
-
-def assert_as_near_as_eager(ours, module, x):
-    with torch.no_grad():
-        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
-    assert (ours - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-6
 
 
 def image() -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import gc
 import os
@@ -13,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-import airgraph
 from airgraph.engine.native import write_watch
 from airgraph.engine.native.kernels import blas, conv_last
 from airgraph.engine.native.write_watch import LEAST, PAGE, WriteWatch, can_watch, watch_memory
+from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
 pytestmark = pytest.mark.skipif(not can_watch(), reason="this kernel does not say which pages were written to")
 
@@ -189,21 +188,6 @@ def test_a_child_does_not_rely_on_its_parents_pages():
 
 
 # -- programs -----------------------------------------------------------------------------------------------------------
-def compiled(module, x):
-    """(the compiled model after a call, its native executable)"""
-    made = []
-    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(module, (x,))
-    run(x)
-    return run, made[-1].native
-
-
-def assert_as_near_as_eager(ours, module, x):
-    with torch.no_grad():
-        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
-    assert (ours - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-6
-
-
 def convolutions():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(64, 80, 3, padding=1), nn.ReLU(), nn.Conv2d(80, 300, 1)).eval()

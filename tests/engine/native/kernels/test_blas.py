@@ -15,6 +15,7 @@ import airgraph
 from airgraph.engine.native.kernels import blas, panels
 from airgraph.journal import JOURNALS
 from airgraph.torch_internals import MKL
+from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
 pytestmark = pytest.mark.skipif(blas.functions() is None, reason="this libtorch has no MKL")
 
@@ -40,21 +41,8 @@ def executable(compile):
     return result, made[-1].native
 
 
-def compiled(module, x, **options):
-    run, native = executable(lambda: airgraph.compile(module, (x,), **options))
-    run(x)
-    return run, native
-
-
 def packed_steps(native) -> int:
     return sum(isinstance(x, blas.PackedWeight) for x in native.frames[-1].kept)
-
-
-def assert_as_near_as_eager(ours, module, x):
-    with torch.no_grad():
-        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
-    allowed = 4 * (eager - exact).abs().max() + 1e-6
-    assert (ours - exact).abs().max() <= allowed
 
 
 # -- results ------------------------------------------------------------------------------------------------------------

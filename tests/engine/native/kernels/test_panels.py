@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from itertools import pairwise
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import airgraph
 from airgraph.engine.native.bound import pack_weights
 from airgraph.engine.native.image import IN_PANELS
 from airgraph.engine.native.kernels import blas, conv_last, panels
@@ -20,6 +18,7 @@ from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.tables import words
 from airgraph.journal import JOURNALS
 from airgraph.plan.convolution import ConvSizes
+from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
 TILE = conv_last.this_tile()
 pytestmark = pytest.mark.skipif(TILE is None, reason="kernels for planes have no packed weights")
@@ -57,25 +56,10 @@ def model(*sizes: int, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b, bias=bias) for a, b in pairwise(sizes))).eval()
 
 
-def compiled(module, x, **options):
-    """(the compiled module, its native executable)"""
-    made = []
-    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(module, (x,), **options)
-    run(x)
-    return run, made[-1].native
-
-
 def products_in_panels(native) -> int:
     frame = native.frames[-1]
     packs = [p for p in frame.image.packs if p.block == IN_PANELS]
     return sum(bool(frame.part(p.sizes, Gemm.WORDS)[Gemm.PACKED]) for p in packs)
-
-
-def assert_as_near_as_eager(ours, module, x):
-    with torch.no_grad():
-        exact, eager = copy.deepcopy(module).double()(x.double()), module(x)
-    assert (ours - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-6
 
 
 @pytest.mark.parametrize("rows", [4, 7, 64, 197])
