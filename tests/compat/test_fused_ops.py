@@ -426,30 +426,14 @@ CASES = [
             "npu_fusion_attention",
             lambda: (normal(7, 4, 6), normal(9, 2, 6), normal(9, 2, 6), 4, "TND"),
             fusion_cut,
-            {
-                "actual_seq_qlen": [3, 7],
-                "actual_seq_kvlen": [4, 9],
-                "sparse_mode": mode,
-                "pre_tockens": 9,
-                "next_tockens": after,
-                "atten_mask": causal(64, 64),
-            },
+            {"actual_seq_qlen": [3, 7], "actual_seq_kvlen": [4, 9], "atten_mask": causal(64, 64), **options},
             trains=True,
         )
-        for mode, after in ((7, -2), (8, 1))
-    ),
-    Case(
-        "npu_fusion_attention",
-        lambda: (normal(7, 4, 6), normal(9, 2, 6), normal(9, 2, 6), 4, "TND"),
-        fusion_cut,
-        {
-            "actual_seq_qlen": [3, 7],
-            "actual_seq_kvlen": [4, 9],
-            "sparse_mode": 6,
-            "prefix": [3, 2],
-            "atten_mask": causal(64, 64),
-        },
-        trains=True,
+        for options in (
+            {"sparse_mode": 7, "pre_tockens": 9, "next_tockens": -2},
+            {"sparse_mode": 8, "pre_tockens": 9, "next_tockens": 1},
+            {"sparse_mode": 6, "prefix": [3, 2]},
+        )
     ),
     Case(
         "npu_prompt_flash_attention",
