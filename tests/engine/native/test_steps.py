@@ -81,7 +81,9 @@ def test_one_step_makes_the_outputs():
     assert executable.writes == [] and executable.written == frozenset() and executable.cells == set()
 
 
-@pytest.mark.parametrize(("x86_64", "instruction"), [(True, "llvm.x86.sse2.pause"), (False, "llvm.aarch64.hint(i32 1)")])
+@pytest.mark.parametrize(
+    ("x86_64", "instruction"), [(True, "llvm.x86.sse2.pause"), (False, "llvm.aarch64.hint(i32 1)")]
+)
 def test_waiting_threads_leave_their_core_to_its_other_hardware_thread(x86_64, instruction):
     assert f"call void @{instruction}" in steps.idle(x86_64)
     for waiting in (steps.barrier, pool.pool_wait, pool.pool_run):

@@ -18,8 +18,8 @@ SIGNALS = 100  # milliseconds between two looks at pending signals
 
 
 def idle(x86_64: bool) -> str:
-    """For a CPU of this kind: one iteration of waiting, the `spins`-th: with the instruction that leaves the core to its other hardware thread,
-    which may be the one that is waited for, and now and then a call that leaves it to other threads."""
+    """One iteration of waiting, the `spins`-th, for a CPU of this kind: with the instruction that leaves the core to its
+    other hardware thread, which may be the one that is waited for, and now and then a call that leaves it to others."""
     declared, pause = (
         ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()")
         if x86_64
