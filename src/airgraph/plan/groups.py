@@ -16,8 +16,9 @@ import sympy
 
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.types import DataType, Dim
+from airgraph.ir.types import Dim
 from airgraph.plan.epilogues import fuse_epilogues, schedule_loops
+from airgraph.plan.formulas import CHEAP, base, cost_beyond, narrow, spread_inputs, spreads
 from airgraph.plan.index import UnsupportedPlan, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
 from airgraph.plan.lower import constant, lower
@@ -36,7 +37,7 @@ from airgraph.plan.opaque import (
 )
 from airgraph.plan.operands import Operands, dense, is_contiguous
 from airgraph.plan.prologues import fuse_prologues
-from airgraph.plan.split import HALVES, split_reduction
+from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.store_layouts import store_layouts
 from airgraph.plan.target import Target
@@ -44,7 +45,6 @@ from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_l
 from airgraph.plan.widening import Widening, pays
 
 JOINED = ("concat", "pad")
-CHEAP = 6  # additions: what costs less is computed again rather than kept
 EXPENSIVE = 8  # what costs more is not computed again for every row of a broadcast
 
 
@@ -601,53 +601,3 @@ class Planner:
         for p in list(self.allocations.values()):
             if p.kind in ("arena", "const") and p.tensor.id not in used:
                 del self.allocations[p.tensor.id]
-
-
-def base(t: Tensor) -> Tensor:
-    """What a chain of reshapes shows: the same elements in the same order."""
-    while t.op == "reshape":
-        t = t.inputs[0]
-    return t
-
-
-def cost_beyond(t: Tensor, kept: set[int]) -> int:
-    """What an element of t costs where these tensors are in memory."""
-    found: dict[int, int] = dict.fromkeys(kept, 0)
-    stack = [t]
-    while stack:
-        x = stack[-1]
-        todo = [i for i in x.inputs if i.id not in found]
-        if x.id in found or not todo:
-            stack.pop()
-            found.setdefault(x.id, x.cost - sum(i.cost - found[i.id] for i in x.inputs))
-        else:
-            stack += todo
-    return found[t.id]
-
-
-def spread_inputs(t: Tensor) -> list[Tensor]:
-    """What is not cheap in the formula of t and has fewer elements: the mean of each row, say."""
-    found, stack = [], list(t.inputs)
-    while stack:
-        x = stack.pop()
-        while x.op in VIEWS:
-            (x,) = x.inputs
-        if x.cost > CHEAP and x.shape == t.shape:
-            stack += x.inputs
-        elif x.cost > CHEAP:
-            found.append(x)
-    return found
-
-
-def narrow(t: Tensor) -> Tensor:
-    """What a float32 copy of halves is made of: half the memory, and no rounding between them."""
-    widened = t.op == "point" and t.attrs == "cast" and t.dtype == DataType.DT_FLOAT
-    return t.inputs[0] if widened and t.inputs[0].dtype in HALVES else t
-
-
-def spreads(old: Sequence[Dim], new: Sequence[Dim]) -> bool:
-    """A broadcast that repeats rows, not just numbers along the last axes: a kept axis follows one that grows."""
-    padded = (1,) * (len(new) - len(old)) + tuple(old)
-    grows = [same(a, 1) and not same(b, 1) for a, b in zip(padded, new)]
-    kept = [not same(a, 1) for a in padded]
-    return any(g and any(kept[i + 1 :]) for i, g in enumerate(grows))

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from airgraph.convert.names import NAME
+from airgraph.convert.outputs import storage_key
 from airgraph.convert.registry import Registry
-from airgraph.convert.walk import storage_key
 from airgraph.disk_cache import Key
 from airgraph.engine.native.llvm.machine import machine
 from airgraph.errors import Unsupported

@@ -14,7 +14,7 @@ import airgraph
 import airgraph.engine.native
 from airgraph.plan import groups
 from airgraph.plan.origins import title
-from airgraph.plan.steps import ConvStep, LoopStep
+from airgraph.plan.steps import ConvStep, LoopStep, step_reads
 
 
 @pytest.fixture
@@ -99,6 +99,30 @@ def test_batch_norms_are_prepared_before_all_else(plans):
     first = next(i for i, step in enumerate(plan.steps) if isinstance(step, ConvStep))
     assert len(prepared) == 2
     assert max(prepared) < first or not plan.target.conv_epilogues
+
+
+def test_two_numbers_for_each_channel_of_a_batch_norm(plans):
+    """Its four are made two by the loop that prepares it: what reads the convolution's result reads these."""
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Hardswish(), nn.Conv2d(16, 4, 1))
+    airgraph.compile(model.eval(), torch.randn(1, 8, 9, 9))
+    (plan,) = plans
+    loops = [s.epilogue if isinstance(s, ConvStep) else s for s in plan.steps]
+    loops = [s for s in loops if isinstance(s, LoopStep)]
+    (prepares,) = (s for s in loops if len(s.roots) == 2)
+    (norm,) = (s for s in loops if s is not prepares and {*prepares.roots} & {*step_reads(s)})
+    results = {step.out for step in plan.steps if isinstance(step, ConvStep)}
+    assert {*step_reads(norm)} - results == {*prepares.roots}
+    assert all(e.op != "div" for part in norm.kernel.parts for e in part.exprs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hard_functions_are_exact_where_they_are_flat(dtype, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_ENGINE", "native")
+    x = torch.linspace(3, 40, 1001, dtype=dtype)
+    swish, sigmoid = (airgraph.compile(f, (x,))(x) for f in (nn.Hardswish(), nn.Hardsigmoid()))
+    assert torch.equal(swish, x) and torch.equal(sigmoid, torch.ones_like(x))
+    low = airgraph.compile(nn.Hardswish(), (x,))(-x)
+    assert torch.equal(low, torch.zeros_like(x))
 
 
 @pytest.mark.slow

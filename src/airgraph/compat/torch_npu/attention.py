@@ -16,7 +16,7 @@ are for. What there is:
                  follows them), `query_rope` and `key_rope` (a part of each head for the scores alone), keys and values
                  that all sequences begin with (`key_shared_prefix`)
 
-Outside TND a single query takes the mask alone, whatever the mode. Quantised arguments are in the schema and refused.
+Outside TND a single query takes the mask alone, whatever the mode. Quantised arguments are those of `attention_scales`.
 
 Keys and values may lie in blocks of a cache, [blocks, block_size, heads · size] or [blocks, heads, block_size, size]:
 `block_table` [batch, …] has the numbers of a sequence's blocks, and the lengths (of each sequence, in TND too) say how far
@@ -33,6 +33,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from airgraph.compat.torch_npu import attention_scales
+from airgraph.compat.torch_npu.attention_scales import Int8Steps, Quantised
+from airgraph.compat.torch_npu.quantisation import rounded
 from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, need, need_types, not_emulated
 from airgraph.errors import CompatError
 
@@ -129,18 +132,56 @@ def first(
     value_shared_prefix: Tensor | None = None,
     actual_shared_prefix_len: Lengths | None = None,
     learnable_sink: Tensor | None = None,
+    dequant_scale1: Tensor | None = None,
+    quant_scale1: Tensor | None = None,
+    dequant_scale2: Tensor | None = None,
+    quant_scale2: Tensor | None = None,
+    quant_offset2: Tensor | None = None,
+    antiquant_scale: Tensor | None = None,
+    antiquant_offset: Tensor | None = None,
+    antiquant_mode: int = 0,
+    key_antiquant_scale: Tensor | None = None,
+    key_antiquant_offset: Tensor | None = None,
+    key_antiquant_mode: int = 0,
+    value_antiquant_scale: Tensor | None = None,
+    value_antiquant_offset: Tensor | None = None,
+    value_antiquant_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     not_emulated(OP, **others)
+    bits = Quantised(
+        dequant_scale1,
+        quant_scale1,
+        dequant_scale2,
+        quant_scale2,
+        quant_offset2,
+        antiquant_scale,
+        antiquant_offset,
+        antiquant_mode,
+        key_antiquant_scale,
+        key_antiquant_offset,
+        key_antiquant_mode,
+        value_antiquant_scale,
+        value_antiquant_offset,
+        value_antiquant_mode,
+    )
     check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
-    check(query, key, value, query_rope, key_rope, input_layout, sparse_mode)
+    check(query_rope, key_rope, input_layout, sparse_mode)
     layout, _, result_layout = input_layout.partition("_")
+    attention_scales.check(OP, bits, query, key, value, layout in PACKED)
+    whole = key.dtype in attention_scales.CODES
+    not_emulated(
+        f"{OP} with keys in {key.dtype}",
+        **({"query_rope": query_rope, "key_shared_prefix": key_shared_prefix} if whole else {}),
+    )
     check_packed(layout, sparse_mode, atten_mask, query_padding_size, kv_padding_size, pse_shift, key_shared_prefix)
     check_padding(actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
     if block_table is not None:
         check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
     read = reader(layout, num_key_value_heads or num_heads, block_table)
-    q, k, v = split(query, layout, num_heads), read(key), read(value)
+    q, k, v = split(query, layout, num_heads), *(read(attention_scales.codes(t)) for t in (key, value))
+    if query.dtype != torch.int8 and whole:
+        k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip((k, v), bits.caches()) if how)
     if query_rope is not None and key_rope is not None:
         q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, read(key_rope)], -1)
     if layout in PACKED:
@@ -157,8 +198,12 @@ def first(
             for start, t in ((key_shared_prefix, k), (value_shared_prefix, v))
         )
         hidden = torch.cat(joint(q, k, prefix, of_prefix, actual_shared_prefix_len, hidden), -1)
-    result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink)
-    out = joined(result.to(query.dtype), result_layout or layout)
+    result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink, bits.int8_steps())
+    if quant_scale2 is not None:
+        result = attention_scales.to_int8(OP, result, quant_scale2, quant_offset2)
+    else:
+        result = result.to(torch.float16 if query.dtype == torch.int8 else query.dtype)
+    out = joined(result, result_layout or layout)
     lse = lse[0].transpose(0, 1) if layout in PACKED else lse
     return out, lse.contiguous() if softmax_lse_flag else lse.new_zeros(1)
 
@@ -206,6 +251,14 @@ def second(
     block_table: Tensor | None = None,
     block_size: int = 0,
     learnable_sink: Tensor | None = None,
+    dequant_scale_key: Tensor | None = None,
+    dequant_offset_key: Tensor | None = None,
+    dequant_scale_value: Tensor | None = None,
+    dequant_offset_value: Tensor | None = None,
+    key_quant_mode: int = 0,
+    value_quant_mode: int = 0,
+    quant_scale_out: Tensor | None = None,
+    quant_offset_out: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     not_emulated(f"{OP}_v2", **others)
@@ -231,20 +284,19 @@ def second(
         inner_precise=inner_precise,
         block_table=block_table,
         block_size=block_size,
+        key_antiquant_scale=dequant_scale_key,
+        key_antiquant_offset=dequant_offset_key,
+        key_antiquant_mode=key_quant_mode,
+        value_antiquant_scale=dequant_scale_value,
+        value_antiquant_offset=dequant_offset_value,
+        value_antiquant_mode=value_quant_mode,
+        quant_scale2=quant_scale_out,
+        quant_offset2=quant_offset_out,
     )
 
 
-def check(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_rope: Tensor | None,
-    key_rope: Tensor | None,
-    layout: str,
-    sparse_mode: int,
-) -> None:
-    need_types(OP, FLOATS, query=query, key=key, value=value, query_rope=query_rope, key_rope=key_rope)
-    need(query.dtype == key.dtype == value.dtype, OP, "query, key and value have to have one type")
+def check(query_rope: Tensor | None, key_rope: Tensor | None, layout: str, sparse_mode: int) -> None:
+    need_types(OP, FLOATS, query_rope=query_rope, key_rope=key_rope)
     need((query_rope is None) == (key_rope is None), OP, "query_rope and key_rope go together")
     need(layout in LAYOUTS, OP, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
     need(sparse_mode in range(5), OP, f"sparse_mode {sparse_mode} is not emulated, only 0 to 4")
@@ -452,10 +504,11 @@ def attention(
     hidden: Tensor | None,
     outside: Tensor | None,
     sink: Tensor | None,
+    int8: Int8Steps | None,
 ) -> tuple[Tensor, Tensor]:
     groups = q.shape[1] // k.shape[1]
     k, v = (t.float().unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (k, v))
-    scores = q.float() @ k.transpose(-1, -2) * scale
+    scores = q.float() @ k.transpose(-1, -2) * (scale if int8 is None else scale * int8.scores)
     if shift is not None:
         scores = scores + shift[..., : scores.shape[-2], : scores.shape[-1]].float()
     if hidden is not None:
@@ -465,7 +518,12 @@ def attention(
     if sink is not None:
         lse = torch.logaddexp(lse, sink.float().view(1, -1, 1, 1))
     assert nothing is not None
-    return ((scores - lse).exp() @ v).masked_fill(nothing, 0.0), lse
+    weights = (scores - lse).exp()
+    if int8 is None:
+        result = weights @ v
+    else:  # in float64 sums of products of whole numbers are exact
+        result = (rounded(weights * int8.weights, torch.int8).double() @ v.double()).float() * int8.result
+    return result.masked_fill(nothing, 0.0), lse
 
 
 def positions(x: Tensor, axis: int) -> Tensor:

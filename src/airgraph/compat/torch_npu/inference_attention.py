@@ -19,7 +19,7 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu import attention
 from airgraph.compat.torch_npu.fusion_attention import Settings, band
-from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
+from airgraph.compat.torch_npu.references import need, need_types, not_emulated, reference
 
 FAR = 2147483647
 LAYOUTS = ("BSH", "BSND", "BNSD")
@@ -48,11 +48,16 @@ def npu_prompt_flash_attention(
     num_key_value_heads: int = 0,
     actual_seq_lengths_kv: Sequence[int] | None = None,
     sparse_mode: int = 0,
+    deq_scale1: Tensor | None = None,
+    quant_scale1: Tensor | None = None,
+    deq_scale2: Tensor | None = None,
+    quant_scale2: Tensor | None = None,
+    quant_offset2: Tensor | None = None,
     **others: object,
 ) -> Tensor:
     op = "npu_prompt_flash_attention"
     not_emulated(op, **others)
-    check(op, query, key, value, atten_mask, input_layout)
+    check(op, query, atten_mask, input_layout)
     need(sparse_mode in (0, 1, 2, 3), op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 3")
     mask = None if atten_mask is None else atten_mask.bool()
     if mask is not None and sparse_mode == 0:
@@ -71,6 +76,11 @@ def npu_prompt_flash_attention(
         input_layout=input_layout,
         num_key_value_heads=num_key_value_heads,
         sparse_mode=0 if sparse_mode == 1 else sparse_mode,
+        dequant_scale1=deq_scale1,
+        quant_scale1=quant_scale1,
+        dequant_scale2=deq_scale2,
+        quant_scale2=quant_scale2,
+        quant_offset2=quant_offset2,
     )
     return result
 
@@ -98,12 +108,19 @@ def npu_incre_flash_attention(
     block_table: Tensor | None = None,
     block_size: int = 0,
     kv_padding_size: Tensor | None = None,
+    antiquant_scale: Tensor | None = None,
+    antiquant_offset: Tensor | None = None,
+    dequant_scale1: Tensor | None = None,
+    quant_scale1: Tensor | None = None,
+    dequant_scale2: Tensor | None = None,
+    quant_scale2: Tensor | None = None,
+    quant_offset2: Tensor | None = None,
     inner_precise: int = 1,
     **others: object,
 ) -> Tensor:
     op = "npu_incre_flash_attention"
     not_emulated(op, **others)
-    check(op, query, key, value, atten_mask, input_layout)
+    check(op, query, atten_mask, input_layout)
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
     if block_table is not None:
@@ -125,12 +142,18 @@ def npu_incre_flash_attention(
         block_table=block_table,
         block_size=block_size,
         kv_padding_size=kv_padding_size,
+        antiquant_scale=antiquant_scale,
+        antiquant_offset=antiquant_offset,
+        dequant_scale1=dequant_scale1,
+        quant_scale1=quant_scale1,
+        dequant_scale2=dequant_scale2,
+        quant_scale2=quant_scale2,
+        quant_offset2=quant_offset2,
     )
     return result
 
 
-def check(op: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: str) -> None:
+def check(op: str, query: Tensor, mask: Tensor | None, layout: str) -> None:
     need(layout in LAYOUTS, op, f"input_layout {layout!r} is not emulated, only {', '.join(LAYOUTS)}")
     need(query.dim() == len(layout), op, f"query has {query.dim()} axes, and layout {layout} means {len(layout)}")
-    need_types(op, FLOATS, query=query, key=key, value=value)
     need_types(op, (torch.bool, torch.int8, torch.uint8), atten_mask=mask)

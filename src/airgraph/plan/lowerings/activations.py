@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -83,13 +84,17 @@ def silu_gradient(view: LoweringView) -> Tensor:
 @lowers("HardSwish")
 def hard_swish(view: LoweringView) -> Tensor:
     f, x = floats_only(view), first(view)
-    return f("div", f("mul", x, f("min", f("max", f("add", x, 3.0), 0.0), 6.0)), 6.0)
+    return f("mul", x, hard_slope(f, x))
 
 
 @lowers("HardSigmoid")
 def hard_sigmoid(view: LoweringView) -> Tensor:
-    f = floats_only(view)
-    return f("div", f("min", f("max", f("add", first(view), 3.0), 0.0), 6.0), 6.0)
+    return hard_slope(floats_only(view), first(view))
+
+
+def hard_slope(f: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """From 0 at -3 to 1 at 3, exactly at both. (Dividing a vector takes several times as long as multiplying it.)"""
+    return f("mul", f("min", f("max", f("add", x, 3.0), 0.0), 6.0), 1 / 6)
 
 
 @lowers("Elu", "CeluV2")

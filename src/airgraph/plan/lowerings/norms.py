@@ -90,15 +90,17 @@ def batch_norm_inference(view: LoweringView) -> Tensor:
 
 
 def by_numbers(view: LoweringView, scale: str, offset: str, mean: str, variance: str) -> Tensor:
-    """(x - mean) / √(variance + ε) · scale + offset, with a number of each for each channel."""
+    """x · k + (offset - mean · k) with k = scale / √(variance + ε), as PyTorch's CPU kernels do: two numbers for each
+    channel."""
     x = without_ones(widened(view["x"]))
     if x.dtype not in FLOATS:
         raise UnsupportedLowering("of whole numbers")
     f = functions_in(x.dtype)
     rstd = f("rsqrt", f("add", across(view[variance], x), float(view.attr("epsilon"))))
     factor = f("mul", rstd, across(view[scale], x)) if view.has(scale) else rstd
-    y = f("mul", f("sub", x, across(view[mean], x)), factor)
-    y = f("add", y, across(view[offset], x)) if view.has(offset) else y
+    shift = f("mul", across(view[mean], x), factor)
+    y = f("mul", x, factor)
+    y = f("add", y, f("sub", across(view[offset], x), shift)) if view.has(offset) else f("sub", y, shift)
     return reshape(y, view.result_shape)
 
 

@@ -61,6 +61,20 @@ _SAME = (
     "value_shared_prefix",
     "actual_shared_prefix_len",
     "learnable_sink",
+    "dequant_scale1",
+    "quant_scale1",
+    "dequant_scale2",
+    "quant_scale2",
+    "quant_offset2",
+    "antiquant_scale",
+    "antiquant_offset",
+    "antiquant_mode",
+    "key_antiquant_scale",
+    "key_antiquant_offset",
+    "key_antiquant_mode",
+    "value_antiquant_scale",
+    "value_antiquant_offset",
+    "value_antiquant_mode",
 )
 _RENAMED = {
     "actual_seq_qlen": "actual_seq_lengths",
@@ -68,6 +82,14 @@ _RENAMED = {
     "num_query_heads": "num_heads",
     "softmax_scale": "scale",
     "return_softmax_lse": "softmax_lse_flag",
+    "dequant_scale_key": "key_antiquant_scale",
+    "dequant_offset_key": "key_antiquant_offset",
+    "key_quant_mode": "key_antiquant_mode",
+    "dequant_scale_value": "value_antiquant_scale",
+    "dequant_offset_value": "value_antiquant_offset",
+    "value_quant_mode": "value_antiquant_mode",
+    "quant_scale_out": "quant_scale2",
+    "quant_offset_out": "quant_offset2",
 }
 
 
