@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
+from airgraph.engine.native.kernels import conv_depthwise, conv_rows
 from airgraph.engine.native.kernels.conv_last import (
     BY_ELEMENT,
     DEPTHWISE,
@@ -17,14 +17,10 @@ from airgraph.engine.native.kernels.conv_last import (
     ConvTile,
     this_tile,
 )
+from airgraph.engine.native.kernels.conv_last_function import OPERANDS, SIGNATURE, LastFunction
 from airgraph.engine.native.llvm.builder import Function, declarations
 
 EXPORTS = ("ag_conv_last", "ag_conv_pack")
-OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
-SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
-ACROSS = 8  # pixels in a tile of a depthwise convolution
-TAPS = (3, 5, 7)  # in a row
-STEPS = (1, 2)
 INDEX = f"<{SLOTS} x i64>"
 LINE = 16  # floats in a line of the cache
 
@@ -54,92 +50,7 @@ def source(tile: ConvTile | None = None) -> str:
         epilogue(host),
         strips(host),
     ]
-    parts += [across(host, kw, step) for kw in TAPS for step in STEPS] + [across(host, None, None)]
-    return "".join([*parts, segment(host), depthwise(host), whole(host)])
-
-
-class Panels(NamedTuple):
-    """How the weights are divided: `parts` panels for each of `groups`, which have `made` output channels each; `depth`
-    values for each of them, in `taps` runs of `run`."""
-
-    groups: str
-    made: str
-    parts: str
-    depth: str
-    taps: str
-    run: str
-
-
-class LastFunction(Function):
-    """With masks, and the sizes by name."""
-
-    def __init__(self, host: ConvTile, name: str, params: str, exported: bool = False) -> None:
-        super().__init__(name, params, exported=exported)
-        self.host = host
-
-    def dims(self) -> dict[str, str]:
-        return {name: self.load("i64", self.at("%dims", i, "i64")) for i, name in enumerate(DIMS)}
-
-    def lanes(self) -> str:
-        return "<" + ", ".join(f"i64 {i}" for i in range(self.host.lanes)) + ">"
-
-    def spread(self, number: str, count: int) -> str:
-        kind = f"<{count} x i64>"
-        one = self.op(f"insertelement {kind} poison, i64 {number}, i64 0")
-        zeros = ", ".join(["i32 0"] * count)
-        return self.op(f"shufflevector {kind} {one}, {kind} poison, <{count} x i32> <{zeros}>")
-
-    def mask(self, left: str) -> str:
-        """The first `left` lanes."""
-        count = self.host.lanes
-        return self.op(f"icmp slt <{count} x i64> {self.lanes()}, {self.spread(left, count)}")
-
-    def load_part(self, address: str, mask: str) -> str:
-        kind, count = self.host.kind, self.host.lanes
-        arguments = f"ptr {address}, i32 4, <{count} x i1> {mask}, {kind} zeroinitializer"
-        return self.op(f"call {kind} @llvm.masked.load.v{count}f32.p0({arguments})")
-
-    def store_part(self, value: str, address: str, mask: str) -> None:
-        kind, count = self.host.kind, self.host.lanes
-        arguments = f"{kind} {value}, ptr {address}, i32 4, <{count} x i1> {mask}"
-        self.call(f"@llvm.masked.store.v{count}f32.p0", arguments)
-
-    def part(self, d: dict[str, str], name: str) -> str:
-        """Where a part of the scratch memory begins; see `offsets`."""
-        return self.at("%scratch", d[name], "i8")
-
-    def panels(self, d: dict[str, str]) -> Panels:
-        """(All channels of a depthwise convolution are one group here.)"""
-        kernel, depthwise = self.mul(d["kh"], d["kw"]), self.test("eq", d["mode"], DEPTHWISE)
-        groups = self.choose(depthwise, "i64", "1", d["groups"])
-        made, depth = self.div(d["o"], groups), self.mul(self.div(d["c"], d["groups"]), kernel)
-        beside = self.choose(self.test("eq", d["dw"], 1), "i64", "1", d["kw"])
-        lines = self.mul(self.mul(self.div(d["c"], d["groups"]), d["kh"]), beside)
-        taps = self.choose(self.test("eq", d["mode"], TABLE), "i64", kernel, self.choose(depthwise, "i64", "1", lines))
-        return Panels(groups, made, self.ceil(made, self.host.panel), depth, taps, self.div(depth, taps))
-
-    def panel(self, packed: str, number: str, p: Panels) -> str:
-        """Where a panel begins in memory that has them one behind the other."""
-        return self.at(packed, self.mul(number, self.mul(p.depth, self.host.panel)))
-
-    def channel(self, number: str, p: Panels) -> str:
-        """The first output channel of a panel."""
-        return self.add(
-            self.mul(self.div(number, p.parts), p.made), self.mul(self.rem(number, p.parts), self.host.panel)
-        )
-
-    def prefetch_far(self, base: str, bytes: str) -> None:
-        """Into level 2, from memory that may end before."""
-        self.do(f"call void @llvm.prefetch.p0(ptr {self.beyond(base, bytes)}, i32 0, i32 2, i32 1)")
-
-    def beyond(self, base: str, bytes: str) -> str:
-        """An address that may lie behind the end of what it belongs to."""
-        return self.op(f"getelementptr i8, ptr {base}, i64 {bytes}")
-
-    def pitch(self, d: dict[str, str]) -> str:
-        """Floats from one row of a padded plane to the next: whole vectors."""
-        lanes = self.host.lanes
-        return self.mul(self.ceil(self.add(d["w"], self.mul(d["pw"], 2)), lanes), lanes)
+    return "".join([*parts, conv_rows.source(host), conv_depthwise.source(host), whole(host)])
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
@@ -534,6 +445,7 @@ def strips(host: ConvTile) -> str:
         for name, value in values.items():
             f.do(f"store i64 {value}, ptr {f.at(inner, DIMS.index(name), 'i64')}")
 
+    kernels, by_rows = conv_rows.kernels_of(f, d)
     set_inner({"n": "1", "w": pitch, "ph": "0", "pw": "0", "xn": "0", "xh": pitch, "xw": "1"})
     first, last = f.div("%job0", d["ow"]), f.ceil("%job1", d["ow"])
 
@@ -558,7 +470,19 @@ def strips(host: ConvTile) -> str:
                 pixels = f"i64 {f.add(before, p)}, i64 {f.add(before, until)}"
                 f.call("@epilogue", f"ptr %dims, {pixels}, i64 0, i64 {d['o']}")
 
-            f.loop(low, high, block, one)
+            def row(q: str) -> None:
+                p, until = f.max(f.mul(q, d["ow"]), low), f.min(f.mul(f.add(q, 1), d["ow"]), high)
+                skipped = f.add(f.mul(f.mul(q, d["sh"]), pitch), f.mul(f.rem(p, d["ow"]), d["sw"]))
+                place = conv_rows.Place(f.at(memory, skipped), f.mul(lines, pitch), pitch)
+                conv_rows.row(f, kernels, d, place, "%packed", f.at(out, f.mul(p, d["o"])), f.sub(until, p))
+                pixels = f"i64 {f.add(before, p)}, i64 {f.add(before, until)}"
+                f.call("@epilogue", f"ptr %dims, {pixels}, i64 0, i64 {d['o']}")
+
+            def all_rows() -> None:
+                f.loop(f.div(low, d["ow"]), f.ceil(high, d["ow"]), 1, row)
+
+            f.when(by_rows, all_rows)
+            f.loop(low, f.choose(by_rows, "i64", low, high), block, one)
 
         f.loop(f.max(start, first), f.min(end, last), d["strip"], some)
 
@@ -603,124 +527,4 @@ def whole(host: ConvTile) -> str:
     of_planes = f.test("eq", d["mode"], PLANES)
     f.leave(of_planes, lambda: f.call("@strips", f"{SIGNATURE}, ptr {packed}"))
     f.loop("%job0", "%job1", block, lambda p: one_block(p, "%job1", "0", every, packed))
-    return f.text()
-
-
-# -- depthwise --------------------------------------------------------------------------------------------------------
-ACROSS_PARAMS = (
-    "ptr %image, ptr %taps, ptr %bias, ptr %to, ptr %dims, ptr %zeros, i64 %top, i64 %left, i64 %count, i64 %channels"
-)
-
-
-def across(host: ConvTile, kw: int | None, step: int | None) -> str:
-    """`count` pixels of a row and up to a vector of channels; the patch of the first begins at row %top, column %left."""
-    f = LastFunction(host, across_name(kw, step), ACROSS_PARAMS)
-    d = f.dims()
-    mask = f.mask("%channels")
-    first = f.either(
-        f.test("ne", "%bias", "null", "ptr"), host.kind, lambda: f.load_part("%bias", mask), "zeroinitializer"
-    )
-
-    def value(row: str, column: str) -> str:
-        inside = f.test("ult", column, d["w"])
-        place = f.op(f"getelementptr float, ptr {row}, i64 {f.mul(column, d['xw'])}")
-        return f.load_part(f.choose(inside, "ptr", place, "%zeros"), mask)
-
-    def known(row: str, weights: str, left: str, acc: Sequence[str]) -> list[str]:
-        assert kw is not None and step is not None
-        out, seen = list(acc), {}
-        lanes = [f.load(host.kind, f.at(weights, k * host.panel)) for k in range(kw)]
-        for j in range((ACROSS - 1) * step + kw):
-            seen = {j: value(row, f.add(left, j))}
-            for k in range(kw):
-                pixel, rest = divmod(j - k, step)
-                if rest == 0 and 0 <= pixel < ACROSS:
-                    out[pixel] = f.fma(host.kind, lanes[k], seen[j], out[pixel])
-        return out
-
-    def unknown(row: str, weights: str, left: str, acc: Sequence[str]) -> list[str]:
-        def tap(k: str, *tile: str) -> list[str]:
-            lanes = f.load(host.kind, f.at(weights, f.mul(k, host.panel)))
-            column = f.add(left, f.mul(k, d["dw"]))
-            columns = [f.add(column, f.mul(d["sw"], i)) for i in range(ACROSS)]
-            return [f.fma(host.kind, lanes, value(row, c), a) for c, a in zip(columns, tile)]
-
-        return f.loop("0", d["kw"], 1, tap, *[(host.kind, a) for a in acc])
-
-    def tile(i: str) -> None:
-        left = f.add("%left", f.mul(i, d["sw"]))
-
-        def line(kh: str, *acc: str) -> list[str]:
-            at = f.add("%top", f.mul(kh, d["dh"]))
-            row = f.op(f"getelementptr float, ptr %image, i64 {f.mul(at, d['xh'])}")
-            weights = f.at("%taps", f.mul(f.mul(kh, d["kw"]), host.panel))
-            sums = known if kw is not None else unknown
-            kept = [(host.kind, a) for a in acc]
-            return f.when(f.test("ult", at, d["h"]), lambda: sums(row, weights, left, acc), *kept)
-
-        found = f.loop("0", d["kh"], 1, line, *[(host.kind, first)] * ACROSS)
-        for j, pixel in enumerate(found):
-            place = f.at("%to", f.mul(f.add(i, j), d["o"]))
-            f.when(f.test("slt", f.add(i, j), "%count"), partial(f.store_part, pixel, place, mask))
-
-    f.loop("0", "%count", ACROSS, tile)
-    return f.text()
-
-
-def across_name(kw: int | None, step: int | None) -> str:
-    return f"across_{kw}_{step}" if kw is not None else "across_any"
-
-
-def segment(host: ConvTile) -> str:
-    """Pixels p .. stop - 1 of one row, channels c .. end - 1, whose taps are packed at %packed."""
-    f = LastFunction(host, "segment", f"{OPERANDS}, i64 %p, i64 %stop, i64 %c, i64 %end, ptr %packed, ptr %scratch")
-    d = f.dims()
-    rows, ow = f.div("%p", d["ow"]), f.rem("%p", d["ow"])
-    n, oh = f.div(rows, d["oh"]), f.rem(rows, d["oh"])
-    top, left = (f.sub(f.mul(a, d[b]), d[c]) for a, b, c in ((oh, "sh", "ph"), (ow, "sw", "pw")))
-    image, zeros = f.at("%x", f.mul(n, d["xn"])), f.part(d, "zeros")
-    dense, kernel = f.test("eq", d["dw"], 1), f"@{across_name(None, None)}"
-    for kw in TAPS:
-        for step in STEPS:
-            fits = f.op(f"and i1 {f.test('eq', d['kw'], kw)}, {f.test('eq', d['sw'], step)}")
-            kernel = f.choose(f.op(f"and i1 {fits}, {dense}"), "ptr", f"@{across_name(kw, step)}", kernel)
-    deep = f.mul(d["kh"], d["kw"])
-
-    def lanes(c: str) -> None:
-        number = f.sub(c, "%c")
-        panel = f.mul(f.mul(f.div(number, host.panel), host.panel), deep)
-        taps = f.at(f.at("%packed", panel), f.rem(number, host.panel))
-        to = f.at(f.at("%out", f.mul("%p", d["o"])), c)
-        where = f"ptr {f.at(image, c)}, ptr {taps}, ptr {f.beside('%bias', c)}, ptr {to}, ptr %dims, ptr {zeros}"
-        f.call(kernel, f"{where}, i64 {top}, i64 {left}, i64 {f.sub('%stop', '%p')}, i64 {f.sub('%end', c)}")
-
-    f.loop("%c", "%end", host.lanes, lanes)
-    return f.text()
-
-
-def depthwise(host: ConvTile) -> str:
-    """As ag_conv_last, row by row."""
-    f = LastFunction(host, "depthwise", SIGNATURE)
-    d = f.dims()
-    scratch, found = f.part(d, "packed"), f.panels(d)
-    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
-    by_panels = f.test("eq", d["split"], 1)
-    c0 = f.choose(by_panels, "i64", f.mul("%job0", host.panel), "0")
-    c1 = f.choose(by_panels, "i64", f.min(f.mul("%job1", host.panel), d["c"]), d["c"])
-    p0, p1 = f.choose(by_panels, "i64", "0", "%job0"), f.choose(by_panels, "i64", pixels, "%job1")
-
-    first, packs = f.div(c0, host.panel), f.test("eq", d["prepacked"], 0)
-    packed = f.choose(packs, "ptr", scratch, f.panel("%weight", first, found))
-
-    def one(j: str) -> None:
-        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {f.add(first, j)}, ptr {f.panel(scratch, j, found)}")
-
-    def row(r: str) -> None:
-        p = f.max(f.mul(r, d["ow"]), p0)
-        stop = f.min(f.mul(f.add(r, 1), d["ow"]), p1)
-        f.call("@segment", f"{OPERANDS}, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}, ptr {packed}, ptr %scratch")
-        f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {stop}, i64 {c0}, i64 {c1}")
-
-    f.when(packs, lambda: f.loop("0", f.ceil(f.sub(c1, c0), host.panel), 1, one) and None)
-    f.loop(f.div(p0, d["ow"]), f.ceil(p1, d["ow"]), 1, row)
     return f.text()
