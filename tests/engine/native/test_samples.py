@@ -22,8 +22,8 @@ import airgraph
 
 OPS = runpy.run_path(str(Path(__file__).parents[2] / "convert" / "test_ops.py"), run_name="samples")
 SAMPLES, SIZES, GROUPS, NEAR, OTHER_STRIDES = (OPS[n] for n in ("SAMPLES", "SIZES", "GROUPS", "NEAR", "OTHER_STRIDES"))
-program_of, inputs_of, running, sized, doubled = (
-    OPS[n] for n in ("program_of", "inputs_of", "running", "sized", "doubled")
+program_of, inputs_of, compiled, running, sized, doubled = (
+    OPS[n] for n in ("program_of", "inputs_of", "compiled", "running", "sized", "doubled")
 )
 gradients, differentiable, eager_runs, no_farther = (
     OPS[n] for n in ("gradients", "differentiable", "eager_runs", "no_farther")
@@ -167,9 +167,9 @@ def test_eager_is_asked_both_ways() -> None:
 
 
 def wrong_in(samples: Sequence[Sample], sizes: Sequence[dict[str, int]], dynamic: bool) -> list[str]:
-    run = torch.compile(program_of(samples), backend=airgraph.backend(), fullgraph=True, dynamic=dynamic)
+    parts = compiled(samples, sizes, dynamic)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        return [w for size in sizes for w in check(samples, run, size)]
+        return [w for part, run in parts for size in sizes for w in check(part, run, size)]
 
 
 def wrong_gradients(samples: Sequence[Sample]) -> list[str]:
