@@ -61,7 +61,6 @@ MODELS = {
     "by channel": (lambda: Residual(24, 40, 3), (2, 24, 17, 9), 1),
     "by channel, panels are divided": (lambda: Residual(64, 200, 1), (1, 64, 4, 4), 1),
     "by channel, whole vectors, half of one, and single channels": (lambda: Residual(24, 28, 3), (1, 24, 17, 9), 1),
-    "by channel, less than a vector": (lambda: Residual(16, 12, 3), (1, 16, 17, 9), 1),
 }
 
 
