@@ -1189,7 +1189,7 @@ REFUSED = [
         "npu_prompt_flash_attention",
         (normal(1, 1, 2, 4),) * 3,
         {"input_layout": "BNSD", "quant_scale1": normal(1)},
-        "npu_prompt_flash_attention: quant_scale1 is not emulated",
+        "npu_prompt_flash_attention: .*: only with query, key and value in int8",
     ),
     (
         "npu_incre_flash_attention",
@@ -1308,12 +1308,7 @@ NOT_EMULATED = [
         {"actual_seq_qlen": [2], "actual_seq_kvlen": [2]},
         "pse with layout TND is not emulated",
     ),
-    *not_emulated(
-        "npu_prompt_flash_attention",
-        BNSD,
-        "padding_mask deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2",
-        input_layout="BNSD",
-    ),
+    *not_emulated("npu_prompt_flash_attention", BNSD, "padding_mask", input_layout="BNSD"),
     *(
         (
             "npu_prompt_flash_attention",
@@ -1333,18 +1328,14 @@ NOT_EMULATED = [
         "npu_prompt_flash_attention",
         (int8(1, 1, 2, 4),) * 3,
         {"input_layout": "BNSD"},
-        "npu_prompt_flash_attention: query is torch.int8, and has to be one of float16, bfloat16, float32",
+        "npu_prompt_flash_attention: query, key and value in int8 need dequant_scale1, quant_scale1, dequant_scale2",
     ),
-    *not_emulated(
-        "npu_incre_flash_attention",
-        NEXT,
-        "padding_mask antiquant_scale antiquant_offset dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2",
-    ),
+    *not_emulated("npu_incre_flash_attention", NEXT, "padding_mask"),
     (
         "npu_incre_flash_attention",
         (normal(1, 1, 4), int8(1, 1, 4), int8(1, 1, 4)),
         {},
-        "npu_incre_flash_attention: key is torch.int8, and has to be one of float16, bfloat16, float32",
+        "npu_incre_flash_attention: key in torch.int8 needs antiquant_scale",
     ),
     ("npu_quantize", (normal(2, 4), normal(4), None, torch.float16), {}, "dtype torch.float16 is none of the op's"),
     (
@@ -1454,31 +1445,25 @@ NOT_EMULATED = [
         {"cache_mode": "PA_BLK_NZ"},
         "cache_mode 'PA_BLK_NZ' is not emulated, only Norm, PA, PA_BNSD",
     ),
-    *not_emulated(
-        FIA,
-        BNSD,
-        "dequant_scale1 quant_scale1 dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset key_rope_antiquant_scale",
-        input_layout="BNSD",
+    *not_emulated(FIA, BNSD, "key_rope_antiquant_scale", input_layout="BNSD"),
+    *(
+        (FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name}: only with key and value in int8 or int4")
+        for name, given in (("antiquant_scale", ONE), ("key_antiquant_mode", 1), ("value_antiquant_mode", 1))
     ),
     *(
-        (FIA, BNSD, {"input_layout": "BNSD", name: given}, f"{FIA}: {name} is not emulated")
-        for name, given in (("antiquant_mode", 1), ("key_antiquant_mode", 1), ("value_antiquant_mode", 1))
+        (FIA, BNSD, {"input_layout": "BNSD", name: ONE}, f"{FIA}: {name} needs {name.replace('offset', 'scale')}")
+        for name in ("antiquant_offset", "quant_offset2")
     ),
-    *not_emulated(
-        FIA2,
-        BNSD,
-        "dequant_scale_query dequant_scale_key dequant_offset_key dequant_scale_value dequant_offset_value dequant_scale_key_rope quant_scale_out quant_offset_out",
-        input_layout="BNSD",
-    ),
+    *not_emulated(FIA2, BNSD, "dequant_scale_query dequant_scale_key_rope quant_scale_p", input_layout="BNSD"),
     *(
         (FIA2, BNSD, {"input_layout": "BNSD", name: 1}, f"{FIA2}: {name} is not emulated")
-        for name in ("query_quant_mode", "key_quant_mode", "value_quant_mode")
+        for name in ("query_quant_mode", "out_dtype")
     ),
     (
         FIA,
         (normal(1, 1, 2, 4), int8(1, 1, 2, 4), int8(1, 1, 2, 4)),
         {"input_layout": "BNSD"},
-        f"{FIA}: key is torch.int8, and has to be one of float16, bfloat16, float32",
+        f"{FIA}: key in torch.int8 needs antiquant_scale",
     ),
     (FIA, BNSD, {"input_layout": "BNSD", "query_rope": normal(1, 1, 2, 2)}, "query_rope and key_rope go together"),
     *(

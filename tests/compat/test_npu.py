@@ -476,6 +476,44 @@ def test_module() -> None:
         torch.npu.set_device(3)
 
 
+def test_names_that_only_the_chip_has_say_why() -> None:
+    assert not hasattr(torch.npu, "MemPool")
+    for name, text in (
+        ("MemPool", r": tensors are the host's"),
+        ("stress_detect", r": it reads or controls the chip itself$"),
+        ("nonsense", r"$"),
+    ):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'{text}"):
+            getattr(torch.npu, name)
+    torch.npu.host_empty_cache()
+    torch.npu.ipc_collect()
+
+
+def test_super_kernels_have_no_effect() -> None:
+    x, graph = torch.ones(3, device="npu"), torch.npu.NPUGraph()
+    with pytest.raises(CompatError, match="super_kernel_optimize without a preceding successful capture"):
+        graph.super_kernel_optimize()
+    with torch.npu.graph(graph), pytest.warns(UserWarning, match="super kernels have no effect here"):
+        torch.npu.super_kernel_scope_begin("scope")
+        y = x + 1
+        torch.npu.super_kernel_scope_end("scope")
+    with pytest.warns(UserWarning, match="super kernels have no effect here"):
+        graph.super_kernel_optimize({"stream-fusion": 1}, {})
+    with pytest.raises(TypeError, match="debug_options must be a dict, got list"):
+        graph.super_kernel_optimize(None, [])
+    with pytest.raises(CompatError, match="scope_name must be a string that is not empty"):
+        torch.npu.super_kernel_scope_begin("")
+    graph.replay()
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_every_tensor_has_pytorchs_format() -> None:
+    import torch_npu
+
+    x = torch.ones(16, 16, device="npu")
+    assert torch_npu.get_npu_format(torch_npu.npu_format_cast(x, 29)) == 2
+
+
 def test_seeds_and_states() -> None:
     torch.npu.manual_seed(5)
     state = torch.npu.get_rng_state()

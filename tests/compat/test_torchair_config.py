@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airgraph.compat.npugraph_ex.configs.compiler_config import OPTIONS as npugraph_ex_options
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, Leaf, apply_options, check_support
 from airgraph.compat.torchair.configs.error_line import error_line
 from airgraph.compat.torchair.configs.options import (
@@ -21,6 +22,7 @@ from airgraph.compat.torchair.configs.options import (
     SwitchesPasses,
     To,
 )
+from airgraph.compat.torchair.environment import WITHOUT_EFFECT
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -541,9 +543,28 @@ def test_a_broken_switch_file_is_an_error_that_says_why(tmp_path, text, why):
     assert "fusion.json is not usable" in str(error.value) and "GraphFusion" in error.value.hint
 
 
-def test_the_document_says_of_every_option_whether_it_is_real():
+def documented(heading):
+    """The rows of a table of docs/ascend.md: names, "yes" or "no", and a remark."""
     text = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| (yes|no) \| (.*) \|$", text, re.MULTILINE)
-    wanted = {option.path: "no" if isinstance(option.here, NoEffect) else "yes" for option in OPTIONS}
-    assert {path: real for path, real, _ in rows} == wanted
-    assert all(why for _, real, why in rows if real == "no"), "an option without effect has a reason"
+    _, _, section = text.partition(f"\n## {heading}\n")
+    rows = re.findall(r"^\| (`[^|]+`) \| (yes|no) \| (.*) \|$", section.partition("\n## ")[0], re.MULTILINE)
+    return {name: (real, why) for names, real, why in rows for name in re.findall(r"`([\w.]+)`", names)}
+
+
+@pytest.mark.parametrize(
+    "heading, options",
+    [("Options of torchair.CompilerConfig", OPTIONS), ("Options of npugraph_ex", npugraph_ex_options)],
+)
+def test_the_document_says_of_every_option_whether_it_is_real(heading, options):
+    rows = documented(heading)
+    wanted = {option.path: "no" if isinstance(option.here, NoEffect) else "yes" for option in options}
+    assert {path: real for path, (real, _) in rows.items()} == wanted
+    assert all(why for real, why in rows.values() if real == "no"), "an option without effect has a reason"
+
+
+def test_the_document_names_the_variables_without_effect():
+    rows = documented("Environment variables")
+    warned = {name for name, (real, why) in rows.items() if real == "no" and why.startswith("a warning: ")}
+    assert warned == set(WITHOUT_EFFECT)
+    read = {"TNG_LOG_LEVEL", "TORCH_COMPILE_DEBUG", "TORCHAIR_CACHE_HOME", "TORCH_NPUGRAPH_GC"}
+    assert {name for name, (real, _) in rows.items() if real == "yes"} == read

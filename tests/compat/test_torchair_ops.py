@@ -280,8 +280,8 @@ def test_attention_is_for_graphs(name):
             "actual_seq_lengths_kv is torch.float32, and has to be one of int32, int64",
         ),
         ({"actual_seq_lengths_kv": torch.tensor([1, 2, 3])}, "3 sequence lengths for a batch of 2"),
-        ({"quant_scale1": torch.ones(1)}, "quant_scale1 is not emulated"),
-        ({"antiquant_mode": 1}, "antiquant_mode is not emulated"),
+        ({"quant_scale1": torch.ones(1)}, "quant_scale1: only with query, key and value in int8"),
+        ({"antiquant_mode": 1}, "antiquant_mode: only with key and value in int8 or int4"),
         ({"block_table": torch.zeros(2, 2).int()}, "block_table needs the lengths of the keys"),
     ],
 )

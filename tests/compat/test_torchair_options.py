@@ -325,3 +325,14 @@ def test_npu_fx_pass_while_training():
         sum(y.square().sum() for y in run(*args)).backward()
         grads.append(model.weight.grad)
     torch.testing.assert_close(*grads)
+
+
+def test_frozen_parameters_warn():
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    backends = (torchair.get_npu_backend(compiler_config=config), None), ("npugraph_ex", {"frozen_parameter": True})
+    for backend, options in backends:
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.nn.Linear(2, 2), backend=backend, options=options)
+        with torch.no_grad(), pytest.warns(UserWarning, match="^frozen_parameter: parameters are taken as constants"):
+            compiled(torch.ones(1, 2))

@@ -24,6 +24,7 @@ import torch
 
 from airgraph.compat.npu import state, work
 from airgraph.compat.npu.capture import TaskList
+from airgraph.compat.npu.chip_only import super_kernel_optimize
 from airgraph.compat.npu.handlers import GraphDispatchMode, check_updates
 from airgraph.compat.npu.pieces import on_cuda, recording_of
 from airgraph.compat.npu.streams import Stream, StreamContext, current_stream, default_stream, synchronize
@@ -158,6 +159,11 @@ class NPUGraph:
             DeprecationWarning,
             stacklevel=2,
         )
+
+    def super_kernel_optimize(self, optimize_options: Any = None, debug_options: Any = None) -> None:
+        """Kernels of the captured graph are not fused again: a warning."""
+        self._owned("Called NPUGraph::super_kernel_optimize without a preceding successful capture.")
+        super_kernel_optimize(optimize_options, debug_options)
 
     @staticmethod
     def get_currently_capturing_graph() -> NPUGraph:

@@ -14,6 +14,13 @@ import torch
 from airgraph.compat.npu import amp, graphs, random, state, streams  # noqa: F401 - torch.npu.graphs and so on
 from airgraph.compat.npu import usage as memory
 from airgraph.compat.npu.amp import get_autocast_dtype, is_autocast_enabled, set_autocast_dtype, set_autocast_enabled
+from airgraph.compat.npu.chip_only import (
+    host_empty_cache,
+    ipc_collect,
+    missing,
+    super_kernel_scope_begin,
+    super_kernel_scope_end,
+)
 from airgraph.compat.npu.graphed import make_graphed_callables
 from airgraph.compat.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from airgraph.compat.npu.handlers import NpuGraphOpHandler, register_npu_graph_handler
@@ -102,8 +109,10 @@ __all__ = [
     "graph_task_group_end",
     "graph_task_update_begin",
     "graph_task_update_end",
+    "host_empty_cache",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_autocast_enabled",
     "is_available",
     "is_bf16_supported",
@@ -143,6 +152,8 @@ __all__ = [
     "set_stream",
     "set_stream_limit",
     "stream",
+    "super_kernel_scope_begin",
+    "super_kernel_scope_end",
     "synchronize",
 ]
 
@@ -259,4 +270,4 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(random.generators())
-    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")
+    raise missing(name)

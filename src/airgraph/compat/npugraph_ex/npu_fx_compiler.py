@@ -10,6 +10,7 @@ import torch
 
 from airgraph import api
 from airgraph.compat.npugraph_ex.configs.compiler_config import CompilerConfig
+from airgraph.compat.torchair.environment import warn_about_frozen
 from airgraph.config import Config
 from airgraph.errors import ConfigError
 
@@ -36,7 +37,9 @@ def npu_backend(
     config = CompilerConfig.of({**settings(compiler_config), **(options or {})})
     if mode not in (None, "reduce-overhead"):  # the only thing this backend does, by the name torch.compile has for it
         config.mode = mode
-    return api.backend(to_config(config, decompositions))(gm, example_inputs)
+    chosen = to_config(config, decompositions)
+    warn_about_frozen(chosen.frozen_parameter)
+    return api.backend(chosen)(gm, example_inputs)
 
 
 def get_compiler(compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:

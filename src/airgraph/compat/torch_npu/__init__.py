@@ -47,6 +47,7 @@ from airgraph.compat.torch_npu.attention import (
     npu_fused_infer_attention_score,
     npu_fused_infer_attention_score_v2,
 )
+from airgraph.compat.torch_npu.layout import get_npu_format
 from airgraph.compat.torch_npu.references import REFERENCES, REFUSED, missing, reference
 from airgraph.compat.torch_npu.showing import print_npugraph_tensor, save_npugraph_tensor
 
@@ -63,6 +64,7 @@ __all__ = [
     "fused_norms",
     "fusion_attention",
     "gated",
+    "get_npu_format",
     "grouped_products",
     "inference_attention",
     "layout",

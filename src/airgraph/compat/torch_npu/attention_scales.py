@@ -94,26 +94,32 @@ def check(op: str, given: Quantised, query: Tensor, key: Tensor, value: Tensor, 
     )
     for first, one, second, other in pairs:
         need((one is None) == (other is None), op, f"{first} and {second} go together")
+    for name, offset, scale in (
+        ("antiquant_offset", given.antiquant_offset, given.antiquant_scale),
+        ("key_antiquant_offset", given.key_antiquant_offset, given.key_antiquant_scale),
+        ("quant_offset2", given.quant_offset2, given.quant_scale2),
+    ):
+        need(offset is None or scale is not None, op, f"{name} needs {name.replace('offset', 'scale')}")
     steps = {"dequant_scale1": given.dequant_scale1, "quant_scale1": given.quant_scale1}
     steps["dequant_scale2"] = given.dequant_scale2
     need_types(op, (torch.float32, torch.int64, torch.uint64), **steps)
-    need(given.quant_offset2 is None or given.quant_scale2 is not None, op, "quant_offset2 needs quant_scale2")
-    whole = key.dtype in CODES
+    need_types(op, (*FLOATS, torch.int8), query=query)
+    need_types(op, (*FLOATS, *CODES), key=key, value=value)
     need(key.dtype == value.dtype, op, f"key is {key.dtype} and value is {value.dtype}: they have to have one type")
+    whole, int8 = key.dtype in CODES, query.dtype == torch.int8
     need(not (whole and packed), op, "quantised keys and values with layouts TND and NTD are not emulated")
-    if query.dtype == torch.int8:
-        need(key.dtype == torch.int8, op, f"query is in int8, and key in {key.dtype}")
-        missing = [name for name, scale in steps.items() if scale is None]
-        need(not missing, op, f"query, key and value in int8 need {', '.join(missing)}")
-        return
-    need_types(op, FLOATS, query=query)
-    unused = [name for name, scale in steps.items() if scale is not None]
-    need(not unused, op, f"{', '.join(unused)}: only with query, key and value in int8")
-    scales = given.caches()[0]
-    need(whole or scales is None, op, f"scales of a quantised cache, and key is {key.dtype}")
-    need(
-        not whole or scales is not None, op, f"key in {key.dtype} needs antiquant_scale, or one for key and value each"
-    )
+    missing = [name for name, scale in steps.items() if scale is None]
+    need(not (int8 and missing), op, f"query, key and value in int8 need {', '.join(missing)}")
+    need(not int8 or key.dtype == torch.int8, op, f"query is in int8, and key in {key.dtype}")
+    factors = [name for name in steps if name not in missing]
+    need(int8 or not factors, op, f"{', '.join(factors)}: only with query, key and value in int8")
+    of_caches = [n for n, numbers in given._asdict().items() if "antiquant" in n and numbers is not None]
+    unused = [n for n in of_caches if not n.endswith("_mode") or getattr(given, n) != 0]
+    cache = whole and not int8
+    need(cache or not unused, op, f"{', '.join(unused)}: only with key and value in int8 or int4, and query in floats")
+    needed = "antiquant_scale, or key_antiquant_scale and value_antiquant_scale"
+    scales = given.antiquant_scale is not None or given.key_antiquant_scale is not None
+    need(not cache or scales, op, f"key in {key.dtype} needs {needed}")
     need(whole or query.dtype == key.dtype, op, "query, key and value have to have one type")
 
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from airgraph.compat.torch_npu import attention
+from airgraph.compat.torch_npu import attention, attention_scales
+from airgraph.compat.torch_npu.attention_scales import Quantised
 from airgraph.compat.torch_npu.fusion_attention import Settings, band
 from airgraph.compat.torch_npu.references import need, need_types, not_emulated, reference
 
@@ -58,6 +59,8 @@ def npu_prompt_flash_attention(
     op = "npu_prompt_flash_attention"
     not_emulated(op, **others)
     check(op, query, atten_mask, input_layout)
+    bits = Quantised(deq_scale1, quant_scale1, deq_scale2, quant_scale2, quant_offset2)
+    attention_scales.check(op, bits, query, key, value, False)
     need(sparse_mode in (0, 1, 2, 3), op, f"sparse_mode {sparse_mode} is not emulated, only 0 to 3")
     mask = None if atten_mask is None else atten_mask.bool()
     if mask is not None and sparse_mode == 0:
@@ -76,11 +79,7 @@ def npu_prompt_flash_attention(
         input_layout=input_layout,
         num_key_value_heads=num_key_value_heads,
         sparse_mode=0 if sparse_mode == 1 else sparse_mode,
-        dequant_scale1=deq_scale1,
-        quant_scale1=quant_scale1,
-        dequant_scale2=deq_scale2,
-        quant_scale2=quant_scale2,
-        quant_offset2=quant_offset2,
+        **bits._asdict(),
     )
     return result
 
@@ -121,6 +120,9 @@ def npu_incre_flash_attention(
     op = "npu_incre_flash_attention"
     not_emulated(op, **others)
     check(op, query, atten_mask, input_layout)
+    outputs = (dequant_scale1, quant_scale1, dequant_scale2, quant_scale2, quant_offset2)
+    bits = Quantised(*outputs, antiquant_scale, antiquant_offset)
+    attention_scales.check(op, bits, query, key, value, False)
     length = query.shape[2 if input_layout == "BNSD" else 1]
     need(length == 1, op, f"query has {length} tokens, and is the next one only", "npu_prompt_flash_attention")
     if block_table is not None:
@@ -142,13 +144,7 @@ def npu_incre_flash_attention(
         block_table=block_table,
         block_size=block_size,
         kv_padding_size=kv_padding_size,
-        antiquant_scale=antiquant_scale,
-        antiquant_offset=antiquant_offset,
-        dequant_scale1=dequant_scale1,
-        quant_scale1=quant_scale1,
-        dequant_scale2=dequant_scale2,
-        quant_scale2=quant_scale2,
-        quant_offset2=quant_offset2,
+        **bits._asdict(),
     )
     return result
 

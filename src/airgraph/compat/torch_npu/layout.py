@@ -18,6 +18,8 @@ from torch import Tensor
 
 from airgraph.compat.torch_npu.references import need, need_types, reference
 
+ND = 2  # as in torchair.ge.Format
+
 
 @reference("npu_format_cast(Tensor self, int acl_format) -> Tensor", opened=True)
 def npu_format_cast(x: Tensor, acl_format: int) -> Tensor:
@@ -27,6 +29,11 @@ def npu_format_cast(x: Tensor, acl_format: int) -> Tensor:
 @reference("npu_format_cast_(Tensor(a!) self, int acl_format) -> Tensor(a!)", opened=True)
 def npu_format_cast_(x: Tensor, acl_format: int) -> Tensor:
     return x
+
+
+def get_npu_format(self: Tensor) -> int:
+    """The number of a tensor's memory format: always ND, PyTorch's own."""
+    return ND
 
 
 @reference("npu_dtype_cast(Tensor self, ScalarType dtype) -> Tensor", opened=True)

@@ -1,4 +1,4 @@
-"""Environment variables of the chip's software: those that mean nothing here are named once, if they are set."""
+"""Warnings about settings: environment variables of the chip's software that mean nothing here, and frozen parameters."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def warn_about_variables() -> None:
         if name in os.environ and name not in _said:
             _said.add(name)
             warnings.warn(f"the environment variable {name} has no effect here: {why}", stacklevel=3)
+
+
+def warn_about_frozen(frozen: bool) -> None:
+    """TorchAir says so for every graph; Python shows it once a place."""
+    if frozen:
+        warnings.warn(
+            "frozen_parameter: parameters are taken as constants. Their values and addresses must stay the same "
+            "while the program runs",
+            stacklevel=3,
+        )

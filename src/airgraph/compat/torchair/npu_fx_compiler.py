@@ -13,7 +13,7 @@ from airgraph import api
 from airgraph.capture.joint import compile_joint
 from airgraph.compat.torchair.configs.compiler_config import CompilerConfig, apply_options, check_support
 from airgraph.compat.torchair.configs.translation import checked, to_config
-from airgraph.compat.torchair.environment import warn_about_variables
+from airgraph.compat.torchair.environment import warn_about_frozen, warn_about_variables
 from airgraph.compat.torchair.inference.gears import buckets_of, engine_options, gears_of, guard_of
 from airgraph.compat.torchair.npu_export import exporting
 
@@ -46,6 +46,7 @@ def npu_backend(
     policy, gears = config.inference_config.dynamic_gears_merge_policy.value, gears_of(example_inputs)
     object.__setattr__(config, "of_gears", engine_options(gears, policy))
     chosen = to_config(config, decompositions)
+    warn_about_frozen(chosen.frozen_parameter)
     if config.experimental_config.aot_config_enable_joint_graph:
         loss = config.experimental_config.aot_config_output_loss_index.plain
         compiler = api.get_compiler(chosen)
