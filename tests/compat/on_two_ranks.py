@@ -627,4 +627,5 @@ def main(rank: int, folder: str, checks: dict[str, list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(main, (sys.argv[1], json.loads(sys.argv[2])), nprocs=2)
+    # Copies of this process, which has all imported. (What `spawn` starts has the emulation, too: test_the_example.)
+    mp.start_processes(main, (sys.argv[1], json.loads(sys.argv[2])), nprocs=2, start_method="fork")

@@ -10,8 +10,11 @@ import pytest
 import torch
 import torch_npu
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from airgraph.errors import CompatError
+from airgraph.errors import CompatError, VerifyError
+from airgraph.ir.text import from_py
+from airgraph.ir.verify import verify
 from tests.compat.graph_cases import GraphCase, check_compiled, check_eager
 
 
@@ -200,6 +203,36 @@ def test_eager(case: GraphCase) -> None:
 
 def test_compiled(tmp_path: Path) -> None:
     check_compiled(CASES, tmp_path)
+
+
+class Calls(TorchDispatchMode):
+    """The ops that PyTorch runs meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def test_types_follow_and_are_computed_once() -> None:
+    graph = from_py("""
+x_0 = ge.Data(index=0, dtype=0, shape=[6, 34], placement="NPU", node_name="x")
+[GeGluV2_0, GeGluV2_1] = ge.GeGluV2(x_0, dim=-1, approximate=1, activate_left=False, node_name="GeGluV2")
+_ = ge.NetOutput([GeGluV2_0])
+""")
+    with Calls() as calls:
+        verify(graph)
+    assert not calls.ops  # known since the text was read
+    graph.node("GeGluV2").attrs["dim"] = 0
+    with (
+        Calls() as calls,
+        pytest.raises(VerifyError, match=r"\[6, 17\]@NPU, but its inputs make it float\[3, 34\]@NPU"),
+    ):
+        verify(graph)
+    assert calls.ops
 
 
 def test_what_is_not_emulated() -> None:
