@@ -30,9 +30,14 @@ import airgraph
 
 MODELS = ("mlp", "resnet", "bert", "llama_decode")
 BATCH_S = 0.05  # of calls without a break
+REST_S = 0.05  # before a batch: threads of the other contender spin for milliseconds before they sleep
+WARM = 20  # calls before those that count
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
+    time.sleep(REST_S)
+    for _ in range(min(count, WARM)):
+        call()
     start = time.perf_counter()
     for _ in range(count):
         call()

@@ -9,12 +9,15 @@ import stat
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 
 from airgraph import disk_cache
 from airgraph.disk_cache import Cache, Key, default_folder
 from airgraph.errors import ConfigError
+from airgraph.store.archive import ArchiveWriter
+from airgraph.store.whole_files import write_file
 from airgraph.tools.cache import cache as command
 
 KEY = Key(text="a", cpu="here")
@@ -202,6 +205,44 @@ def test_killed_at_any_moment(folder):
             found = cache.get("object", Key(text=str(i)))
             assert found in (None, bytes([i]) * 10_000)
         assert not cache.counts["object discarded"] and not cache.notes
+
+
+def test_two_containers_in_which_the_processes_have_the_same_number(folder, monkeypatch):
+    """Each writes a file of its own: neither removes what the other one is writing."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    first, second = Cache(folder), Cache(folder)
+    monkeypatch.setattr(disk_cache, "_numbers", itertools.repeat(0), raising=False)
+    sealed = first.sealed
+
+    def meanwhile(kind, key, data):
+        assert second.put(kind, key, data)
+        return sealed(kind, key, data)
+
+    first.sealed = meanwhile
+    assert first.put("object", KEY, b"data") and first.notes == second.notes == []
+    assert Cache(folder).get("object", KEY) == b"data" and not [*folder.rglob("*.part")]
+
+
+def test_files_of_two_containers_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    path = tmp_path / "model.air"
+
+    def pieces():
+        yield b"first "
+        write_file(path, [b"the other one"])
+        assert path.read_bytes() == b"the other one"
+        yield b"one"
+
+    write_file(path, pieces())
+    assert path.read_bytes() == b"first one"
+    with ArchiveWriter(tmp_path / "a") as one:
+        one.add("x", [b"1"])
+        with ArchiveWriter(tmp_path / "a") as other:
+            other.add("y", [b"2"])
+        one.add("z", [b"3"])
+    with zipfile.ZipFile(tmp_path / "a") as found:
+        assert found.testzip() is None and found.namelist() == ["x", "z"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "model.air"]
 
 
 def test_a_file_system_without_locks(folder, monkeypatch):

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import itertools
 import json
 import os
 import secrets
@@ -46,7 +45,6 @@ WAIT_S = 60.0  # for another process that makes the same entry
 POLL_S = 0.02
 MOST_HITS = 1 << 16  # that are counted
 STALE_S = 3600.0  # a file that is still being written after this is nobody's
-_numbers = itertools.count()
 
 Mode = Literal["on", "read", "off"]
 
@@ -68,6 +66,12 @@ class Key:
 
 def short(text: str) -> str:
     return text if len(text) <= 400 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def temporary(path: Path) -> Path:
+    """Where a file is written before it is renamed: a name that nobody else has. (In a folder that several machines or
+    containers share, the number of a process is not one.)"""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 
 def default_folder() -> Path:
@@ -219,7 +223,7 @@ class Cache:
         if self.mode != "on" or self.secret is None:
             return False
         path = self.path(kind, key)
-        new = path.with_name(f".{os.getpid()}-{next(_numbers)}.part")
+        new = temporary(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
@@ -353,7 +357,7 @@ class Cache:
 
     def new_secret(self, path: Path) -> None:
         """The first process wins; a link appears with its contents, or not at all."""
-        new = path.with_name(f".key-{os.getpid()}-{next(_numbers)}.part")
+        new = temporary(path)
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))

@@ -12,6 +12,7 @@ One model by itself:
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -249,3 +250,19 @@ def generate(call: Model, model: torch.nn.Module, prompt: torch.Tensor, count: i
         yield logits
         start += given.shape[1]
         given = logits[:, :VOCAB].argmax(-1, keepdim=True)
+
+
+def test_a_static_cache_is_written_in_place():
+    """No cache of keys or values is copied, neither before new tokens are written nor back into the argument."""
+    model, made = ZOO["llama"].make(), []
+    exact = double(model)
+    prompt = tokens(2, 4)
+    with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
+        mine = list(generate(compiled(model, fullgraph=True, dynamic=False), model, prompt, 3))
+    for m, e, x in zip(mine, generate(model, model, prompt, 3), generate(exact, exact, prompt, 3), strict=True):
+        near(m, e, x, "logits")
+    sizes = sorted([2, model.config.num_key_value_heads, 16, model.config.head_dim])  # of a cache, in any order
+    for program in made:  # prompt, decode
+        found = re.findall(r"^\S+: float\[(.*?)\] (\w+)", program.native.plan.text(), re.M)
+        kinds = [kind for shape, kind in found if sorted(map(int, shape.split(", "))) == sizes]
+        assert len(kinds) >= 4 and set(kinds) == {"input"}

@@ -12,7 +12,7 @@ from airgraph.journal import Journal
 from airgraph.passes import run_passes
 from airgraph.passes.cleanup import dead_code
 from airgraph.passes.rewrite import Either, P, Rule, apply, match, no
-from airgraph.passes.simplify import casts, matmul_transposes, noops, unit_transposes, views
+from airgraph.passes.simplify import casts, index_updates, matmul_transposes, noops, unit_transposes, views
 
 
 def data(name, shape, dtype=0, index=0):
@@ -276,6 +276,39 @@ def test_unit_axes_among_symbolic_ones():
     assert gives(unit_transposes, text)[0] == 'Reshape_0 = ge.Reshape(x_0, [1, -1, 4], node_name="Reshape")'
     text = f"{data('x', [-1, 1, -1])}a = ge.Transpose(x_0, [1, 0, 2])\n{out('a')}"
     assert gives(unit_transposes, text)[-2].startswith("Reshape_0 = ge.Reshape(x_0, Pack_0")
+
+
+# -- updates by index -------------------------------------------------------------------------------------------------
+CACHE = data("x", [4, 3, 8, 5]) + data("v", [2, 3, 4, 5], index=1)
+UPDATE = "a = ge.Transpose(x_0, [2, 1, 0, 3])\nu = ge.InplaceUpdate(a, i_0, v_0)\n"
+
+
+def test_an_update_along_an_axis_copies_nothing():
+    text = CACHE + data("i", [2], dtype=9, index=2) + UPDATE + "b = ge.Transpose(u, [2, 1, 0, 3])\n" + out("b")
+    assert [line.split(", node_name")[0] for line in run_all(text)] == [
+        "Transpose_2_0 = ge.Transpose(v_0, [2, 1, 0, 3]",
+        "Reshape_0 = ge.Reshape(i_0, [1, 1, -1, 1]",
+        "BroadcastTo_0 = ge.BroadcastTo(Reshape_0, [4, 3, 2, 5]",
+        "ScatterElements_0 = ge.ScatterElements(x_0, BroadcastTo_0, Transpose_2_0, axis=2",
+        out("ScatterElements_0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "back", "outputs", "reason"),
+    [
+        (9, [2, 1, 0, 3], ["b"], "other rows than there are numbers: [2, 3, 4, 5]"),
+        (9, [2, 0, 1, 3], ["b"], "the axes do not come back to their places"),
+        (3, [2, 1, 0, 3], ["b"], "ScatterElements takes int64 numbers: DT_INT32"),
+        (9, [2, 1, 0, 3], ["b", "u"], "InplaceUpdate is read elsewhere: NetOutput"),
+    ],
+)
+def test_updates_that_stay(dtype, back, outputs, reason):
+    count = 3 if reason.startswith("other rows") else 2
+    text = CACHE + data("i", [count], dtype=dtype, index=2) + UPDATE + f"b = ge.Transpose(u, {back})\n" + out(*outputs)
+    result = index_updates(from_py(text))
+    assert not result.changed
+    assert result.notes == [f"update_along_axis refused Transpose_1: {reason}"]
 
 
 # -- matmuls --------------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from airgraph.deploy.words import ThreadPoolWords as Words
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.steps import SPINS
 
-PATIENCE = 200_000  # iterations that a thread spins before it sleeps: some tenths of a millisecond
+PATIENCE = 8192  # iterations that a thread spins before it sleeps: some tenths of a millisecond
 
 DECLARES = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
@@ -37,12 +36,6 @@ def advance(f: Function, pool: str, word: int, by: int = 1) -> None:
     f.op(f"atomicrmw add ptr {f.at(pool, word, 'i64')}, i64 {by} seq_cst")
 
 
-def offer(f: Function, spins: str) -> None:
-    """The processor to somebody else, now and then."""
-    long = f.test("eq", f.op(f"and i64 {spins}, {SPINS - 1}"), 0)
-    f.when(long, lambda: f.op("call i32 @sched_yield()") and None)
-
-
 def pool_wait() -> str:
     """Until there is a region after number `seen`: its number."""
     f = Function("pool_wait", "ptr %pool, i64 %seen", "i64")
@@ -51,10 +44,10 @@ def pool_wait() -> str:
     f.do("%spins = phi i64 [ 0, %entry ], [ %next, %again ]")
     found = now(f, "%pool", Words.GENERATION)
     f.give(f.test("ne", found, "%seen"), f"i64 {found}")
-    f.do("%next = add i64 %spins, 1")
-    offer(f, "%next")
     f.do("br label %again")
     f.label("again")
+    f.do("%next = add i64 %spins, 1")
+    f.invoke("@idle", ("i64", "%next"))
     f.do(f"br i1 {f.test('slt', '%next', PATIENCE)}, label %spin, label %sleep")
     f.label("sleep")
     mutex, condition = (f.at("%pool", n, "i64") for n in (Words.MUTEX, Words.CONDITION))
@@ -116,13 +109,13 @@ def pool_run() -> str:
     others = f.word("%pool", Words.COUNT)
     f.do("br label %wait")
     f.label("wait")
-    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %again ]")
     finished = f.test("sge", now(f, "%pool", Words.DONE), others)
     f.leave(finished, lambda: None)
+    f.do("br label %again")
+    f.label("again")
     f.do("%next = add i64 %spins, 1")
-    offer(f, "%next")
-    f.do("br label %wait2")
-    f.label("wait2")
+    f.invoke("@idle", ("i64", "%next"))
     f.do("br label %wait")
     return "\n".join([f.head, *f.lines, "}", ""])
 

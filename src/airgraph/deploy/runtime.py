@@ -26,6 +26,7 @@ from airgraph.deploy.words import (
 )
 from airgraph.engine.native import binding, steps
 from airgraph.engine.native.llvm.builder import Function
+from airgraph.engine.native.llvm.cpu import is_x86_64
 from airgraph.engine.native.llvm.numbers import BAD_NUMBER, ZERO_DIVISOR
 from airgraph.engine.native.runtime import place_intermediates
 from airgraph.engine.native.tables import ContextWords, DefinitionWords, EntryWords, FrameWords
@@ -458,8 +459,8 @@ class RuntimeWriter:
     def source(self) -> str:
         """(Nothing interrupts the steps of a built program, unlike those that Python runs.)"""
         interrupted = Function("interrupted", "ptr %context", "i1").text("i1 false")
-        engine = [binding.DECLARES, binding.evaluate(), binding.write(), steps.barrier(), interrupted]
-        engine += [steps.worker(), steps.wide(), pool.source()]
+        engine = [binding.DECLARES, binding.evaluate(), binding.write(), steps.idle(is_x86_64()), steps.barrier()]
+        engine += [interrupted, steps.worker(), steps.wide(), pool.source()]
         tensors = "ptr %instance, ptr %inputs, ptr %outputs"
         own = [self.create(), self.create_from_memory(), self.create_from_file(), self.destroy()]
         own += [self.size_in_bytes(), self.fit(), self.describe(), self.prepare(), self.memory(), self.run()]

@@ -19,6 +19,7 @@ PASSES: dict[str, Pass] = {
     "noops": simplify.noops,
     "missing_parameters": cleanup.missing_parameters,
     "transposed_products": linear.transposed_products,
+    "index_updates": simplify.index_updates,
     "views": simplify.views,
     "casts": simplify.casts,
     "softmax": norms.softmax_pass,

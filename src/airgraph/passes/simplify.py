@@ -174,6 +174,30 @@ def unit_transpose(node: Node, x: Value, p: Value) -> Value | None:
     return reshaped(x, new)
 
 
+# Transpose(InplaceUpdate(Transpose(x, p), i, v), p⁻¹) → ScatterElements(x, BroadcastTo(Reshape(i)), Transpose(v, p⁻¹))
+# along axis p[0]: what writes to an argument (a static cache of keys and values) can be done in place, without a copy.
+UPDATED = P("InplaceUpdate", P("Transpose", "x", "p"), "i", "v")
+
+
+def update_along_axis(node: Node, x: Value, p: Value, i: Value, v: Value, q: Value) -> Value | UnsupportedRewrite:
+    perm, back = permutation(p), permutation(q)
+    if perm is None or back is None:
+        return no("a permutation is not a constant")
+    if [perm[axis] for axis in back] != [*range(len(perm))]:
+        return no("the axes do not come back to their places")
+    shape = v.type.shape
+    if i.dtype != DataType.DT_INT64:
+        return no("ScatterElements takes int64 numbers", i.dtype.name)
+    if x.type.shape is None or shape is None or shape != (*(i.type.shape or ()), *(x.type.shape[a] for a in perm[1:])):
+        return no("other rows than there are numbers", list(shape or ()))
+    updates = ge.Transpose(v, back)
+    places = ge.Reshape(i, [-1 if axis == perm[0] else 1 for axis in range(len(perm))])
+    fixed = all(isinstance(d, int) for d in shape)
+    sizes = [shape[axis] for axis in back] if fixed else ge.Shape(updates, dtype=int(DataType.DT_INT64))
+    y: Value = ge.ScatterElements(x, ge.BroadcastTo(places, sizes), updates, axis=perm[0])
+    return y
+
+
 # -- matmuls --------------------------------------------------------------------------------------------------------
 # MatMul(Transpose(a, swap), b) → MatMul(a, b, transpose_x1 = not transpose_x1), and the same for b
 # MatMul(f(Transpose(a, swap)), b) → MatMul(f(a), b, …) where f works element by element
@@ -266,6 +290,9 @@ views = RulePass(
             private=True,
         ),
     )
+)
+index_updates = RulePass(
+    (Rule("update_along_axis", P("Transpose", UPDATED, "q"), update_along_axis, private=True),), helpers=("views",)
 )
 casts = RulePass(
     (

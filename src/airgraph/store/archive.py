@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from airgraph.disk_cache import temporary
 from airgraph.errors import ExportError
 from airgraph.store.whole_files import refuse_holes
 
@@ -46,9 +47,8 @@ class ArchiveWriter:
     """Whole or not at all: what was there before stays until the new file is complete."""
 
     def __init__(self, path: Path, mode: int = 0o640) -> None:
-        self.path, self.new = path, path.with_name(f".{path.name}.{os.getpid()}.part")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        self.file = open(os.open(self.new, flags, mode), "w+b")  # noqa: SIM115
+        self.path, self.new = path, temporary(path)
+        self.file = open(os.open(self.new, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b")  # noqa: SIM115
         self.zip = zipfile.ZipFile(self.file, "w", zipfile.ZIP_STORED)
         self.digests: dict[str, str] = {}
 

@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from airgraph.disk_cache import temporary
 from airgraph.errors import ExportError
 
 
 def write_file(path: Path, pieces: Iterable[bytes], mode: int = 0o640) -> None:
     """Whole or not at all: what was there before stays until the new file is complete."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.part")
+    new = temporary(path)
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             for piece in pieces:
                 file.write(piece)
         os.replace(new, path)

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import airgraph
+from airgraph.deploy import pool
 from airgraph.engine import ENGINES, register_engine
-from airgraph.engine.native import NativeEngine
+from airgraph.engine.native import NativeEngine, steps
 from airgraph.engine.native.engine import NativeExecutable
 
 made: list[NativeExecutable] = []
@@ -78,3 +79,12 @@ def test_one_step_makes_the_outputs():
     step.advance(env, {}, executable.graph)
     assert torch.equal(env[executable.outputs[0]], expected)
     assert executable.writes == [] and executable.written == frozenset() and executable.cells == set()
+
+
+@pytest.mark.parametrize(
+    ("x86_64", "instruction"), [(True, "llvm.x86.sse2.pause"), (False, "llvm.aarch64.hint(i32 1)")]
+)
+def test_waiting_threads_leave_their_core_to_its_other_hardware_thread(x86_64, instruction):
+    assert f"call void @{instruction}" in steps.idle(x86_64)
+    for waiting in (steps.barrier, pool.pool_wait, pool.pool_run):
+        assert "call void @idle(i64 %next)" in waiting()

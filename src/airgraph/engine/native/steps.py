@@ -6,12 +6,30 @@ calling thread looks for signals between steps, so that Ctrl-C ends a long call.
 
 from __future__ import annotations
 
+import platform
+
 from airgraph.engine.native.llvm.builder import Function
+from airgraph.engine.native.llvm.cpu import X86_MACHINES
 from airgraph.engine.native.tables import RAISED, TORCH_FAILED, ContextWords, FrameWords, ReleaseWords, StepWords
 
-SPINS = 4096  # iterations of waiting at a barrier before the processor is offered to somebody else
+SPINS = 256  # iterations of waiting before the processor is offered to somebody else: ten microseconds
 COARSE_CLOCK = 6  # Linux's CLOCK_MONOTONIC_COARSE: a few nanoseconds to read
 SIGNALS = 100  # milliseconds between two looks at pending signals
+
+
+def idle(x86_64: bool) -> str:
+    """One iteration of waiting, the `spins`-th, for a CPU of this kind: with the instruction that leaves the core to its
+    other hardware thread, which may be the one that is waited for, and now and then a call that leaves it to others."""
+    declared, pause = (
+        ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()")
+        if x86_64
+        else ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)")
+    )
+    f = Function("idle", "i64 %spins")
+    f.do(pause)
+    f.leave(f.test("ne", f.op(f"and i64 %spins, {SPINS - 1}"), 0), lambda: None)
+    f.op("call i32 @sched_yield()")
+    return f"{declared}\n{f.text()}"
 
 
 def barrier() -> str:
@@ -21,7 +39,7 @@ def barrier() -> str:
     f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
     f.do("br label %wait")
     f.label("wait")
-    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %wait2 ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %again ]")
     f.do("%now = load atomic i64, ptr %counter acquire, align 8")
     f.do("%stopped = load atomic i64, ptr %stop monotonic, align 8")
     f.do("%arrived = icmp sge i64 %now, %target")
@@ -30,12 +48,7 @@ def barrier() -> str:
     f.do("br i1 %done, label %out, label %again")
     f.label("again")
     f.do("%next = add i64 %spins, 1")
-    long = f.test("eq", f.op(f"and i64 %next, {SPINS - 1}"), 0)
-    f.do(f"br i1 {long}, label %rest, label %wait2")
-    f.label("rest")
-    f.op("call i32 @sched_yield()")
-    f.do("br label %wait2")
-    f.label("wait2")
+    f.invoke("@idle", ("i64", "%next"))
     f.do("br label %wait")
     f.label("out")
     return f.text()
@@ -229,5 +242,6 @@ def wide() -> str:
 
 
 def source() -> str:
+    """For this machine, whatever is built in this process."""
     parts = (milliseconds, interrupted, by_python, barrier, worker, release, wide, run)
-    return "\n".join(part() for part in parts)
+    return "\n".join([idle(platform.machine().lower() in X86_MACHINES), *(part() for part in parts)])

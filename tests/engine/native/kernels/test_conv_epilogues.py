@@ -60,6 +60,7 @@ MODELS = {
     "one pixel": (lambda: Chain(nn.ReLU(), 96, 130, 1), (1, 96, 1, 1), 2),  # planes and channels last are the same
     "by channel": (lambda: Residual(24, 40, 3), (2, 24, 17, 9), 1),
     "by channel, panels are divided": (lambda: Residual(64, 200, 1), (1, 64, 4, 4), 1),
+    "by channel, whole vectors, half of one, and single channels": (lambda: Residual(24, 28, 3), (1, 24, 17, 9), 1),
 }
 
 

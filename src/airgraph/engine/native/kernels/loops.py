@@ -207,18 +207,25 @@ class LoopWriter(Builder, KernelOperands):
     def vectorised(self, start: str, end: str, body: Any, fold: Any = None) -> None:
         """The vectorised loop, several lanes at a time, then the rest one by one."""
         assert self.vector is not None
-        size, wide = self.vector.size, self.wide
+        size = self.vector.size
         at = start
-        if not isinstance(size, int) or size >= wide:
-            length = self.emit(f"sub i64 {end}, {start}")
-            whole = self.emit(f"and i64 {length}, -{wide}")
-            at = self.emit(f"add i64 {start}, {whole}")
-            self.lanes = wide
-            self.blocks(self.vector, start, at, wide, body, fold)
+        for lanes in self.widths(size):
+            length = self.emit(f"sub i64 {end}, {at}")
+            whole = self.emit(f"and i64 {length}, -{lanes}")
+            first, at = at, self.emit(f"add i64 {at}, {whole}")
+            self.lanes = lanes
+            self.blocks(self.vector, first, at, lanes, body, fold)
         self.lanes = 1
-        no_rest = isinstance(size, int) and size % wide == 0 and start == "0"
+        no_rest = isinstance(size, int) and size % self.wide == 0 and start == "0"
         if not no_rest:
             self.loop(self.vector, at, end, 1, body)
+
+    def widths(self, size: Dim) -> list[int]:
+        """Lanes, at first as many as there are. The channels of a convolution are few, and often a multiple of 8: half as
+        many do the rest of those, or most of it."""
+        half = self.wide // 2
+        pays = self.share == "block" and isinstance(size, int) and size % self.wide >= half
+        return [n for n in (self.wide, *([half] if pays else [])) if not isinstance(size, int) or size >= n]
 
     def rows(self, parallel: bool = False) -> None:
         """One iteration of the outer loops but the vectorised one: all stages, then the single elements."""

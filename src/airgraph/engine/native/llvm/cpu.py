@@ -26,6 +26,7 @@ class BuildTarget:
 
 
 X86_64, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+X86_MACHINES = ("x86_64", "amd64")  # as `platform` names them
 NATIVE = ("cc", "gcc", "clang")
 X86_LINKERS = ("x86_64-linux-gnu-gcc", *(NATIVE if platform.machine() == "x86_64" else ()))
 ARM_LINKERS = ("aarch64-linux-gnu-gcc", *(NATIVE if platform.machine() == "aarch64" else ()))
@@ -67,4 +68,4 @@ def vector_lanes() -> int:
 @cache
 def is_x86_64() -> bool:
     triple = build_target().triple
-    return triple.startswith("x86_64") if triple else platform.machine().lower() in ("x86_64", "amd64")
+    return triple.startswith("x86_64") if triple else platform.machine().lower() in X86_MACHINES
