@@ -41,6 +41,7 @@ TOGETHER = (
     "tests/store/test_export.py",
     "tests/tools/test_explain.py",
     "tests/tools/test_report.py",
+    "tests/compat/test_cpp_ops.py",
     "tests/compat/test_devices.py",
     "tests/compat/test_distributed.py",
     "tests/compat/test_examples.py",

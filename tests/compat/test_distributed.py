@@ -30,10 +30,9 @@ EAGER = [name for name in CHECKS if name not in COMPILED]
 STAGED = [f"staged_{name}" for name in EAGER]
 
 
-def run(script: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "airgraph", "run", "--devices", "2", str(script)]
+def run(script: Path, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+    return forked.run("-m", "airgraph", "run", "--devices", "2", str(script), *args, cwd=cwd, env=env, timeout=600)
 
 
 # A compiled graph calls the group that eager calls, so that one with all kinds of collectives is enough for the second.
@@ -44,8 +43,7 @@ BACKENDS = {"hccl": CHECKS, "cpu:gloo,npu:hccl": [*EAGER, "compiled_collectives_
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, str]]]:
     """What each rank says of the checks of each backend, one backend after the other in the same two processes."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    command = ("-m", "airgraph", "run", "--devices", "2", str(SCRIPT), str(folder), json.dumps(BACKENDS))
-    done = forked.run(*command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)
+    done = run(SCRIPT, str(folder), json.dumps(BACKENDS), cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

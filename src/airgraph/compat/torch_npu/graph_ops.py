@@ -149,13 +149,13 @@ def type_rule(kernel: Callable[..., Any], count: int) -> Callable[[NodeView], li
     kept: dict[Any, list[tuple[DataType, tuple[int, ...]]]] = {}
 
     def infer(view: NodeView) -> list[TensorType]:
-        types = [tuple(v.type for v in e) if isinstance(e, tuple) else e and e.type for e in view.inputs]
+        types = [tuple(v.type for v in e) if isinstance(e, tuple) else e.type if e else None for e in view.inputs]
         given = [t for entry in types for t in (entry if isinstance(entry, tuple) else (entry,)) if t is not None]
         if not all(t.is_static and t.dtype in TORCH_TYPES for t in given):
             return [UNKNOWN] * count
         key = (*types, repr(sorted(view.attrs.items())))
         if key not in kept:
-            metas = [[*map(meta, t)] if isinstance(t, tuple) else t and meta(t) for t in types]
+            metas = [[*map(meta, t)] if isinstance(t, tuple) else meta(t) if t else None for t in types]
             with torch.no_grad():
                 result = kernel(*metas, **{**view.op.attrs, **view.attrs})
             if len(kept) >= KEPT:
