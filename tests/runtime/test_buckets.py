@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import airgraph
-from airgraph.errors import ConfigError
+from airgraph.errors import BindError, ConfigError
 from airgraph.journal import JOURNALS
 from airgraph.runtime.buckets import BucketedProgram, Buckets, Limits, auto_bucket, auto_buckets, cut, pad
 
@@ -86,6 +86,11 @@ def test_padding_into_given_memory():
 def test_padding_with_given_strides():
     made = pad(torch.ones(2, 2), {0: (3, None)}, strides=(1, 3))
     assert made.stride() == (1, 3) and torch.equal(made, torch.ones(3, 2))
+
+
+def test_padding_to_more_than_there_is_memory_for():
+    with pytest.raises(BindError, match=r"no memory for an argument padded to \[1152921504606846976, 2\]"):
+        pad(torch.ones(2, 2), {0: (1 << 60, 0.0)})
 
 
 # -- compiled -------------------------------------------------------------------------------------------------------

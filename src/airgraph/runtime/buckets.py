@@ -32,7 +32,7 @@ from airgraph.analysis.padding.facts import has
 from airgraph.analysis.padding.proof import Padding, PaddingRefusal, padding_of
 from airgraph.config import Config
 from airgraph.engine.strides import copy_strided
-from airgraph.errors import AirgraphError, ConfigError
+from airgraph.errors import AirgraphError, BindError, ConfigError
 from airgraph.gears import gears_of
 from airgraph.ir.boundary import Boundary, Fresh, Layout, NumberIn, OfInput, OfOutput, TensorIn
 from airgraph.ir.boundary import Number as NumberOut
@@ -218,9 +218,14 @@ def pad(
 
 
 def empty(shape: Sequence[int], strides: Sequence[int] | None, like: torch.Tensor) -> torch.Tensor:
-    if strides is None or 0 in strides:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+    try:
+        if strides is None or 0 in strides:
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+    except torch.OutOfMemoryError:  # of a GPU: programs expect that type
+        raise
+    except RuntimeError as error:
+        raise BindError(f"no memory for an argument padded to {list(shape)}", hint="smaller buckets") from error
 
 
 def cut(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
