@@ -4,11 +4,14 @@ A captured graph has fixed memory. `capture_limit` bounds how many shapes are ke
 their own, `force_eager` runs without capture to find out where a difference comes from, and a custom pass sees the graph.
 """
 
+import warnings
+
 import npugraph_ex
 import torch
 import torch_npu
 from torch import nn
 
+warnings.filterwarnings("ignore", "frozen_parameter")  # they stay the same here
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).eval()
 
 
