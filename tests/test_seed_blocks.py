@@ -103,7 +103,10 @@ def test_training_is_that_of_plain_pytorch(found, monkeypatch, name, steps):
     assert len(losses) == len(found[name]["losses"]) == steps
     assert losses[-1] < losses[0] / 20  # it learns its 32 examples by heart
     torch.testing.assert_close(found[name]["losses"], losses, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found[name]["state"], dict(state), rtol=1e-4, atol=1e-5)
+    ours = found[name]["state"]
+    assert ours.keys() == state.keys()
+    for weight, plain in state.items():  # by norm: Adam makes steps of the rounding of a gradient that is almost zero
+        assert (ours[weight] - plain).norm() <= 1e-4 * plain.norm(), weight
 
 
 # -- static and dynamic graphs --------------------------------------------------------------------------------------
