@@ -85,10 +85,18 @@ def most(sizes):
 
 # Bytes above eager's peak, with the reason.
 ABOVE = {"lstm": 320}  # as much as eager, and the output (ten numbers a row), which is there from the start
+DAILY = ("bert", "bert_train", "llama_decode", "resnet", "lstm", "mixtral", "deit_heads_60")  # one of each kind
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.group in ("small", "odd")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in DAILY else pytest.mark.night)
+        for name, model in MODELS.items()
+        if model.group in ("small", "odd")
+    ],
+)
 def test_no_more_memory_than_eager(name):
     """Intermediates, outputs, what is saved for the backward pass and what library calls make, at their most.
 
