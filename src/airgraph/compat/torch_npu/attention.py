@@ -132,39 +132,10 @@ def first(
     value_shared_prefix: Tensor | None = None,
     actual_shared_prefix_len: Lengths | None = None,
     learnable_sink: Tensor | None = None,
-    dequant_scale1: Tensor | None = None,
-    quant_scale1: Tensor | None = None,
-    dequant_scale2: Tensor | None = None,
-    quant_scale2: Tensor | None = None,
-    quant_offset2: Tensor | None = None,
-    antiquant_scale: Tensor | None = None,
-    antiquant_offset: Tensor | None = None,
-    antiquant_mode: int = 0,
-    key_antiquant_scale: Tensor | None = None,
-    key_antiquant_offset: Tensor | None = None,
-    key_antiquant_mode: int = 0,
-    value_antiquant_scale: Tensor | None = None,
-    value_antiquant_offset: Tensor | None = None,
-    value_antiquant_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
+    bits = Quantised(**{name: others.pop(name) for name in Quantised._fields if name in others})
     not_emulated(OP, **others)
-    bits = Quantised(
-        dequant_scale1,
-        quant_scale1,
-        dequant_scale2,
-        quant_scale2,
-        quant_offset2,
-        antiquant_scale,
-        antiquant_offset,
-        antiquant_mode,
-        key_antiquant_scale,
-        key_antiquant_offset,
-        key_antiquant_mode,
-        value_antiquant_scale,
-        value_antiquant_offset,
-        value_antiquant_mode,
-    )
     check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
     check(query_rope, key_rope, input_layout, sparse_mode)
     layout, _, result_layout = input_layout.partition("_")
@@ -199,8 +170,8 @@ def first(
         )
         hidden = torch.cat(joint(q, k, prefix, of_prefix, actual_shared_prefix_len, hidden), -1)
     result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink, bits.int8_steps())
-    if quant_scale2 is not None:
-        result = attention_scales.to_int8(OP, result, quant_scale2, quant_offset2)
+    if bits.quant_scale2 is not None:
+        result = attention_scales.to_int8(OP, result, bits.quant_scale2, bits.quant_offset2)
     else:
         result = result.to(torch.float16 if query.dtype == torch.int8 else query.dtype)
     out = joined(result, result_layout or layout)
