@@ -30,6 +30,13 @@ def test_logsigmoid(x, dynamic):
     check(lambda x: F.logsigmoid(x) * 2, x(), dynamic=dynamic)
 
 
+@pytest.mark.parametrize("x", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("among", [2.0, torch.tensor([1.0, 2.0]), torch.arange(200.0)], ids=["one", "few", "many"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_isin(x, among, dynamic):
+    check(lambda x: ~torch.isin(x, among), x().round(), dynamic=dynamic)
+
+
 def test_one_program_at_several_sizes():
     run = torch.compile(function := lambda x: F.logsigmoid(x.permute(2, 0, 1)) + 1, backend="airgraph", dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -24,6 +24,7 @@ class CompiledModel(ModelCall):
 
     exported: Exported
     run: Callable[..., Any]
+    listed: Callable[[list[Any]], Any]
     seconds: float
     config: Config
     fixed: list[tuple[int, Any]]
@@ -33,7 +34,8 @@ class CompiledModel(ModelCall):
     def __init__(self, exported: Exported, run: Callable[..., Any], seconds: float, config: Config) -> None:
         """`run(*state, *arguments)`; `seconds`: what compiling took; `config`: its options."""
         super().__init__(exported.model, exported.in_spec, exported.out_spec)
-        self.own(exported=exported, run=run, seconds=seconds, config=config)
+        listed = getattr(run, "listed", None) or (lambda args: run(*args))
+        self.own(exported=exported, run=run, listed=listed, seconds=seconds, config=config)
         # Plain numbers and words of the example are part of the graph; another one would be another graph.
         fixed = [(i, value) for i, value in enumerate(self.given) if not isinstance(value, SYMBOLIC)]
         sizes = SizeChecks(self.names, self.given, *symbolic_facts(exported.inputs))
@@ -66,7 +68,7 @@ class CompiledModel(ModelCall):
                 )
         if self.sizes.places:
             self.sizes.check(leaves)
-        found = self.run(*self.live.read(), *leaves)
+        found = self.listed([*self.live.read(), *leaves])
         return found[0] if self.single else self.results(found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:

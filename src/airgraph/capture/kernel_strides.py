@@ -1,4 +1,4 @@
-"""The strides that PyTorch's CPU kernels really give, where its fake tensors say others.
+"""The strides that PyTorch's kernels really give, where its fake tensors say others.
 
     y = batch_norm(x.t()); z = relu(y)        the fake y lies as x.t() does, the real one is contiguous, and so is z
 
@@ -49,6 +49,8 @@ KERNELS: dict[Any, tuple[int, Callable[[Values, torch.Tensor], Values]]] = {
     aten.native_batch_norm_backward.default: (1, like_input),
     aten.log_sigmoid_forward.default: (0, contiguous),
 }
+# Ops whose kernels give contiguous results on every device.
+CONTIGUOUS = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
 
 
 def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
@@ -56,6 +58,8 @@ def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         before = node.meta.get("val")
         after = corrected(node) if node.target in KERNELS else before
+        if node.target in CONTIGUOUS and not free_unbacked_symbols(before):
+            after = laid(before, torch.contiguous_format)
         if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
             after = again(node)
         if after is not before and strides(after) != strides(before):

@@ -274,12 +274,13 @@ class ProgramWriter:
     def ranges(self) -> list[list[int | str]]:
         ports, symbols = {port.index: port for port in self.interface.inputs}, self.executable.sizes.symbols
         rows: list[list[int | str]] = []
-        for symbol, argument, kind, axis, factor in self.executable.definitions():
+        for symbol, argument, kind, axis, factor, offset in self.executable.definitions():
             ends = self.executable.contract.ranges.get(symbols[symbol])
             if ends is not None:
                 low, high = ends
+                size = f"(size {axis} - {offset})" if offset else f"size {axis}"
                 of = f" / {factor}" if factor != 1 else ""
-                name = f"size {axis}{of} of " if kind == DefinitionWords.SIZE else ""
+                name = f"{size}{of} of " if kind == DefinitionWords.SIZE else ""
                 text = self.constants.string(f"{name}{ports[argument].name}")
                 rows.append([symbol, low or 0, MOST if high is None else min(high, MOST), text])
         return rows

@@ -109,13 +109,22 @@ class Boundary:
 # -- symbols --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SymbolSource:
-    """Where a symbol has its value from: a size or a stride of an argument (divided by `factor`), or a number."""
+    """Where a symbol has its value from: a size or a stride of an argument (less `offset`, divided by `factor`), or a
+    number."""
 
     symbol: Any
     argument: int
     kind: str  # size | stride | number
     axis: int = 0
     factor: int = 1
+    offset: int = 0
+
+    @property
+    def plain(self) -> bool:
+        return (self.factor, self.offset) == (1, 0)
+
+    def value(self, given: int) -> int:
+        return (given - self.offset) // self.factor
 
 
 def symbol_sources(arguments: Sequence[Argument]) -> list[SymbolSource]:
@@ -133,10 +142,14 @@ def symbol_sources(arguments: Sequence[Argument]) -> list[SymbolSource]:
 
 
 def add_sources(found: dict[Any, SymbolSource], argument: int, kind: str, dims: Sequence[Dim]) -> None:
-    """A symbol, or a multiple of one; from a plain symbol rather than from a multiple."""
+    """A symbol, or a multiple of one and a number more; from a plain symbol rather than from an expression."""
     for axis, size in enumerate(dims):
         if not isinstance(size, int):
-            factor, rest = size.as_coeff_Mul()
+            offset, multiple = size.as_coeff_Add()
+            factor, rest = multiple.as_coeff_Mul()
             known = found.get(rest)
-            if rest.is_Symbol and factor.is_Integer and (known is None or (factor == 1 and known.factor != 1)):
-                found[rest] = SymbolSource(rest, argument, kind, axis, int(factor))
+            if not (rest.is_Symbol and factor.is_Integer and offset.is_Integer):
+                continue
+            source = SymbolSource(rest, argument, kind, axis, int(factor), int(offset))
+            if known is None or (source.plain and not known.plain):
+                found[rest] = source

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +55,8 @@ class Arena:
         self._stream: Any = None
         self.named: dict[str, Any] = {}  # streams beside it, by the names scopes give them
         self.last = 0  # the stream of the last replay
+        cuda = device.type == "cuda"
+        self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, device.index) if cuda else int
 
     def pool(self, given: Any, shared: bool) -> Any:
         """Where a program's intermediates are: in a pool of the user's, in the one all share, or in one of its own."""
@@ -97,10 +101,8 @@ class Arena:
 
     def ordered(self) -> None:
         """Work of another stream that uses the arena is waited for. (Nothing to do while there is one stream.)"""
-        if self.device.type != "cuda":
-            return
-        now = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if self.last not in (0, now) or (self.last == 0 and now != 0):
+        now = self.current()
+        if self.last != now:
             before = torch.cuda.ExternalStream(self.last, self.device)
             torch.cuda.current_stream(self.device).wait_stream(before)
         self.last = now

@@ -56,7 +56,8 @@ class Program:
         self.journal = journal
         self.calls = 0
         self.derived = list(derived_sizes(boundary))
-        self.strides = [s for s in symbol_sources(boundary.arguments) if s.kind == "stride"]
+        told = symbol_sources(boundary.arguments)
+        self.sources = [s for s in told if s.kind == "stride" or (s.kind == "size" and not s.plain)]
         self._cache: dict[tuple[Any, ...], dict[Any, Any]] = {}
         fresh = [(r.index, r.layout) for r in boundary.results if isinstance(r, Fresh) and r.layout is not None]
         self.fixed = {index for index, layout in fresh if all(isinstance(s, int) for s in layout.shape)}
@@ -88,19 +89,25 @@ class Program:
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
         """How to call the program past the wrapper PyTorch put around it, which has nothing to do for it but to count the
-        versions of the arguments it writes to; `around` itself where that is no gain."""
+        versions of the arguments it writes to; `around` itself where that is no gain. The attribute `listed` of what is
+        given takes the arguments as a list, which it may clear: hundreds of parameters need not be copied twice."""
         if not self.short:
             return around
         attempt, count = self.attempt, torch.autograd.graph.increment_version
 
-        def call(*args: Any) -> Any:
-            results = attempt(list(args))
+        def listed(args: list[Any]) -> Any:
+            changed = [args[i] for i in written] if written else None
+            results = attempt(args)
             if results is None:
                 return around(*args)
-            if written:
-                count([args[i] for i in written])
+            if changed:
+                count(changed)
             return results
 
+        def call(*args: Any) -> Any:
+            return listed([*args])
+
+        call.listed = listed  # type: ignore[attr-defined]
         return call
 
     def run(self, args: list[Any]) -> list[Any]:
@@ -140,8 +147,10 @@ class Program:
                     self.bind_number(i, spec, arg, symbols)
                 case TensorIn():
                     self.bind_tensor(i, spec, arg, symbols)
-        for source in self.strides:
-            symbols.setdefault(source.symbol, args[source.argument].stride(source.axis) // source.factor)
+        for source in self.sources:
+            given = args[source.argument]
+            size = given.stride(source.axis) if source.kind == "stride" else given.shape[source.axis]
+            symbols.setdefault(source.symbol, source.value(size))
         self.check_derived(args, symbols)
         return symbols
 

@@ -133,6 +133,7 @@ class ReplayProgram(Program):
                 if getattr(size, "is_Symbol", False) and size not in seen:
                     found.append((i, axis))
                     seen.add(size)
+        found += [(s.argument, s.axis) for s in self.sources if s.kind == "size" and s.symbol not in seen]
         return found
 
     def key(self, args: Sequence[Any]) -> Key:
@@ -142,7 +143,7 @@ class ReplayProgram(Program):
     def attempt(self, args: list[Any]) -> list[Any] | None:
         if not self.short or len(args) != self.width or not quiet(self.journal):
             return None
-        entry = self.entries.get(self.key(args))
+        entry = self.entries.get(self.key(args) if self.key_sources else ())
         if entry is None:
             return None
         with self.arena.lock:
@@ -472,9 +473,7 @@ def is_fixed(result: Any) -> bool:
 def capturing(arena: Arena) -> bool:
     """The user captures a graph of his own: our ops become part of that. (The default stream, 0, cannot be captured, and
     asking CUDA takes two microseconds.)"""
-    if arena.device.type != "cuda" or not torch._C._cuda_getCurrentRawStream(arena.device.index):
-        return False
-    return torch._C._cuda_isCurrentStreamCapturing()
+    return bool(arena.current()) and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def reserved(arena: Arena) -> int:

@@ -251,5 +251,5 @@ def hints(sources: Sequence[SymbolSource], inputs: Sequence[Any]) -> dict[Any, i
             given = (given.shape if source.kind == "size" else given.stride())[source.axis]
         size = given if isinstance(given, int) else getattr(given, "node", given).hint
         if isinstance(size, int):
-            found[source.symbol] = size // source.factor
+            found[source.symbol] = source.value(size)
     return found

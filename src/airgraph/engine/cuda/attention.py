@@ -28,6 +28,7 @@ from airgraph.plan.steps import MaskKind, Matrix
 from airgraph.plan.tensors import Expr, Pick, Tensor
 
 BLOCK = 32
+NARROW = 64  # elements of a head that two warps take
 SPLITS = 32  # stretches of a cache at most
 COMBINED = 8192  # numbers that the last program combines at a time
 
@@ -40,7 +41,10 @@ class AttentionSource:
 
     unit: DecodeAttention
     ahead: bool = False
-    warps = 4
+
+    @property
+    def warps(self) -> int:
+        return 2 if int(self.unit.attention.sizes.depth) <= NARROW else 4
 
     @cached_property
     def written(self) -> DecodeWriter:

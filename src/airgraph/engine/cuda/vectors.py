@@ -29,6 +29,7 @@ from airgraph.plan.tensors import Expr, Tensor
 
 HELD = 8192  # elements of the matrices that a program holds
 WIDE_ROW = 8192  # from here on a row is read by eight warps
+ONCE = "eviction_policy='evict_first'"  # no other program reads it: what others read stays in the caches
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +321,7 @@ class VectorWriter(KernelOperands):
             f"n{i} = {program}.to(INDEX) * ROWS + tl.arange(0, ROWS)",
             "k = tl.arange(0, TILE).to(INDEX)",
             *(["wait_before(EARLY, AHEAD)"] if not i else []),
-            f"w{i} = tl.load({self.pointer(p.b.tensor)} + ({' + '.join(terms)}){mask})",
+            f"w{i} = tl.load({self.pointer(p.b.tensor)} + ({' + '.join(terms)}){mask}, {ONCE})",
         ]
 
     def times(self, stride: Dim) -> str:

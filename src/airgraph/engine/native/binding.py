@@ -135,7 +135,8 @@ def tell() -> str:
         ask(f, "aoti_torch_get_strides", handle, lambda: f.do("ret i64 1"))
         stride = f.word(f.word("%out", 0, "ptr"), axis)
         given = f.choose(f.test("eq", kind, DefinitionWords.SIZE), "i64", size, stride)
-        f.set(values, symbol, f.op(f"sdiv i64 {given}, {f.word(row, DefinitionWords.FACTOR)}"))
+        multiple = f.op(f"sub i64 {given}, {f.word(row, DefinitionWords.OFFSET)}")
+        f.set(values, symbol, f.op(f"sdiv i64 {multiple}, {f.word(row, DefinitionWords.FACTOR)}"))
 
     f.loop("0", f.word("%binding", BindingWords.DEFINITIONS), 1, one)
     return f.text("i64 0")

@@ -269,7 +269,7 @@ class Shared:
         """When all terms are known."""
         index = {s: i for i, s in enumerate(self.sizes.symbols)}
         used = [s for s in self.sources if s.symbol in self.sizes.used]
-        rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor] for s in used]
+        rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor, s.offset] for s in used]
         named = {kernels()[name]: name for m in MODULES for name in m.EXPORTS} if self.sizes.questions else {}
         questions = [named[address] for _, address in self.sizes.questions]
         return SizesImage(len(self.sizes.symbols), [n for row in rows for n in row], code_words(self.sizes), questions)

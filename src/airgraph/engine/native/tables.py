@@ -35,9 +35,9 @@ class BindingWords:
 
 
 class DefinitionWords:
-    """Where a symbol has its value from: a SIZE or a STRIDE of an argument, divided by FACTOR, or a NUMBER."""
+    """Where a symbol has its value from: a SIZE or a STRIDE of an argument, less OFFSET, divided by FACTOR, or a NUMBER."""
 
-    SYMBOL, ARGUMENT, KIND, AXIS, FACTOR, WORDS = range(6)
+    SYMBOL, ARGUMENT, KIND, AXIS, FACTOR, OFFSET, WORDS = range(7)
     SIZE, STRIDE, NUMBER = range(3)
 
 
