@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from airgraph.journal import Journal
@@ -33,14 +34,13 @@ def tell_found(journal: Journal, key: tuple[Any, ...], recording: Any) -> None:
 
 def tell_capture(journal: Journal, key: tuple[Any, ...], again: str | None) -> None:
     """Before a capture; `again` is why there is another one for this key."""
-    from torch._dynamo.utils import counters  # a saved program runs without Dynamo
-
     text = "No find captured AclGraph of fx_graph %s with graph key {%s}, and start to capture it."
     if again is not None:
         text = "The current AclGraph needs to be recaptured for fx_graph %s with graph key {%s}."
-    counters[journal.log_name][
-        f"recapture_due_to_{again}_{journal.graph}" if again else f"captured_{journal.graph}"
-    ] += 1
+    dynamo = sys.modules.get("torch._dynamo.utils")  # a saved program runs without it
+    if dynamo is not None:
+        name = f"recapture_due_to_{again}_{journal.graph}" if again else f"captured_{journal.graph}"
+        dynamo.counters[journal.log_name][name] += 1
     journal.log.debug(text, journal.graph, key_text(key))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from airgraph.engine.cuda.decode import CacheWrite, DecodeAttention, HeadLoop
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
+from airgraph.engine.cuda.kernel_source import ONCE
 from airgraph.engine.cuda.render import HEAD, Renderer, element_count
 from airgraph.engine.cuda.target import GPU
 from airgraph.engine.cuda.tiles import PROGRAMS, Tile, power_of_two
@@ -247,8 +248,8 @@ class DecodeWriter(KernelOperands):
         for i in self.pieces:
             keys = self.place(self.step.k, "head", "at[None, :]", f"d[:, None] + {i} * WIDTH")
             values = self.place(self.step.v, "head", "at[:, None]", f"d[None, :] + {i} * WIDTH")
-            lines.append(f"k{i} = tl.load({keys}, here[None, :], other=0.0)")
-            lines.append(f"v{i} = tl.load({values}, here[:, None], other=0.0)")
+            lines.append(f"k{i} = tl.load({keys}, here[None, :], other=0.0, {ONCE})")
+            lines.append(f"v{i} = tl.load({values}, here[:, None], other=0.0, {ONCE})")
         return lines
 
     def queries(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from airgraph.ir.types import Dim
 from airgraph.plan.tensors import Tensor
 
+ONCE = "eviction_policy='evict_first'"  # of a load: no other program reads it, and what others read stays in the caches
 Value = Callable[[Dim], int]  # what a size is in this call
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
-from airgraph.engine.cuda.kernel_source import Value
+from airgraph.engine.cuda.kernel_source import ONCE, Value
 from airgraph.engine.cuda.render import HEAD, Renderer, divides, element_count
 from airgraph.engine.cuda.tiles import Tile, power_of_two, total
 from airgraph.engine.rendering import KernelOperands
@@ -26,10 +26,13 @@ from airgraph.plan.index import same
 from airgraph.plan.kernels import Store
 from airgraph.plan.steps import GemmStep, LoopStep, Step, step_reads, step_writes
 from airgraph.plan.tensors import Expr, Tensor
+from airgraph.torch_types import TORCH_TYPES
 
 HELD = 8192  # elements of the matrices that a program holds
 WIDE_ROW = 8192  # from here on a row is read by eight warps
-ONCE = "eviction_policy='evict_first'"  # no other program reads it: what others read stays in the caches
+FIRST = 512  # programs that fetch for others, and for how many each at most
+MORE = 3
+LINE = 128  # bytes of a cache line
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +236,19 @@ class VectorSource:
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {"ROWS": self.rows, "TILE": self.tile, "AHEAD": self.ahead}
+        return {"ROWS": self.rows, "TILE": self.tile, "AHEAD": self.ahead, "FIRST": FIRST}
+
+    def fetched(self, product: GemmStep) -> int:
+        """For how many other programs one of the first brings the weights into the cache: whole rows, side by side."""
+        _, along, across = product.b.strides
+        dense = self.tile == self.row and same(along, 1) and same(across, self.row) and same(product.b.offset, 0)
+        if not (self.ahead and dense and divides(product.sizes.n, self.rows) and self.bytes(product) >= LINE):
+            return 0
+        return max(0, min(MORE, self.programs(product) // FIRST - 1))
+
+    def bytes(self, product: GemmStep) -> int:
+        """Of the weights of one program."""
+        return self.rows * self.row * TORCH_TYPES[product.b.tensor.dtype].itemsize
 
     def numbers(self, value: Value) -> list[int]:
         return [value(s) for s in self.sizes]
@@ -260,7 +275,7 @@ class VectorWriter(KernelOperands):
         lines = ["launch_next(EARLY)", "pid = tl.program_id(0)"]
         lines += self.together() if self.end is not None else self.side_by_side()
         parameters = [f"p{i}" for i in range(len(self.tensors))] + [f"s{i}" for i in range(len(self.sizes))]
-        constants = [f"{name}: tl.constexpr" for name in ("INDEX", "ROWS", "TILE", "AHEAD", "EARLY")]
+        constants = [f"{name}: tl.constexpr" for name in ("INDEX", "ROWS", "TILE", "AHEAD", "FIRST", "EARLY")]
         body = "".join(f"    {line}\n" for line in lines)
         main = f"\n\n@triton.jit\ndef kernel({', '.join([*parameters, *constants])}):\n{body}"
         self.text = HEAD + "".join(self.functions) + main
@@ -290,6 +305,7 @@ class VectorWriter(KernelOperands):
         """Every program does its rows of all products."""
         products = self.unit.products
         lines = [line for i, p in enumerate(products) for line in self.weights(i, p, "pid")]
+        lines += [line for p in products for line in self.fetch(p, "pid")]
         lines += self.vector(products[0])
         return [*lines, *(line for i, p in enumerate(products) for line in self.product(i, p)), str(self.end)]
 
@@ -300,7 +316,8 @@ class VectorWriter(KernelOperands):
         products = self.unit.products
         for i, p in enumerate(products):
             first, end = end, end + self.source.programs(p)
-            inside = [*self.weights(0, p, f"(pid - {first})"), *self.vector(p), *self.product(0, p)]
+            program = f"(pid - {first})"
+            inside = [*self.weights(0, p, program), *self.fetch(p, program), *self.vector(p), *self.product(0, p)]
             mask = "" if divides(p.sizes.n, self.source.rows) else f", n0 < {self.size(p.sizes.n)}"
             inside.append(f"tl.store({self.pointer(p.out)} + n0, acc0.to(tl.{STORED[p.out.dtype]}){mask})")
             if len(products) > 1:
@@ -323,6 +340,11 @@ class VectorWriter(KernelOperands):
             *(["wait_before(EARLY, AHEAD)"] if not i else []),
             f"w{i} = tl.load({self.pointer(p.b.tensor)} + ({' + '.join(terms)}){mask}, {ONCE})",
         ]
+
+    def fetch(self, p: GemmStep, program: str) -> list[str]:
+        more = self.source.fetched(p)
+        given = f"{self.pointer(p.b.tensor)}, {program}, FIRST, {more}, {self.source.bytes(p)}, EARLY"
+        return [f"fetch_ahead({given})"] if more else []
 
     def times(self, stride: Dim) -> str:
         return "" if same(stride, 1) else f" * {self.size(stride)}"

@@ -37,6 +37,7 @@ def running(fn: Callable[..., Tensor]) -> Meaning:
 
 def search(sequence: Tensor, values: Tensor, sorter: Tensor | None, dtype: int, right: bool) -> Tensor:
     small = torch_type(dtype) == torch.int32
+    values = values.to(sequence.device)  # a number is one of the host
     return torch.searchsorted(sequence, values, out_int32=small, right=right, sorter=sorter)
 
 
