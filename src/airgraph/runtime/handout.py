@@ -35,8 +35,11 @@ class Handout:
     views: list[tuple[int, OfInput | OfOutput]] = field(default_factory=list)
     at: dict[int, int] = field(default_factory=dict)  # output → position of a fresh tensor of it
     visible: list[Slot] = field(default_factory=list)  # slots of which tensors are made for callers
+    only: list[torch.Tensor] | None = None  # where all results are fresh
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        if self.only is not None:
+            return [template.detach() for template in self.only]
         results = self.kept.copy()
         for position, template in self.fresh:
             results[position] = template.detach()
@@ -97,6 +100,8 @@ def prepared(
             case Plain(value):
                 found.kept[position] = value
     found.visible = list(visible)
+    if len(found.fresh) == len(boundary.results):
+        found.only = [template for _, template in found.fresh]
     for slot in hidden:
         slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {ticket}  # type: ignore[arg-type]
     return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from airgraph.engine.protocol import Executable, Symbols
 from airgraph.engine.strides import copy_strided, same_layout
@@ -316,7 +317,7 @@ def summary(value: Any) -> str:
 def quiet(journal: Journal) -> bool:
     """Nobody wants to be told about this call: no log line, no profile."""
     log = journal.log
-    return not log.isEnabledFor(log.event_level) and not torch.autograd.profiler._is_profiler_enabled
+    return not (profiler._is_profiler_enabled or log.isEnabledFor(log.event_level))
 
 
 def strided(x: torch.Tensor) -> bool:

@@ -42,6 +42,7 @@ class AttentionSource:
 
     unit: DecodeAttention
     ahead: bool = False
+    fuses = False
 
     @property
     def warps(self) -> int:

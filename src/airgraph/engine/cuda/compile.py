@@ -43,6 +43,7 @@ class KernelVariant:
     aligned: tuple[bool, ...]
     wide: bool = False
     checks: bool = False
+    fuses: bool = False
 
 
 @cache
@@ -106,7 +107,7 @@ def compiled(variant: KernelVariant, capability: int) -> Binary:
         constexprs={(names.index(n),): v for n, v in constants.items()},
         attrs=attributes,
     )
-    options = {"num_warps": variant.warps, "enable_fp_fusion": False, "debug": variant.checks}
+    options = {"num_warps": variant.warps, "enable_fp_fusion": variant.fuses, "debug": variant.checks}
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     meta = kernel.metadata
     if meta.global_scratch_size or meta.profile_scratch_size:
@@ -209,6 +210,7 @@ def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> Kern
         aligned,
         wide,
         source.checks,
+        source.fuses,
     )
 
 

@@ -7,7 +7,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = [
     "begin",
-    "fetch_ahead",
     "floor_div",
     "launch_next",
     "libdevice",
@@ -50,20 +49,6 @@ def wait_behind(EARLY: tl.constexpr, AHEAD: tl.constexpr):  # type: ignore[no-un
     """Where a kernel waits that loads its weights ahead."""
     if EARLY and AHEAD:
         gdc_wait()
-
-
-@triton.jit
-def fetch_ahead(start, pid, FIRST: tl.constexpr, MORE: tl.constexpr, BYTES: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The FIRST programs of a kernel, which wait for the one in front, bring what MORE programs each will read into the
-    level 2 cache: the memory would be idle otherwise. A program reads BYTES, one behind the other from `start` on."""
-    if EARLY:  # noqa: SIM102 - known when compiling, unlike the other condition
-        if pid < FIRST:
-            lines = start.to(tl.int64) + tl.arange(0, BYTES // 128) * 128
-            for i in tl.static_range(1, MORE + 1):
-                at = lines + (pid + i * FIRST).to(tl.int64) * BYTES
-                tl.inline_asm_elementwise(
-                    "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-                )
 
 
 @triton.jit

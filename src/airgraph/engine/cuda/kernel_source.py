@@ -43,6 +43,10 @@ class KernelSource(Protocol):
     def warps(self) -> int: ...
 
     @property
+    def fuses(self) -> bool:
+        """A product and the sum it goes into may be rounded once."""
+
+    @property
     def checks(self) -> bool:
         """It asserts that indices are in range."""
 

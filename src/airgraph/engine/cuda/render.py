@@ -42,6 +42,7 @@ class Source:
     tile: Tile
     checks: bool  # it asserts that indices are in range
     elements: tuple[Dim, ...] = ()  # of the memory it touches: decides whether indices need 64 bits
+    fuses = False  # eager rounds twice
 
     @property
     def text(self) -> str:
@@ -79,6 +80,7 @@ class Merged:
     """Kernels that do not depend on each other as one: each program does a part of one of them."""
 
     sources: tuple[Source, ...]
+    fuses = False
 
     @property
     def text(self) -> str:

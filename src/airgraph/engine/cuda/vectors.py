@@ -26,13 +26,9 @@ from airgraph.plan.index import same
 from airgraph.plan.kernels import Store
 from airgraph.plan.steps import GemmStep, LoopStep, Step, step_reads, step_writes
 from airgraph.plan.tensors import Expr, Tensor
-from airgraph.torch_types import TORCH_TYPES
 
 HELD = 8192  # elements of the matrices that a program holds
 WIDE_ROW = 8192  # from here on a row is read by eight warps
-FIRST = 512  # programs that fetch for others, and for how many each at most
-MORE = 3
-LINE = 128  # bytes of a cache line
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +163,20 @@ class RowRenderer(Renderer):
 
 
 class ProductsRenderer(Renderer):
-    """A loop that reads products: they are the arguments acc0, acc1, …"""
+    """A loop that reads products. `sums` are the lines that define them, as acc0, acc1, …: what the loop loads besides comes
+    before them, so that it is on its way meanwhile."""
 
-    def __init__(self, nest: Any, tile: Tile, products: Sequence[Tensor]) -> None:
+    def __init__(self, nest: Any, tile: Tile, products: Sequence[Tensor], sums: Sequence[str]) -> None:
         super().__init__(nest, tile)
-        self.products = list(products)
+        self.products, self.sums = list(products), sums
+
+    def whole_rows(self) -> None:
+        for e in self.nest.exprs:
+            if e.op == "load" and not e.picks and e.source not in self.products:
+                self.value(e)
+        for line in self.sums:
+            self.line(line)
+        super().whole_rows()
 
     def load(self, e: Expr) -> str:
         if e.source not in self.products:
@@ -186,6 +191,7 @@ class VectorSource:
 
     unit: VectorProducts
     ahead: bool = True
+    fuses = True
 
     @property
     def row(self) -> int:
@@ -236,19 +242,7 @@ class VectorSource:
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {"ROWS": self.rows, "TILE": self.tile, "AHEAD": self.ahead, "FIRST": FIRST}
-
-    def fetched(self, product: GemmStep) -> int:
-        """For how many other programs one of the first brings the weights into the cache: whole rows, side by side."""
-        _, along, across = product.b.strides
-        dense = self.tile == self.row and same(along, 1) and same(across, self.row) and same(product.b.offset, 0)
-        if not (self.ahead and dense and divides(product.sizes.n, self.rows) and self.bytes(product) >= LINE):
-            return 0
-        return max(0, min(MORE, self.programs(product) // FIRST - 1))
-
-    def bytes(self, product: GemmStep) -> int:
-        """Of the weights of one program."""
-        return self.rows * self.row * TORCH_TYPES[product.b.tensor.dtype].itemsize
+        return {"ROWS": self.rows, "TILE": self.tile, "AHEAD": self.ahead}
 
     def numbers(self, value: Value) -> list[int]:
         return [value(s) for s in self.sizes]
@@ -275,7 +269,7 @@ class VectorWriter(KernelOperands):
         lines = ["launch_next(EARLY)", "pid = tl.program_id(0)"]
         lines += self.together() if self.end is not None else self.side_by_side()
         parameters = [f"p{i}" for i in range(len(self.tensors))] + [f"s{i}" for i in range(len(self.sizes))]
-        constants = [f"{name}: tl.constexpr" for name in ("INDEX", "ROWS", "TILE", "AHEAD", "FIRST", "EARLY")]
+        constants = [f"{name}: tl.constexpr" for name in ("INDEX", "ROWS", "TILE", "AHEAD", "EARLY")]
         body = "".join(f"    {line}\n" for line in lines)
         main = f"\n\n@triton.jit\ndef kernel({', '.join([*parameters, *constants])}):\n{body}"
         self.text = HEAD + "".join(self.functions) + main
@@ -296,18 +290,19 @@ class VectorWriter(KernelOperands):
 
     def epilogue(self, loop: LoopStep) -> str:
         (nest,) = loop.nests
-        outs = [p.out for p in self.unit.products]
-        accumulators = [f"acc{i}" for i in range(len(outs))]
-        given = self.function("end", ["pid", *accumulators], ProductsRenderer(nest, Tile(self.source.rows), outs))
-        return f"end({', '.join(['pid', *accumulators])}, {given})"
+        products = self.unit.products
+        sums = [self.product(i, p) for i, p in enumerate(products)]
+        renderer = ProductsRenderer(nest, Tile(self.source.rows), [p.out for p in products], sums)
+        first = ["pid", "y", *(f"w{i}" for i in range(len(products)))]
+        first += [f"b{i}" for i, p in enumerate(products) if p.bias is not None]
+        return f"end({', '.join(first)}, {self.function('end', first, renderer)})"
 
     def together(self) -> list[str]:
         """Every program does its rows of all products."""
         products = self.unit.products
         lines = [line for i, p in enumerate(products) for line in self.weights(i, p, "pid")]
-        lines += [line for p in products for line in self.fetch(p, "pid")]
         lines += self.vector(products[0])
-        return [*lines, *(line for i, p in enumerate(products) for line in self.product(i, p)), str(self.end)]
+        return [*lines, *(line for i, p in enumerate(products) for line in self.bias(i, p)), str(self.end)]
 
     def side_by_side(self) -> list[str]:
         """Each product has programs of its own."""
@@ -316,8 +311,7 @@ class VectorWriter(KernelOperands):
         products = self.unit.products
         for i, p in enumerate(products):
             first, end = end, end + self.source.programs(p)
-            program = f"(pid - {first})"
-            inside = [*self.weights(0, p, program), *self.fetch(p, program), *self.vector(p), *self.product(0, p)]
+            inside = [*self.weights(0, p, f"(pid - {first})"), *self.vector(p), *self.bias(0, p), self.product(0, p)]
             mask = "" if divides(p.sizes.n, self.source.rows) else f", n0 < {self.size(p.sizes.n)}"
             inside.append(f"tl.store({self.pointer(p.out)} + n0, acc0.to(tl.{STORED[p.out.dtype]}){mask})")
             if len(products) > 1:
@@ -341,11 +335,6 @@ class VectorWriter(KernelOperands):
             f"w{i} = tl.load({self.pointer(p.b.tensor)} + ({' + '.join(terms)}){mask}, {ONCE})",
         ]
 
-    def fetch(self, p: GemmStep, program: str) -> list[str]:
-        more = self.source.fetched(p)
-        given = f"{self.pointer(p.b.tensor)}, {program}, FIRST, {more}, {self.source.bytes(p)}, EARLY"
-        return [f"fetch_ahead({given})"] if more else []
-
     def times(self, stride: Dim) -> str:
         return "" if same(stride, 1) else f" * {self.size(stride)}"
 
@@ -358,10 +347,12 @@ class VectorWriter(KernelOperands):
         loaded = f"tl.load({self.pointer(p.a.tensor)} + ({at}){mask})"
         return ["wait_behind(EARLY, AHEAD)", f"y = {loaded}.to(tl.float32)"]
 
-    def product(self, i: int, p: GemmStep) -> list[str]:
-        lines = [f"acc{i} = tl.sum(w{i}.to(tl.float32) * y, 1)"]
-        if p.bias is not None:
-            at = f"n{i}{self.times(p.bias.strides[0])} + {self.size(p.bias.offset)}"
-            mask = "" if divides(p.sizes.n, self.source.rows) else f", n{i} < {self.size(p.sizes.n)}, other=0"
-            lines.append(f"acc{i} += tl.load({self.pointer(p.bias.tensor)} + ({at}){mask}).to(tl.float32)")
-        return lines
+    def bias(self, i: int, p: GemmStep) -> list[str]:
+        if p.bias is None:
+            return []
+        at = f"n{i}{self.times(p.bias.strides[0])} + {self.size(p.bias.offset)}"
+        mask = "" if divides(p.sizes.n, self.source.rows) else f", n{i} < {self.size(p.sizes.n)}, other=0"
+        return [f"b{i} = tl.load({self.pointer(p.bias.tensor)} + ({at}){mask}).to(tl.float32)"]
+
+    def product(self, i: int, p: GemmStep) -> str:
+        return f"acc{i} = tl.sum(w{i}.to(tl.float32) * y, 1)" + (f" + b{i}" if p.bias is not None else "")
