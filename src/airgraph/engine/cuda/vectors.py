@@ -163,8 +163,8 @@ class RowRenderer(Renderer):
 
 
 class ProductsRenderer(Renderer):
-    """A loop that reads products. `sums` are the lines that define them, as acc0, acc1, …: what the loop loads besides comes
-    before them, so that it is on its way meanwhile."""
+    """A loop that reads products. `sums` are the lines that define them, as acc0, acc1, …: what the loop loads besides
+    comes before them, so that it is on its way meanwhile."""
 
     def __init__(self, nest: Any, tile: Tile, products: Sequence[Tensor], sums: Sequence[str]) -> None:
         super().__init__(nest, tile)
