@@ -32,6 +32,12 @@ def test_random_networks_are_eager(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [21628, 52000], ids=["strides of isin", "a size that only an expression tells"])
+def test_networks_that_were_not_eager_once(seed, capsys):
+    assert run.run_programs("networks", [seed], "native", 1) == {"passed": 1}, capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [72001, 72002])
 def test_random_networks_through_dynamo_at_all_sizes(seed):
     case = networks.case(seed)

@@ -209,7 +209,8 @@ class VectorSource:
 
     @property
     def warps(self) -> int:
-        return 8 if self.tile >= WIDE_ROW else 4
+        beside = len(self.unit.products) > 1 and self.unit.epilogue is None  # few programs of each product
+        return 8 if self.tile >= WIDE_ROW or beside else 4
 
     @cached_property
     def written(self) -> VectorWriter:
