@@ -76,16 +76,16 @@ def if_else_node(
                 for target, value in zip(tree_leaves(results), tree_leaves(made)):
                     target.copy_(value)
             else:
-                results.append(tree_map_only(torch.Tensor, lambda value: _own(value, memory[start:]), made))
+                results.append(_owned(made, memory[start:]))
         finally:
             graph.end_capture_to_conditional_node()
     return results[0]
 
 
-def _own(value: torch.Tensor, made: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A result that the other branch may write to: not an operand, nor anything else from outside."""
-    address = value.untyped_storage().data_ptr()
-    return value if any(memory.untyped_storage().data_ptr() == address for memory in made) else value.clone()
+def _owned(results: Any, memory: Sequence[torch.Tensor]) -> Any:
+    """Results that the other branch may write to: copies of operands and whatever else is not in the branch's memory."""
+    made = {tensor.untyped_storage().data_ptr() for tensor in memory}
+    return tree_map_only(torch.Tensor, lambda t: t if t.untyped_storage().data_ptr() in made else t.clone(), results)
 
 
 class NPUGraphCaptureControlFlowOpDispatchMode(TorchDispatchMode):
