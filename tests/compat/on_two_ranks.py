@@ -489,7 +489,9 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     torch.testing.assert_close(some[1].cpu().float(), wanted, rtol=1e-2, atol=5e-2)
     assert not torch.equal(some[0], some[1])
     of_x, of_v = torch.tensor([1.0, 0.0, 3.0, 2.0]), torch.tensor([0.0, 0.0, 4.0, 3.0])
-    wanted = sum((w[ids[rank].long()] * weights[rank]).sum(1, keepdim=True) * v for w, v in ((of_x, xs[rank]), (of_v, 7)))
+    wanted = sum(
+        (w[ids[rank].long()] * weights[rank]).sum(1, keepdim=True) * v for w, v in ((of_x, xs[rank]), (of_v, 7))
+    )
     torch.testing.assert_close(others.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
 
 

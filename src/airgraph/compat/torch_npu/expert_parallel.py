@@ -184,8 +184,10 @@ def sent_in_int8(rows: Tensor) -> Tensor:
 
 
 def computed_here(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
-    """What experts give that no rank has, for a token's own row x: x, or alpha_1 · x + alpha_2 · v of the expert. Behind the
-    other experts come those that give zeros, then those that copy, then the constant ones."""
+    """What experts give that no rank has, for a token's own row x: x, or alpha_1 · x + alpha_2 · v of the expert.
+
+    Behind the other experts come those that give zeros, then those that copy, then the constant ones.
+    """
     x, first = named.get("ori_x"), experts + named.get("zero_expert_num", 0)
     copies, constants = named.get("copy_expert_num", 0), named.get("const_expert_num", 0)
     need(x is not None, op, "copy_expert_num and const_expert_num need ori_x")
