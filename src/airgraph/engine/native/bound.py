@@ -46,7 +46,7 @@ def native_answer(name: str) -> Callable[[Sequence[int]], int]:
 
 
 @cache
-def pack_weights() -> Callable[[int, int, int], None]:
+def pack_weights() -> Callable[[int, Any, int], None]:
     """ag_conv_pack."""
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernels()["ag_conv_pack"])
 
