@@ -295,7 +295,7 @@ def test_refused(name: str) -> None:
 
 
 def test_an_error_says_what_is_not_known() -> None:
-    q, k, v = caches()
+    q, *_ = caches()
     text = "the documents do not say: how the probabilities of an attention in eight bits are rounded"
     with pytest.raises(CompatError, match=text):
         FIA2(q, q[:, :2], q[:, :2], dequant_scale_query=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
