@@ -62,7 +62,33 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             return file if file in TOGETHER else nodeid
 
+        def _reschedule(self, node):
+            if node not in self.registered_collections:  # it replaces one that crashed, and is collecting
+                return
+            super()._reschedule(node)
+            if self._pending_of(self.assigned_work[node]) < 2:  # a worker starts a test when it knows what is next
+                super()._reschedule(node)
+
+        def remove_node(self, node):
+            """Where a worker crashed, the test it ran has failed and is not run again; the others it had are."""
+            work = self.assigned_work.pop(node)
+            left = [(unit, test) for unit in work.values() for test, done in unit.items() if not done]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update((scope, unit) for scope, unit in work.items() if not all(unit.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """The longest first: a long test that is started last is one that the other workers wait for."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish():
@@ -71,6 +97,7 @@ def pytest_collection_finish():
         skip_measurements()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])  # half of what is left: compiling makes many objects that stay
 
 
 def skip_measurements():

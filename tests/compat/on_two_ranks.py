@@ -450,7 +450,19 @@ def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: s
     some = torch_npu.npu_moe_distribute_combine_v2(
         y, special, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, shared_expert_x=x * 2
     )
-    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1), counted, some
+    in_int8 = torch_npu.npu_moe_distribute_combine_v2(
+        y, special, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, shared_expert_x=x * 2, comm_quant_mode=2
+    )
+    some = torch.stack([some, in_int8])
+    # Expert 7 is constant, and so is 8: alpha_1 · x + alpha_2 · v.
+    given |= {"x_active_mask": None, "const_expert_num": 2, "zero_expert_num": 2}
+    constant = torch.where(special == 5, 7, torch.where(special == 2, 8, special))
+    few, _, idx, _, ends, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(x, constant, name, 2, rank, 4, **given)
+    alphas = {f"const_expert_alpha_{i + 1}": torch.tensor([2.0, 3.0], device=x.device).half() + i for i in range(2)}
+    others = torch_npu.npu_moe_distribute_combine_v2(
+        few, constant, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, **alphas, const_expert_v=x[:2] * 0 + 7
+    )
+    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1), counted, some, others
 
 
 def _experts(rank: int, run: Callable[..., Any]) -> None:
@@ -459,7 +471,7 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     xs, weights = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2)
     ids = torch.tensor([[[0, 3], [1, 0], [2, 1]], [[3, 2], [0, 2], [1, 3]]], dtype=torch.int32)
     scales = torch.rand(4, 8) + 0.5
-    back, counts, rows, again, counted, some = run(
+    back, counts, rows, again, counted, some, others = run(
         *(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank
     )
     wanted = (xs[rank].unsqueeze(1) * (ids[rank] + 2).unsqueeze(-1) * weights[rank].unsqueeze(-1)).sum(1)
@@ -473,7 +485,14 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     assert counted.tolist() == [sum((ids[:, :2] == 2 * rank).flatten().tolist()), 0]
     times = torch.tensor([2.0, 0.0, 4.0, 1.0])[ids[rank].long()] * torch.tensor([[1.0], [1.0], [0.0]])
     wanted = xs[rank].float() * ((times * weights[rank]).sum(1, keepdim=True) + 2)
-    torch.testing.assert_close(some.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(some[0].cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(some[1].cpu().float(), wanted, rtol=1e-2, atol=5e-2)
+    assert not torch.equal(some[0], some[1])
+    of_x, of_v = torch.tensor([1.0, 0.0, 3.0, 2.0]), torch.tensor([0.0, 0.0, 4.0, 3.0])
+    wanted = sum(
+        (w[ids[rank].long()] * weights[rank]).sum(1, keepdim=True) * v for w, v in ((of_x, xs[rank]), (of_v, 7))
+    )
+    torch.testing.assert_close(others.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
 
 
 def _exchanges(x: Tensor, w: Tensor, wide: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:

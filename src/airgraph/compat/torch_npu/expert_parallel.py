@@ -7,8 +7,7 @@
 
 A graph has one node for each, which runs collectives and arithmetic. How many tokens go where is not known before it runs,
 and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks have as
-many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor parallelism,
-experts that are constants, quantised communication.
+many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor parallelism.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_e
 # -- dispatch and combine -------------------------------------------------------------------------------------------
 def check(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> None:
     usual = {"tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,), "shared_expert_rank_num": (0,)}
-    usual |= {"comm_quant_mode": (0,), "const_expert_num": (0,)}
+    usual |= {"comm_quant_mode": (0, 2)}
     for name, allowed in usual.items():
         need(named.get(name, allowed[0]) in allowed, op, f"{name} {named.get(name)!r} is not emulated")
-    tensors = ("elastic_info", "performance_info", "const_expert_v")
-    not_emulated(op, **{name: named.get(name) for name in tensors})
+    not_emulated(op, **{name: named.get(name) for name in ("elastic_info", "performance_info")})
     need(0 <= rank < ranks, op, f"ep_rank_id {rank} is none of {ranks} ranks")
     need(experts % ranks == 0, op, f"{experts} experts are not parts for {ranks} ranks")
 
@@ -166,25 +164,50 @@ def combined(
     mine = taken(ids, experts, named)
     place = order(gathered(mine, ranks, group), ranks, experts).view(ranks, *ids.shape)[rank]
     owner, sent = mine.long() // (experts // ranks), mine < experts
-    whole = gathered(rows, ranks, group)
+    whole = gathered(sent_in_int8(rows) if named.get("comm_quant_mode") else rows, ranks, group)
     back = whole[torch.where(sent, owner * rows.shape[0] + place, 0)].float().masked_fill(~sent.unsqueeze(-1), 0.0)
     y = (back * scales.float().unsqueeze(-1)).sum(1)
-    if named.get("copy_expert_num"):
-        y = y + copied(op, ids, scales, experts, named)
+    if named.get("copy_expert_num") or named.get("const_expert_num"):
+        y = y + computed_here(op, ids, scales, experts, named)
     extra = named.get("shared_expert_x")
     y = y if extra is None else y + extra.float().reshape(y.shape)
     return y.to(rows.dtype)
 
 
-def copied(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
-    """What experts that copy give: a token's own row. Their numbers are behind those of the experts that give zeros."""
+def sent_in_int8(rows: Tensor) -> Tensor:
+    """What arrives of rows that travel in int8: eight elements share a scale, the largest of them / 127, which travels in
+    the type of the rows."""
+    padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 8)).unflatten(1, (-1, 8))
+    scale = padded.abs().amax(-1, keepdim=True) / 127
+    values = rounded(padded / scale.masked_fill(scale == 0, 1.0), torch.int8).float()
+    return (values * scale.to(rows.dtype)).flatten(1)[:, : rows.shape[1]].to(rows.dtype)
+
+
+def computed_here(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
+    """What experts give that no rank has, for a token's own row x: x, or alpha_1 · x + alpha_2 · v of the expert.
+
+    Behind the other experts come those that give zeros, then those that copy, then the constant ones.
+    """
     x, first = named.get("ori_x"), experts + named.get("zero_expert_num", 0)
-    need(x is not None, op, "copy_expert_num needs ori_x")
+    copies, constants = named.get("copy_expert_num", 0), named.get("const_expert_num", 0)
+    need(x is not None, op, "copy_expert_num and const_expert_num need ori_x")
     assert x is not None
-    chosen = (ids >= first) & (ids < first + named["copy_expert_num"])
     mask = active(named)
-    chosen = chosen if mask is None else chosen & mask
-    return x.float() * (scales.float() * chosen).sum(1, keepdim=True)
+    weights = scales.float() if mask is None else scales.float() * mask
+
+    def weight_of(start: int, count: int) -> Tensor:
+        """[tokens, experts from `start` on]"""
+        numbers = torch.arange(start, start + count, device=ids.device)
+        return ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+
+    y = x.float() * weight_of(first, copies).sum(1, keepdim=True)
+    if not constants:
+        return y
+    coefficients = [named.get(name) for name in ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")]
+    need(all(c is not None for c in coefficients), op, "const_expert_num needs both alphas and v")
+    one, two, v = (c.float() for c in coefficients if c is not None)
+    weight = weight_of(first + copies, constants)
+    return y + x.float() * (weight @ one).unsqueeze(1) + (weight * two) @ v
 
 
 @reference(
