@@ -1,7 +1,6 @@
 """Every test runs with the verifier on: a graph is checked after conversion and after every pass."""
 
 import atexit
-import gc
 import os
 import shutil
 import sys
@@ -92,25 +91,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: the collector need not look through it again and again (6 to 8 % of all time)."""
-    if "torch" in sys.modules:
-        skip_measurements()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, *gc.get_threshold()[1:])  # half of what is left: compiling makes many objects that stay
+    import less_overhead
 
-
-def skip_measurements():
-    """PyTorch measures every compilation for its makers: it times the guards once, with the CPU's caches emptied before,
-    and writes down all settings. That is 40 of the 100 ms that compiling a small function takes."""
-    import torch._dynamo.guards
-    import torch._dynamo.utils
-
-    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-    for settings in ("get_dynamo", "scrubbed_inductor", "compiler", "functorch"):
-        name = f"_{settings}_config_for_logging"
-        assert hasattr(torch._dynamo.utils, name)
-        setattr(torch._dynamo.utils, name, lambda: None)
+    less_overhead.apply()
 
 
 EXACT = ("capture", "convert", "engine", "runtime", "store", "tools")

@@ -26,7 +26,7 @@ def test_a_crash_fails_its_own_test_and_no_other(tmp_path: Path) -> None:
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).with_name("support"))},
         capture_output=True,
         text=True,
         timeout=60,

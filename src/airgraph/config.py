@@ -172,7 +172,9 @@ class Config:
         if mode is not None and mode not in MODES:
             nearest = did_you_mean(str(mode), MODES)
             raise ConfigError(f"mode cannot be {mode!r}{nearest}", where={"allowed": ", ".join(map(repr, MODES))})
-        return dataclasses.replace(base or cls(), **{**(MODES[mode] if mode else {}), **options})
+        options = {**(MODES[mode] if mode else {}), **options}
+        base = base or cls()
+        return dataclasses.replace(base, **options) if options else base
 
 
 # What torch.compile's modes are here. Only a mode that is asked for has kernels timed; the default times nothing.
