@@ -235,8 +235,8 @@ def scan_argument(start: int, end: int, mask: int = 0, inverted: int = 0, any_of
 class Sweep:
     """Small tensors that are near each other, asked for at once. Between them there may be memory that nobody watches.
 
-    A page that is not there was given back to the kernel (MADV_DONTNEED), which a scan for written pages alone tells of
-    only where it is not restricted to watched memory. So it is asked for by name.
+    A page that is not there was given back to the kernel (MADV_DONTNEED). It is asked for by name, so that nothing depends
+    on whether this kernel counts it as written.
     """
 
     def __init__(self, watches: list[WriteWatch]) -> None:
