@@ -524,6 +524,54 @@ def _exchanged(rank: int, run: Callable[..., Any]) -> None:
     torch.testing.assert_close(below.cpu(), torch.cat(columns), **near)
 
 
+def _beside_shared(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """Rank 0 has a shared expert, which multiplies by ten, and rank 1 two others."""
+    given = {"shared_expert_rank_num": 1, "shared_expert_num": 1, "x_active_mask": torch.arange(3, device=x.device) < 2}
+    rows, _, idx, counts, ends, _, scaled = torch_npu.npu_moe_distribute_dispatch_v2(
+        x, ids, name, 2, rank, 2, **given, expert_scales=weights
+    )
+    at = torch.arange(rows.shape[0], device=x.device)
+    times = at * 0 + 10 if rank == 0 else (at >= counts[0]).long() + 2
+    y = rows * times.unsqueeze(-1).to(rows.dtype)
+    back = torch_npu.npu_moe_distribute_combine_v2(y, ids, idx, ends, weights, name, 2, rank, 2, **given)
+    few, dynamic, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
+        x, ids, name, 2, rank, 2, **given, scales=scales, quant_mode=2
+    )
+    return back, counts, rows, few.float() * dynamic.unsqueeze(-1), scaled
+
+
+def _shared(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    xs, weights, scales = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2), torch.rand(3, 8) + 0.5
+    ids = torch.tensor([[[0, 1], [1, 0], [0, 1]], [[1, 0], [0, 1], [1, 0]]], dtype=torch.int32)
+    back, counts, rows, again, scaled = run(
+        *(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank
+    )
+    sent = [(0, r, t) for r in range(2) for t in range(2)] if rank == 0 else []
+    sent = sent or [(1 + e, r, t) for e in range(2) for r in range(2) for t in range(2)]
+    wanted = torch.stack([xs[r, t] for _, r, t in sent])
+    assert counts.tolist() == ([4] if rank == 0 else [4, 4])
+    assert rows.shape[0] == (6 if rank == 0 else 12)
+    assert torch.equal(rows.cpu()[: len(sent)], wanted) and not rows.cpu()[len(sent) :].any()
+    smoothed = torch.stack([xs[r, t].float() * scales[e] for e, r, t in sent])
+    torch.testing.assert_close(again.cpu()[: len(sent)], smoothed, rtol=0.02, atol=0.02)
+    by = [1.0 if e == 0 else weights[r, t, ids[r, t].tolist().index(e - 1)].item() for e, r, t in sent]
+    torch.testing.assert_close(scaled.cpu()[: len(sent)], torch.tensor(by))
+    times = ((ids[rank] + 2) * weights[rank]).sum(1, keepdim=True) + 10
+    wanted = xs[rank].float() * times * torch.tensor([[1.0], [1.0], [0.0]])
+    torch.testing.assert_close(back.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+
+
+@check
+def compiled_shared_experts(rank: int) -> None:
+    from airgraph.journal import JOURNALS
+
+    _shared(rank, _beside_shared)
+    _shared(rank, torch.compile(_beside_shared, backend="airgraph", fullgraph=True))
+    assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
+
+
 @check
 def compiled_experts(rank: int) -> None:
     _experts(rank, _to_experts)

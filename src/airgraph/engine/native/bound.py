@@ -26,8 +26,17 @@ from airgraph.engine.native.image import (
 from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
-from airgraph.engine.native.packing import SampledTag, Tag, tag
-from airgraph.engine.native.tables import BindingWords, DefinitionWords, EntryWords, FrameWords, StepWords, words
+from airgraph.engine.native.packing import SampledTag, Tag, WatchedTag, tag
+from airgraph.engine.native.tables import (
+    BindingWords,
+    DefinitionWords,
+    EntryWords,
+    FrameWords,
+    StepWords,
+    TagWords,
+    words,
+)
+from airgraph.engine.native.write_watch import sweeps
 from airgraph.ir.symbols import evaluate
 from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import Sizes, Term
@@ -130,10 +139,12 @@ class BoundFrame:
             if conv.slot in known:
                 self.pack_convolution(conv, known[conv.slot], conv.slot in constant)
         self.fill_packed()
+        swept = self.sweep()
         for i, slot in self.weights():
             self.argument_table[i * EntryWords.WORDS + EntryWords.ADDRESS] = self.only[slot]
             if slot in self.tags:
-                self.argument_table[i * EntryWords.WORDS + EntryWords.TAG] = self.tag_row(self.tags[slot])
+                row = self.tag_row(self.tags[slot], slot in swept)
+                self.argument_table[i * EntryWords.WORDS + EntryWords.TAG] = row
 
     def part(self, start: int, count: int) -> Any:
         return (ctypes.c_int64 * count).from_buffer(self.memory, 8 * start)
@@ -313,10 +324,21 @@ class BoundFrame:
             return self.number if pack.slot in self.computed else None
         return self.tags[pack.slot].key
 
-    def tag_row(self, tag: Tag) -> int:
+    def tag_row(self, tag: Tag, swept: bool) -> int:
         row = tag.row()
+        row[TagWords.SWEPT] = int(swept)
         self.kept.append(row)
         return ctypes.addressof(row)
+
+    def sweep(self) -> set[int]:
+        """Which slots' memory is asked for together with that of others."""
+        watches = {slot: tag.watch for slot, tag in self.tags.items() if isinstance(tag, WatchedTag)}
+        found = sweeps(dict.fromkeys(watches.values()))
+        table = words([word for s in found for word in (s.file, ctypes.addressof(s.written))])
+        self.kept += [found, table]
+        self.words[FrameWords.SWEEPS], self.words[FrameWords.SWEEP_TABLE] = len(found), ctypes.addressof(table)
+        together = {watch for s in found for watch in s.watches}
+        return {slot for slot, watch in watches.items() if watch in together}
 
     @property
     def address(self) -> int:
