@@ -1,9 +1,9 @@
 """Every test runs with the verifier on: a graph is checked after conversion and after every pass."""
 
 import atexit
-import gc
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -61,13 +61,39 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.partition("::")[0]
             return file if file in TOGETHER else nodeid
 
+        def _reschedule(self, node):
+            if node not in self.registered_collections:  # it replaces one that crashed, and is collecting
+                return
+            super()._reschedule(node)
+            if self._pending_of(self.assigned_work[node]) < 2:  # a worker starts a test when it knows what is next
+                super()._reschedule(node)
+
+        def remove_node(self, node):
+            """Where a worker crashed, the test it ran has failed and is not run again; the others it had are."""
+            work = self.assigned_work.pop(node)
+            left = [(unit, test) for unit in work.values() for test, done in unit.items() if not done]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update((scope, unit) for scope, unit in work.items() if not all(unit.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return Scheduling(config, log)
 
 
+def pytest_collection_modifyitems(config, items):
+    """The longest first: a long test that is started last is one that the other workers wait for."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish():
-    """What was imported stays: the collector need not look through it again and again (6 to 8 % of all time)."""
-    gc.collect()
-    gc.freeze()
+    import less_overhead
+
+    less_overhead.apply()
 
 
 EXACT = ("capture", "convert", "engine", "runtime", "store", "tools")
@@ -84,8 +110,6 @@ def engine_of_folder(request, monkeypatch):
 def fresh_dynamo():
     """Compiled code of one test is not another test's."""
     yield
-    import sys
-
     if "torch" in sys.modules:
         import torch
 

@@ -64,6 +64,20 @@ def check_eager(case: GraphCase) -> None:
         assert g.shape == e.shape
         near = {"rtol": case.tolerance, "atol": case.tolerance} if g.is_floating_point() else {"rtol": 0, "atol": 0}
         torch.testing.assert_close(g.cpu().double(), e.double(), **near)
+    if case.written:
+        check_functional(case)
+
+
+def check_functional(case: GraphCase) -> None:
+    """The twin of an op that writes: its results and then the new values; the arguments stay as they are."""
+    (args, named), (same, _) = made(case), made(case)
+    twin = getattr(torch.ops.npu, case.op[:-1] if case.op.endswith("_") else f"{case.op}_functional")
+    got = leaves(twin(*args, **named))
+    torch.testing.assert_close(leaves(args), leaves(same), rtol=0, atol=0)
+    results = leaves(case.call(*args, **named))
+    written = {args[i].data_ptr() for i in case.written}
+    expected = [*(r for r in results if r.data_ptr() not in written), *leaves([args[i] for i in case.written])]
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def check_compiled(cases: Sequence[GraphCase], folder: Path) -> None:

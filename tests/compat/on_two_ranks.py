@@ -450,7 +450,19 @@ def _to_experts(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: s
     some = torch_npu.npu_moe_distribute_combine_v2(
         y, special, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, shared_expert_x=x * 2
     )
-    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1), counted, some
+    in_int8 = torch_npu.npu_moe_distribute_combine_v2(
+        y, special, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, shared_expert_x=x * 2, comm_quant_mode=2
+    )
+    some = torch.stack([some, in_int8])
+    # Expert 7 is constant, and so is 8: alpha_1 · x + alpha_2 · v.
+    given |= {"x_active_mask": None, "const_expert_num": 2, "zero_expert_num": 2}
+    constant = torch.where(special == 5, 7, torch.where(special == 2, 8, special))
+    few, _, idx, _, ends, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(x, constant, name, 2, rank, 4, **given)
+    alphas = {f"const_expert_alpha_{i + 1}": torch.tensor([2.0, 3.0], device=x.device).half() + i for i in range(2)}
+    others = torch_npu.npu_moe_distribute_combine_v2(
+        few, constant, idx, ends, weights, name, 2, rank, 4, **given, ori_x=x, **alphas, const_expert_v=x[:2] * 0 + 7
+    )
+    return back, counts, rows, quantised.float() * dynamic.unsqueeze(-1), counted, some, others
 
 
 def _experts(rank: int, run: Callable[..., Any]) -> None:
@@ -459,7 +471,7 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     xs, weights = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2)
     ids = torch.tensor([[[0, 3], [1, 0], [2, 1]], [[3, 2], [0, 2], [1, 3]]], dtype=torch.int32)
     scales = torch.rand(4, 8) + 0.5
-    back, counts, rows, again, counted, some = run(
+    back, counts, rows, again, counted, some, others = run(
         *(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank
     )
     wanted = (xs[rank].unsqueeze(1) * (ids[rank] + 2).unsqueeze(-1) * weights[rank].unsqueeze(-1)).sum(1)
@@ -473,7 +485,14 @@ def _experts(rank: int, run: Callable[..., Any]) -> None:
     assert counted.tolist() == [sum((ids[:, :2] == 2 * rank).flatten().tolist()), 0]
     times = torch.tensor([2.0, 0.0, 4.0, 1.0])[ids[rank].long()] * torch.tensor([[1.0], [1.0], [0.0]])
     wanted = xs[rank].float() * ((times * weights[rank]).sum(1, keepdim=True) + 2)
-    torch.testing.assert_close(some.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(some[0].cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(some[1].cpu().float(), wanted, rtol=1e-2, atol=5e-2)
+    assert not torch.equal(some[0], some[1])
+    of_x, of_v = torch.tensor([1.0, 0.0, 3.0, 2.0]), torch.tensor([0.0, 0.0, 4.0, 3.0])
+    wanted = sum(
+        (w[ids[rank].long()] * weights[rank]).sum(1, keepdim=True) * v for w, v in ((of_x, xs[rank]), (of_v, 7))
+    )
+    torch.testing.assert_close(others.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
 
 
 def _exchanges(x: Tensor, w: Tensor, wide: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
@@ -503,6 +522,54 @@ def _exchanged(rank: int, run: Callable[..., Any]) -> None:
     torch.testing.assert_close(part.cpu(), wanted @ ws[rank, 0], **near)
     columns = [(wides[r] @ ws[r, 1, :2])[:, 3 * rank : 3 * rank + 3] for r in range(2)]
     torch.testing.assert_close(below.cpu(), torch.cat(columns), **near)
+
+
+def _beside_shared(x: Tensor, ids: Tensor, weights: Tensor, scales: Tensor, name: str, rank: int) -> tuple[Tensor, ...]:
+    """Rank 0 has a shared expert, which multiplies by ten, and rank 1 two others."""
+    given = {"shared_expert_rank_num": 1, "shared_expert_num": 1, "x_active_mask": torch.arange(3, device=x.device) < 2}
+    rows, _, idx, counts, ends, _, scaled = torch_npu.npu_moe_distribute_dispatch_v2(
+        x, ids, name, 2, rank, 2, **given, expert_scales=weights
+    )
+    at = torch.arange(rows.shape[0], device=x.device)
+    times = at * 0 + 10 if rank == 0 else (at >= counts[0]).long() + 2
+    y = rows * times.unsqueeze(-1).to(rows.dtype)
+    back = torch_npu.npu_moe_distribute_combine_v2(y, ids, idx, ends, weights, name, 2, rank, 2, **given)
+    few, dynamic, *_ = torch_npu.npu_moe_distribute_dispatch_v2(
+        x, ids, name, 2, rank, 2, **given, scales=scales, quant_mode=2
+    )
+    return back, counts, rows, few.float() * dynamic.unsqueeze(-1), scaled
+
+
+def _shared(rank: int, run: Callable[..., Any]) -> None:
+    name = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    torch.manual_seed(0)
+    xs, weights, scales = torch.randn(2, 3, 8).half(), torch.rand(2, 3, 2), torch.rand(3, 8) + 0.5
+    ids = torch.tensor([[[0, 1], [1, 0], [0, 1]], [[1, 0], [0, 1], [1, 0]]], dtype=torch.int32)
+    back, counts, rows, again, scaled = run(
+        *(t.npu() for t in (xs[rank], ids[rank], weights[rank], scales)), name, rank
+    )
+    sent = [(0, r, t) for r in range(2) for t in range(2)] if rank == 0 else []
+    sent = sent or [(1 + e, r, t) for e in range(2) for r in range(2) for t in range(2)]
+    wanted = torch.stack([xs[r, t] for _, r, t in sent])
+    assert counts.tolist() == ([4] if rank == 0 else [4, 4])
+    assert rows.shape[0] == (6 if rank == 0 else 12)
+    assert torch.equal(rows.cpu()[: len(sent)], wanted) and not rows.cpu()[len(sent) :].any()
+    smoothed = torch.stack([xs[r, t].float() * scales[e] for e, r, t in sent])
+    torch.testing.assert_close(again.cpu()[: len(sent)], smoothed, rtol=0.02, atol=0.02)
+    by = [1.0 if e == 0 else weights[r, t, ids[r, t].tolist().index(e - 1)].item() for e, r, t in sent]
+    torch.testing.assert_close(scaled.cpu()[: len(sent)], torch.tensor(by))
+    times = ((ids[rank] + 2) * weights[rank]).sum(1, keepdim=True) + 10
+    wanted = xs[rank].float() * times * torch.tensor([[1.0], [1.0], [0.0]])
+    torch.testing.assert_close(back.cpu().float(), wanted, rtol=5e-3, atol=5e-3)
+
+
+@check
+def compiled_shared_experts(rank: int) -> None:
+    from airgraph.journal import JOURNALS
+
+    _shared(rank, _beside_shared)
+    _shared(rank, torch.compile(_beside_shared, backend="airgraph", fullgraph=True))
+    assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
 
 
 @check

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -13,12 +14,28 @@ from airgraph.compat.torchair import environment
 from airgraph.tools.run import Script, run_script
 
 
-def test_variables_without_effect_are_named_once(monkeypatch):
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("DUMP_GE_GRAPH", "GE writes no graphs"),
+        ("DUMP_GRAPH_LEVEL", "GE writes no graphs"),
+        ("BREAK_GRAPH_OP_LIST", "graphs break where Dynamo breaks them"),
+        ("ENABLE_DYNAMIC_SHAPE_MULTI_STREAM", "streams do not depend on shapes"),
+        ("HCCL_OP_EXPANSION_MODE", "gloo carries the data"),
+        ("ASCEND_GLOBAL_LOG_LEVEL", "there is no log of CANN"),
+        ("ASCEND_SLOG_PRINT_TO_STDOUT", "there is no log of CANN"),
+        ("ACL_STREAM_TIMEOUT", "no op is ever stopped"),
+    ],
+)
+def test_variables_without_effect_are_named_once(name, why, monkeypatch):
     monkeypatch.setattr(environment, "_said", set())
-    monkeypatch.setenv("DUMP_GE_GRAPH", "2")
-    with pytest.warns(UserWarning, match="environment variable DUMP_GE_GRAPH has no effect here: GE writes no graphs"):
+    monkeypatch.setenv(name, "2")
+    with pytest.warns(UserWarning, match=f"environment variable {name} has no effect here: {why}"):
         torchair.get_npu_backend()
-    assert environment._said == {"DUMP_GE_GRAPH"}
+    assert environment._said == {name}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torchair.get_npu_backend()
 
 
 def test_raw_files(tmp_path):

@@ -10,6 +10,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from airgraph.compat.torch_npu.expert_parallel import sent_in_int8
 from airgraph.errors import CompatError
 from tests.compat.graph_cases import GraphCase, check_compiled, check_eager
 
@@ -305,3 +306,13 @@ def test_the_way_back_of_tokens_some_of_which_were_dropped(mode: int) -> None:
     y = torch_npu.npu_moe_finalize_routing(rows, None, None, None, scales.npu(), given, None, mode)
     assert not kept.all()
     torch.testing.assert_close(y.cpu(), x * (scales * kept).sum(1, keepdim=True))
+
+
+def test_rows_that_travel_in_int8() -> None:
+    rows = torch.tensor([[127.0, 0.4, 0.6, -1, 0, 0, 0, 0, 0.3, 0.1, -0.2, 0, 0, 0, 0, 0, 9]]).half()
+    arrived = sent_in_int8(rows)
+    scale = torch.tensor(0.3).half().float() / 127  # the largest of eight elements / 127, itself in half precision
+    small = (torch.tensor([127.0, 42, -85]) * scale.half().float()).half()
+    assert arrived[0, :8].tolist() == [127, 0, 1, -1, 0, 0, 0, 0]
+    assert torch.equal(arrived[0, 8:11], small) and not arrived[0, 11:16].any()
+    assert arrived.dtype == torch.float16 and abs(arrived[0, 16].item() - 9) < 0.01

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from airgraph.compat.torch_npu import references
-from airgraph.compat.torch_npu.references import REFERENCES, reference
+from airgraph.compat.torch_npu.references import REFERENCES, UNKNOWN, reference
 from airgraph.convert import REGISTRY, convert
 from airgraph.errors import CompatError
 from airgraph.journal import Journal
@@ -1283,9 +1283,11 @@ ONE = normal(1)
 
 
 def not_emulated(op: str, args: tuple[Any, ...], names: str, **more: Any) -> list[tuple[Any, ...]]:
-    """A row for each of the names, given a tensor."""
+    """A row for each of the names, given a tensor; the error says what is not known of some."""
+    said = {name: f"  the documents do not say: {UNKNOWN[name]}\n" if name in UNKNOWN else "" for name in names.split()}
     return [
-        (op, args, {**more, name: ONE}, f"{op}: {name} is not emulated\n  try: leave it out") for name in names.split()
+        (op, args, {**more, name: ONE}, rf"{op}: {name} is not emulated\n{unknown}  try: +leave it out")
+        for name, unknown in said.items()
     ]
 
 

@@ -416,3 +416,15 @@ def test_debug_dump(tmp_path: Path) -> None:
     ]
     assert tasks[-1]["outputs"] == [{"dtype": "torch.float32", "shape": [2, 4], "data_ptr": y.data_ptr()}]
     assert isinstance(g._captured.content.tasks[0], Piece)
+
+
+def test_branches_between_pieces() -> None:
+    x, p = ones(), torch.tensor(True, device="npu")
+    g = torch.npu.NPUGraph()
+    with torch.npu.graph(g):
+        y = torch.cond(p, lambda x: x + 1, lambda x: torch.cond(p, lambda x: x, lambda x: x * 5, (x,)), (x * 3,)) - 1
+    assert kinds(g) == ["Piece", "Branch", "Branch", "Piece"]
+    for value, wanted in ((True, 3.0), (False, 14.0), (True, 3.0)):
+        p.fill_(value)
+        g.replay()
+        assert y.tolist() == [[wanted] * 4] * 2

@@ -14,6 +14,7 @@ import torchair
 from torch import Tensor
 
 import airgraph
+from airgraph.compat.torch_npu.references import REFUSED
 from airgraph.journal import JOURNALS
 
 
@@ -126,7 +127,7 @@ def test_no_collective_no_templates(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("mp/*.json"))
 
 
-@pytest.mark.parametrize("name", ["attention_worker_scheduler_", "npu_ffn_to_attention"])
+@pytest.mark.parametrize("name", REFUSED)
 def test_ops_on_windows_of_other_chips_are_refused_by_name(name: str) -> None:
     with pytest.raises(AttributeError, match=f"torch_npu.{name} is not emulated: it reads and writes windows of other"):
         getattr(torch_npu, name)

@@ -106,6 +106,38 @@ def test_tokens_of_both() -> None:
     torch.testing.assert_close(got.double(), plain(q, key, value), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["tensor", "channel", "head"])
+def test_a_quantised_prefix(name: str) -> None:
+    mode, shape, broadcast = MODES[name]
+    q, k, v = caches()
+    (ks, ko), (vs, vo) = numbers(*shape), numbers(*shape)
+    first, second = codes(1, KEY_HEADS, 4, SIZE), codes(1, KEY_HEADS, 4, SIZE)
+    wanted = plain(
+        q,
+        (torch.cat([first.expand(BATCH, -1, -1, -1), k], 2).double() + ko.reshape(broadcast)) * ks.reshape(broadcast),
+        (torch.cat([second.expand(BATCH, -1, -1, -1), v], 2).double() + vo.reshape(broadcast)) * vs.reshape(broadcast),
+    )
+    given = {"key_antiquant_scale": ks, "value_antiquant_scale": vs, "key_antiquant_offset": ko}
+    given |= {"value_antiquant_offset": vo, "key_shared_prefix": first, "value_shared_prefix": second}
+    got, _ = FIA(q, k, v, **given, key_antiquant_mode=mode, value_antiquant_mode=mode, **NAMED)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["channel", "token"])
+def test_caches_in_eight_bit_floats(name: str) -> None:
+    mode, shape, broadcast = MODES[name]
+    q, k, v = caches()
+    k, v = (t.float().to(torch.float8_e4m3fn) for t in (k, v))
+    ks, vs = numbers(*shape)[0], numbers(*shape)[0]
+    wanted = plain(q, k.double() * ks.reshape(broadcast), v.double() * vs.reshape(broadcast))
+    given = {"key_antiquant_scale": ks, "value_antiquant_scale": vs}
+    modes = {"key_antiquant_mode": mode, "value_antiquant_mode": mode}
+    got, _ = FIA(q, k, v, **given, **modes, **NAMED)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(CompatError, match="have no offsets"):
+        FIA(q, k, v, **given, **modes, **NAMED, key_antiquant_offset=ks, value_antiquant_offset=vs)
+
+
 @pytest.mark.parametrize("mode", [4, 5])
 def test_scales_in_blocks(mode: int) -> None:
     q, k, v = caches()
@@ -260,6 +292,13 @@ def test_refused(name: str) -> None:
     text, given = REFUSED[name]
     with pytest.raises(CompatError, match=text):
         FIA(*caches(), **given, **NAMED)
+
+
+def test_an_error_says_what_is_not_known() -> None:
+    q, *_ = caches()
+    text = "the documents do not say: how the probabilities of an attention in eight bits are rounded"
+    with pytest.raises(CompatError, match=text):
+        FIA2(q, q[:, :2], q[:, :2], dequant_scale_query=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
 
 
 def test_int8_needs_all_its_factors() -> None:

@@ -94,9 +94,12 @@ def test_one_package_two_names(name):
 def test_other_ways_to_the_same():
     import torchair.ge.attr
     from npugraph_ex.patterns.pattern_pass_manager import register_replacement as ours
+    from torchair.experimental.inference import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.patterns.pattern_pass_manager import register_replacement as theirs
 
     assert ours is theirs is torchair.register_replacement
+    assert use_internal_format_weight is torchair.use_internal_format_weight
+    assert npu_format_cast_via_cpu is torchair.npu_format_cast_via_cpu
     assert torchair.ge.attr.Float(0.5).value == 0.5
 
 

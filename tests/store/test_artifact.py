@@ -155,6 +155,19 @@ def test_somebody_elses_file_is_compiled_again(tmp_path, monkeypatch):
         assert told is not trust
 
 
+def test_without_a_key_nobody_is_this_user(tmp_path, monkeypatch):
+    """Without a cache there is no key: a file is signed with nothing, and anybody can sign so."""
+    model, x = nn.Linear(6, 4).eval(), torch.randn(3, 6)
+    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
+    path = saved(tmp_path / "m.airp", model, x)
+    with zipfile.ZipFile(path) as file:
+        assert file.read(artifact.SIGNATURE) == b""
+    assert not Artifact.open(path).own
+    loaded = airgraph.load(path)
+    assert executables(loaded) == [NativeExecutable]
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_another_machine_compiles_again_and_can_be_added(tmp_path, monkeypatch):
     model, x = nn.Linear(6, 4).eval(), torch.randn(3, 6)
     here = callable_program.machine()

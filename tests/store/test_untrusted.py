@@ -220,6 +220,37 @@ def test_sizes_that_only_running_tells(tmp_path):
     torch.testing.assert_close(ours(x), model(x))
 
 
+@pytest.mark.parametrize(
+    ("run", "args", "op"),
+    [
+        (
+            lambda m, x, n: torch.segment_reduce(x, "sum", offsets=n),
+            (torch.randn(5, 2), torch.tensor([0, 5])),
+            "segment_r",
+        ),
+        (
+            lambda m, i, v: torch.ops.aten._sparse_coo_tensor_unsafe(i, v, [4, 4]).to_dense(),
+            (torch.tensor([[0, 1], [1, 2]]), torch.ones(2)),
+            "_sparse_coo_tensor",
+        ),
+        (
+            lambda m, dy, x, i: torch.ops.aten.max_pool2d_with_indices_backward(
+                dy, x, [2, 2], [2, 2], [0, 0], [1, 1], False, i
+            ),
+            (torch.ones(1, 1, 1, 1), torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 1, dtype=torch.int64)),
+            "MaxPoolGrad",
+        ),
+    ],
+)
+def test_ops_that_check_nothing_are_run_of_trusted_files_only(tmp_path, run, args, op):
+    """With an index of 2**40 in place of these each of them ends the process."""
+    model = fuzz.Calls(run)
+    air = airgraph.export(model, args, path=str(tmp_path))
+    with pytest.raises(ExportError, match=rf"calls (aten\.)?{op}\w*.*, which does not check its operands"):
+        airgraph.load_export(air)
+    torch.testing.assert_close(airgraph.load_export(air, trust=True)(*args), model(*args))
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 def test_a_folder_of_weights_is_no_link(tmp_path):
     x = torch.randn(2, 4)

@@ -9,7 +9,6 @@ imported and when, and for scripts whose own children import `__main__`, `subpro
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import json
 import os
@@ -24,6 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import less_overhead
 
 
 def run(
@@ -105,6 +106,5 @@ def become(request: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     import_all()
-    gc.collect()
-    gc.freeze()
+    less_overhead.apply()
     become(next_request())

@@ -1,9 +1,9 @@
 """`airgraph bench` and `airgraph.bench`."""
 
 import json
-import subprocess
 import sys
 
+import forked
 import pytest
 import torch
 
@@ -176,8 +176,7 @@ def test_a_script_that_fails(tmp_path, monkeypatch):
 def test_the_command(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--contenders", "eager,airgraph", "--rounds", "1", "--seconds", "0.01", "--json", "f.json"]
-    command = [sys.executable, "-m", "airgraph", "bench", *options, "--html", "f.html", "script.py", "--flag"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = forked.run("-m", "airgraph", "bench", *options, "--html", "f.html", "script.py", "--flag", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Sequential, inference") and "done" not in done.stdout
     assert "advice: Sequential is called with 3 sets of sizes" in done.stdout

@@ -38,6 +38,7 @@ ALIASES = {
     "torch.npu.random": "airgraph.compat.npu.random",
     "torch_npu.npu.graphs": "airgraph.compat.npu.graphs",
     "torch_npu.npu.streams": "airgraph.compat.npu.streams",
+    "torch_npu.npu._npugraph_conditional_nodes": "airgraph.compat.npu.conditional",
     "torch_npu.npu._npugraph_handlers": "airgraph.compat.npu.handlers",
     "torch_npu.npu._npugraph_handlers.npugraph_handler": "airgraph.compat.npu.handlers",
 }

@@ -21,6 +21,8 @@ from airgraph.journal import EVENT_LEVEL, get_logger
 
 TRACES = "airgraph.compat.task_traces"
 PATTERNS = "airgraph.capture.patterns"
+FORMATS = "airgraph.compat.torchair.formats"
+IN_FORMATS = ("use_internal_format_weight", "npu_format_cast_via_cpu")
 TRACE_TOOLS = {
     "align_trace": "align_trace_json",
     "deadlock_check": "deadlock_check",
@@ -65,6 +67,8 @@ def shared(checks: str) -> tuple[Mirror, ...]:
 MIRRORS: dict[str, tuple[Mirror, ...]] = {
     "torchair": (
         *shared("gegraph_check"),
+        Mirror("experimental", "Where two functions stood before they moved to `torchair`."),
+        Mirror("experimental.inference", "Their old place.", {name: f"{FORMATS}:{name}" for name in IN_FORMATS}),
         Mirror(
             "ge_concrete_graph", "What `torchair._ge_concrete_graph` was called once. Using it warns, once a module."
         ),

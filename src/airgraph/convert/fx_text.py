@@ -30,8 +30,8 @@ def source_line(node: torch.fx.Node) -> str | None:
     """
     if not node.stack_trace:
         return None
-    _, *frames = node.stack_trace.split(" File ")
-    frame = next((f for f in reversed(frames) if not f.startswith(EMULATION)), node.stack_trace.split(" File ")[-1])
+    _, *frames = re.split(r"(?:^|\s)File ", node.stack_trace)  # a trace of one frame may begin with the word
+    frame = next((f for f in reversed(frames) if not f.startswith(EMULATION)), (frames or [node.stack_trace])[-1])
     lines = [line for line in frame.split("\n") if not re.fullmatch(r"[ ~^]*[~^][ ~^]*", line)]
     return "".join(lines).rstrip()
 

@@ -15,10 +15,9 @@ def verify(graph: Graph, stage: str = "") -> None:
     names: set[str] = set()
     seen: set[Node] = set()
     for node in graph.nodes:
-        for rule in RULES:
-            problem = verdict(rule, node, names, seen)
-            if problem:
-                raise VerifyError(problem, where={**({"after": stage} if stage else {}), **place(graph, node)})
+        problem = problem_of(node, names, seen)
+        if problem:
+            raise VerifyError(problem, where={**({"after": stage} if stage else {}), **place(graph, node)})
         names.add(node.name)
         seen.add(node)
     if graph.nodes and graph.net_output is not graph.nodes[-1]:
@@ -28,12 +27,16 @@ def verify(graph: Graph, stage: str = "") -> None:
 Rule = Callable[[Node, set[str], set[Node]], str | None]
 
 
-def verdict(rule: Rule, node: Node, names: set[str], seen: set[Node]) -> str | None:
-    """What a rule has against a node; a type rule that refuses its inputs says it by raising."""
+def problem_of(node: Node, names: set[str], seen: set[Node]) -> str | None:
+    """What the first rule that is broken has against a node; a type rule that refuses its inputs says it by raising."""
     try:
-        return rule(node, names, seen)
+        for rule in RULES:
+            problem = rule(node, names, seen)
+            if problem:
+                return problem
     except AirgraphError as error:
         return error.what
+    return None
 
 
 def place(graph: Graph, node: Node) -> dict[str, str]:

@@ -131,7 +131,8 @@ class Artifact:
             raise unreadable(archive.path, error) from error
         if not entries:
             raise ExportError(f"{path} has no entry point")
-        own = SIGNATURE in archive.members and archive.bytes(SIGNATURE) == signature(manifest)
+        made = signature(manifest)
+        own = bool(made) and SIGNATURE in archive.members and hmac.compare_digest(archive.bytes(SIGNATURE), made)
         return cls(archive, about, entries, digests, own)
 
     @property

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from airgraph.convert.known_calls import is_unchecked
 from airgraph.convert.metadata import NUMBERS
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.engine.protocol import Env, Step
@@ -51,6 +52,14 @@ PER_ROW = {"LayerNormGradV3": "mean rstd"}
 PER_GROUP = {"GroupNormGrad": "mean rstd"}
 PER_ELEMENT = {"BatchNormGradV3": "dy", "GroupNormGrad": "dy", "LayerNormGradV3": "dy"}
 ADDS_AXES = ("Unsqueeze", "Pack")
+# What nothing checks: PyTorch's kernels of these follow every index they are given.
+UNCHECKED = (
+    "MaxPoolGradWithArgmaxV1",
+    "MaxPool3DGradWithArgmax",
+    "AdaptiveMaxPool2dGrad",
+    "AdaptiveMaxPool3dGrad",
+    "CdistGrad",
+)
 
 
 class UnsupportedRehearsal(Unsupported):
@@ -61,6 +70,7 @@ def rehearsal_of(stored: StoredModel, path: str, note: Callable[[str], None]) ->
     """The rehearsal of a model from a file, done once if the model is static. None where only running can tell the sizes:
     then `note` is told why, and the reference engine must run the model, where PyTorch checks every op."""
     assert stored.stated is not None
+    refuse_unchecked(stored.stated, path)
     try:
         rehearsal = Rehearsal(stored.stated, stored.boundary)
         symbols = {symbol: stored.contract.ranges.get(symbol, (2, None))[0] or 2 for symbol in told(stored.boundary)}
@@ -75,6 +85,17 @@ def rehearsal_of(stored: StoredModel, path: str, note: Callable[[str], None]) ->
             raise ExportError(f"{path} is not a model that can be run: {error.what}", where=error.where) from error
         # These sizes were chosen by nobody. Those of a call are rehearsed when it comes.
     return rehearsal
+
+
+def refuse_unchecked(graph: Graph, path: str) -> None:
+    for node in graph.nodes:
+        target = str(node.attrs["target"]) if node.op == "AtenCall" else node.op
+        if node.op in UNCHECKED or (node.op == "AtenCall" and is_unchecked(target)):
+            raise ExportError(
+                f"{path} calls {target}, which does not check its operands",
+                where={"op": node.name},
+                hint="trust=True, for a file you wrote yourself",
+            )
 
 
 def told(boundary: Boundary) -> set[Any]:

@@ -14,6 +14,8 @@ from torch import nn
 
 from airgraph.engine.native import write_watch
 from airgraph.engine.native.kernels import blas, conv_last
+from airgraph.engine.native.llvm.cpu import vector_lanes
+from airgraph.engine.native.tables import FrameWords
 from airgraph.engine.native.write_watch import LEAST, PAGE, WriteWatch, can_watch, watch_memory
 from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
@@ -159,6 +161,67 @@ def test_what_is_refused(tmp_path):
     assert watch_memory(small()) is None
 
 
+# -- several at once ----------------------------------------------------------------------------------------------------
+def neighbours(*pages: int, apart: int = 3) -> list[torch.Tensor]:
+    """Tensors of so many pages in one piece of memory, with pages of nobody between them."""
+    whole = torch.randn(PAGE * (sum(pages) + apart * (len(pages) + 1)) // 4)
+    ends = [sum(pages[: i + 1]) + apart * (i + 1) for i in range(len(pages))]
+    return [whole[PAGE * (end - count) // 4 : PAGE * end // 4] for count, end in zip(pages, ends)]
+
+
+def swept(tensors: list[torch.Tensor]) -> list[write_watch.Sweep]:
+    """The sweeps of watches; these live as long."""
+    return write_watch.sweeps([watched(x)[0] for x in tensors])
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("place", [0, PAGE, -1])
+def test_a_sweep_sees_a_write_to_each_of_its_tensors(which, place):
+    tensors = neighbours(20, 17, 40)
+    inside = [x[PAGE // 4 : -PAGE // 4] for x in tensors]  # (what lies on pages at the ends is compared byte by byte)
+    (sweep,) = swept(tensors)
+    assert len(sweep.watches) == 3 and sweep.clean()
+    inside[which][place] = 1.0
+    assert not sweep.clean()
+
+
+def test_a_sweep_passes_over_what_nobody_watches():
+    tensors = neighbours(20, 20)
+    (sweep,) = swept(tensors)
+    whole = tensors[0]._base
+    assert whole is not None
+    gap = tensors[0].storage_offset() + tensors[0].numel() + 2 * PAGE // 4
+    whole[gap : gap + 8] = 0
+    assert sweep.clean()
+
+
+def test_a_sweep_sees_pages_that_were_given_back():
+    tensors = neighbours(20, 20)
+    (sweep,) = swept(tensors)
+    libc = write_watch.system_calls()
+    page = sweep.watches[1].start + 5 * PAGE
+    assert libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 4) == 0  # MADV_DONTNEED
+    assert not sweep.clean()
+
+
+def test_only_small_tensors_that_are_near_are_swept():
+    large = write_watch.SMALL // PAGE + 2
+    assert not swept(neighbours(20)) and not swept(neighbours(20, large, 20))
+    assert not swept(neighbours(20, 20, apart=write_watch.NEAR // PAGE + 2))
+    (sweep,) = swept(neighbours(large, 20, 20))
+    assert [watch.size // PAGE for watch in sweep.watches] == [20, 20]
+
+
+def test_memory_that_another_watch_gives_up_fits_no_more():
+    """A sweep would pass over its pages."""
+    x = numbers(64)
+    part = watched(x[1024 : 40 * 1024])
+    whole, generation = watched(x)
+    del part
+    gc.collect()
+    assert not whole.unwritten(generation) and write_watch.tracker().cells[whole.cell] == 0
+
+
 # -- children -----------------------------------------------------------------------------------------------------------
 def in_child(check) -> None:
     """Run in a forked child, which ends with 0 if `check` holds."""
@@ -285,6 +348,51 @@ def test_a_change_in_a_child_is_seen(make, shape):
 
     in_child(check)
     assert torch.equal(run(x), before)
+
+
+IN_PANELS = pytest.mark.skipif(vector_lanes() != 16, reason="products of this size are not packed here")
+
+
+def side_by_side() -> tuple[nn.Sequential, torch.Tensor]:
+    """Four products whose weights lie in one piece of memory, and what lies in the middle of it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(160, 160) for _ in range(4))).eval()
+    *left, other, third, fourth = neighbours(26, 26, 20, 26, 26)
+    for layer, place in zip(module, (*left, third, fourth)):
+        values = layer.weight.detach()
+        layer.weight = nn.Parameter(place[: values.numel()].view_as(values))
+        layer.weight.data.copy_(values)
+    return module, other
+
+
+@IN_PANELS
+@pytest.mark.parametrize("which", range(4))
+def test_a_change_of_a_weight_that_is_swept_is_seen(which):
+    (module, _), x = side_by_side(), torch.randn(64, 160)
+    run, native = compiled(module, x)
+    frame = native.frames[-1]
+    assert len(frame.tags) == 4 and frame.words[FrameWords.SWEEPS] == 1
+    before = run(x)
+    assert torch.equal(run(x), before) and native.frames == [frame]
+    module[which].weight.data.view(-1)[12345] = 0.3
+    assert not torch.equal(run(x), before)
+    assert_as_near_as_eager(run(x), module, x)
+
+
+@IN_PANELS
+def test_a_write_to_watched_memory_of_somebody_else_changes_nothing():
+    """The sweep finds it; then every weight is asked for by itself."""
+    (module, other), x = side_by_side(), torch.randn(64, 160)
+    run, native = compiled(module, x)
+    before, frame = run(x), native.frames[-1]
+    held = watched(other)
+    other[3000] = 1.0
+    (sweep,) = write_watch.sweeps([tag.watch for tag in frame.tags.values()])
+    assert held and not sweep.clean()
+    assert torch.equal(run(x), before) and native.frames == [frame]
+    module[3].weight.data.view(-1)[12345] = 0.3
+    assert not torch.equal(run(x), before)
+    assert_as_near_as_eager(run(x), module, x)
 
 
 def test_shared_memory_is_packed_in_every_call():

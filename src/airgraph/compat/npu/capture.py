@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from airgraph.compat.npu import random, work
+from airgraph.compat.npu.conditional import NO_RANDOM_NUMBERS, Branch, if_else_node, is_cond
 from airgraph.compat.npu.dispatch import Written, signature_of
 from airgraph.compat.npu.memory import DEVICE_TYPE, npu_view
 from airgraph.compat.npu.streams import Wait, current_stream
@@ -117,6 +118,7 @@ class TaskList:
         self.pool = pool
         self.tasks: list[Any] = []
         self.memory: list[torch.Tensor] = []
+        self.outside: list[list[Any]] = []  # the tasks around the branches that are being captured, outermost first
 
     def begin(self) -> None:
         self.stance = compiled_code_off()
@@ -130,7 +132,21 @@ class TaskList:
         self.tasks.clear()
         self.memory.clear()
 
+    def begin_branch(self, predicate: torch.Tensor) -> None:
+        branch = Branch(alias(predicate))
+        self.tasks.append(branch)
+        self.outside.append(self.tasks)
+        self.tasks = branch.tasks
+
+    def end_branch(self) -> None:
+        self.tasks = self.outside.pop()
+
     def add(self, task: Any) -> None:
+        if self.outside and not isinstance(task, RecordedOp):
+            raise CompatError(
+                "events, task groups and states of generators cannot be captured in a branch of torch.cond",
+                hint="an op that is updated before a replay belongs outside the branch",
+            )
         with self.between():
             self.tasks.append(task)
 
@@ -193,6 +209,8 @@ def _as_recorded() -> Iterator[None]:
 class OpRecorder(TorchDispatchMode):
     """Writes down every op of the capture's streams."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, capture: work.Capture) -> None:
         super().__init__()
         self.capture = capture
@@ -206,9 +224,14 @@ class OpRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         stream = self.capture.stream_here(current_stream())
+        if is_cond(func) and self.capture.forks.takes_part(stream):
+            with self:
+                return if_else_node(*args)
         if not self.capture.forks.takes_part(stream) or not is_device_work(func, args, kwargs):
             return func(*args, **kwargs)
         check_no_wait(func, args, kwargs)
+        if self.content.outside and torch.Tag.nondeterministic_seeded in func.tags:
+            raise CompatError(NO_RANDOM_NUMBERS, where={"op": str(func)}, hint="draw them before torch.cond")
         if moves_no_data(func):
             return self.keep(func, func(*args, **kwargs))
         self.capture.forks.work(stream)

@@ -25,6 +25,7 @@ import torch
 from airgraph.compat.npu import state, work
 from airgraph.compat.npu.capture import TaskList
 from airgraph.compat.npu.chip_only import super_kernel_optimize
+from airgraph.compat.npu.conditional import check_predicate
 from airgraph.compat.npu.handlers import GraphDispatchMode, check_updates
 from airgraph.compat.npu.pieces import on_cuda, recording_of
 from airgraph.compat.npu.streams import Stream, StreamContext, current_stream, default_stream, synchronize
@@ -102,9 +103,30 @@ class NPUGraph:
                 f"the capture ends with work of {strays[0]} that its first stream has not waited for",
                 hint="first_stream.wait_stream(that_stream) before the capture ends; what was captured is lost",
             )
+        if body.content.outside:
+            raise CompatError(
+                "capture_end() was called inside a conditional node", hint="end_capture_to_conditional_node() first"
+            )
         if not body.content.tasks:
             warnings.warn("the captured graph is empty: no work was given to the stream that captures", stacklevel=2)
         self._captured = body
+
+    def begin_capture_to_if_node(self, predicate: torch.Tensor) -> None:
+        """What is captured from here on is done by a replay only where `predicate` is True."""
+        body = self._branching("begin_capture_to_if_node")
+        check_predicate(predicate, body.capture.stream.device_index)
+        body.content.begin_branch(predicate)
+
+    def end_capture_to_conditional_node(self) -> None:
+        content = self._branching("end_capture_to_conditional_node").content
+        if not content.outside:
+            raise CompatError("no conditional node is open", hint="begin_capture_to_if_node(predicate) first")
+        content.end_branch()
+
+    def _branching(self, name: str) -> _Body:
+        if self._capturing is None:
+            raise CompatError(f"{name}: this graph is not capturing", hint="conditional nodes are part of a capture")
+        return self._capturing
 
     def replay(self) -> None:
         """Do the captured work again, on the current stream."""

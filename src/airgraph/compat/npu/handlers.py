@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from airgraph.compat.npu.conditional import if_else_node, is_cond
 from airgraph.compat.npu.streams import ExternalEvent, Stream, StreamContext, current_stream
 from airgraph.compat.npu.update import TaskGroup, graph_task_group_begin, graph_task_group_end, updating
 from airgraph.errors import CompatError
@@ -171,6 +172,7 @@ class _Asked(dict[str, Any]):
 class GraphDispatchMode(TorchDispatchMode):
     """Above the recording of a capture: makes a task group of each op that has a handler."""
 
+    supports_higher_order_operators = True
     _stream: Stream | None = None
 
     def __init__(self) -> None:
@@ -186,6 +188,9 @@ class GraphDispatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_cond(func):
+            with self:
+                return if_else_node(*args)
         handler = handler_of(func.__name__)
         if handler is None or not handler.should_handle(func, args, kwargs):
             return func(*args, **kwargs)

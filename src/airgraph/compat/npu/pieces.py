@@ -152,6 +152,16 @@ class Pieces(TaskList):
         super().end()
         self.begin_piece()
 
+    def begin_branch(self, predicate: torch.Tensor) -> None:
+        if not self.outside:
+            self.begin_group()
+        super().begin_branch(predicate)
+
+    def end_branch(self) -> None:
+        super().end_branch()
+        if not self.outside:
+            self.end_group()
+
     def check_thread(self) -> None:
         if threading.get_ident() != self.thread and self.error_mode != "relaxed":
             raise CompatError(

@@ -38,6 +38,10 @@ def graph_task_group_begin(stream: torch.Stream) -> None:
     capture = _capture_on(stream, "graph_task_group_begin")
     if capture.group is not None:
         raise CompatError("a task group is open already", hint="graph_task_group_end(stream) first")
+    if capture.content.outside:
+        raise CompatError(
+            "a task group cannot be captured in a branch of torch.cond", hint="begin it before torch.cond"
+        )
     capture.content.begin_group()
     capture.group = len(capture.content.tasks)
 

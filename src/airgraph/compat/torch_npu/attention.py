@@ -137,13 +137,15 @@ def first(
     bits = Quantised(**{name: others.pop(name) for name in Quantised._fields if name in others})
     not_emulated(OP, **others)
     check_prefix(key_shared_prefix, value_shared_prefix, block_table, query_rope, atten_mask, actual_shared_prefix_len)
+    need_types(OP, (key.dtype,), key_shared_prefix=key_shared_prefix, value_shared_prefix=value_shared_prefix)
     check(query_rope, key_rope, input_layout, sparse_mode)
     layout, _, result_layout = input_layout.partition("_")
     attention_scales.check(OP, bits, query, key, value, layout in PACKED)
-    whole = key.dtype in attention_scales.CODES
+    whole, in_int8 = key.dtype in attention_scales.CODES, query.dtype == torch.int8
     not_emulated(
         f"{OP} with keys in {key.dtype}",
-        **({"query_rope": query_rope, "key_shared_prefix": key_shared_prefix} if whole else {}),
+        **({"query_rope": query_rope} if whole else {}),
+        **({"key_shared_prefix": key_shared_prefix} if in_int8 else {}),
     )
     check_packed(layout, sparse_mode, atten_mask, query_padding_size, kv_padding_size, pse_shift, key_shared_prefix)
     check_padding(actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
@@ -151,8 +153,11 @@ def first(
         check_blocks(OP, key, block_table, block_size, actual_seq_lengths_kv is not None, "actual_seq_lengths_kv")
     read = reader(layout, num_key_value_heads or num_heads, block_table)
     q, k, v = split(query, layout, num_heads), *(read(attention_scales.codes(t)) for t in (key, value))
-    if query.dtype != torch.int8 and whole:
-        k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip((k, v), bits.caches()) if how)
+    starts = [read(attention_scales.codes(t)) for t in (key_shared_prefix, value_shared_prefix) if t is not None]
+    if whole and not in_int8:
+        scales = [how for how in bits.caches() if how is not None]
+        starts = attention_scales.dequantised_prefixes(OP, starts, scales)
+        k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip((k, v), scales))
     if query_rope is not None and key_rope is not None:
         q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, read(key_rope)], -1)
     if layout in PACKED:
@@ -163,11 +168,8 @@ def first(
     prefix = 0 if key_shared_prefix is None else key_shared_prefix.shape[2 if layout == "BNSD" else 1]
     single = layout not in PACKED and q.shape[2] == 1
     hidden, of_prefix = hidden_keys(places, single, atten_mask, sparse_mode, (pre_tokens, next_tokens), prefix)
-    if key_shared_prefix is not None and value_shared_prefix is not None:
-        k, v = (
-            torch.cat([read(start).expand(t.shape[0], -1, -1, -1), t], 2)
-            for start, t in ((key_shared_prefix, k), (value_shared_prefix, v))
-        )
+    if starts:
+        k, v = (torch.cat([start.expand(t.shape[0], -1, -1, -1), t], 2) for start, t in zip(starts, (k, v)))
         hidden = torch.cat(joint(q, k, prefix, of_prefix, actual_shared_prefix_len, hidden), -1)
     result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink, bits.int8_steps())
     if bits.quant_scale2 is not None:

@@ -1,6 +1,6 @@
 """Quantised arguments of the attention ops for inference: eight- and four-bit caches, int8 attention, int8 results.
 
-keys and values in int8, or in int4 (eight to an int32 along the last axis), queries in floating point:
+keys and values in int8, in int4 (eight to an int32 along the last axis) or in eight-bit floats, queries in floating point:
     (x + offset) · scale, with one set of numbers for both ([2, …]: `antiquant_scale`) or with separate ones
     (`key_antiquant_scale`, `value_antiquant_scale`), laid out by mode:
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from airgraph.compat.torch_npu.quantisation import rounded, unpacked, unpacked_int4
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types
 
-CODES = (torch.int8, torch.int32)
+CODES = (torch.int8, torch.int32, torch.float8_e4m3fn)
 BLOCKED = (4, 5)
 
 
@@ -108,6 +108,9 @@ def check(op: str, given: Quantised, query: Tensor, key: Tensor, value: Tensor, 
     need(key.dtype == value.dtype, op, f"key is {key.dtype} and value is {value.dtype}: they have to have one type")
     whole, int8 = key.dtype in CODES, query.dtype == torch.int8
     need(not (whole and packed), op, "quantised keys and values with layouts TND and NTD are not emulated")
+    offsets = (given.antiquant_offset, given.key_antiquant_offset)
+    floats = key.dtype == torch.float8_e4m3fn
+    need(not (floats and any(o is not None for o in offsets)), op, f"keys in {key.dtype} have no offsets")
     missing = [name for name, scale in steps.items() if scale is None]
     need(not (int8 and missing), op, f"query, key and value in int8 need {', '.join(missing)}")
     need(not int8 or key.dtype == torch.int8, op, f"query is in int8, and key in {key.dtype}")
@@ -132,6 +135,17 @@ def dequantised(op: str, x: Tensor, how: CacheScales, table: Tensor | None) -> T
     """[batch, heads, keys, size] in float32."""
     offset = 0.0 if how.offset is None else laid_out(op, how.offset, how.mode, x, table)
     return (x.float() + offset) * laid_out(op, how.scale, how.mode, x, table)
+
+
+def dequantised_prefixes(op: str, starts: list[Tensor], scales: list[CacheScales]) -> list[Tensor]:
+    """What all sequences begin with, by the numbers of the keys and of the values."""
+    per_token = bool(starts) and any(how.mode not in (0, 2) for how in scales)
+    need(
+        not per_token,
+        op,
+        "a shared prefix with scales per token is not emulated: where its own scales are is not known",
+    )
+    return [dequantised(op, t, how, None) for t, how in zip(starts, scales)]
 
 
 def laid_out(op: str, numbers: Tensor, mode: int, x: Tensor, table: Tensor | None) -> Tensor:

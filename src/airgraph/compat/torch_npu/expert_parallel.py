@@ -7,14 +7,16 @@
 
 A graph has one node for each, which runs collectives and arithmetic. How many tokens go where is not known before it runs,
 and a graph's sizes are; so dispatch and combine gather the tokens of all ranks and take what they need. All ranks have as
-many tokens as this one. Rows behind the last token are zeros. Not emulated: ranks for shared experts, tensor parallelism,
-experts that are constants, quantised communication.
+many tokens as this one. Rows behind the last token are zeros. Not emulated: tensor parallelism.
+
+The first ranks may have shared experts instead, which see every token: rank r sends its tokens to one of the ranks that
+have a copy of a shared expert, r modulo their number. What they give back is added without a weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,22 +28,67 @@ from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_e
 
 
 # -- dispatch and combine -------------------------------------------------------------------------------------------
-def check(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> None:
-    usual = {"tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,), "shared_expert_rank_num": (0,)}
-    usual |= {"comm_quant_mode": (0,), "const_expert_num": (0,)}
+class Placement(NamedTuple):
+    """Which rank has which experts. Each rank has `local` numbers; one with a shared expert uses the first of its own."""
+
+    ranks: int
+    experts: int
+    shared_ranks: int
+    shared: int  # how many shared experts there are on ranks of their own
+
+    @property
+    def local(self) -> int:
+        return self.experts // (self.ranks - self.shared_ranks)
+
+    @property
+    def nobody(self) -> int:
+        """The number behind the last: of tokens that go nowhere."""
+        return self.ranks * self.local
+
+    def choices(self, ids: Tensor, rank: int, named: dict[str, Any]) -> Tensor:
+        """The numbers that each token goes to, those of shared experts first. Nobody's are the tokens and the choices that
+        the mask leaves out, and experts behind the last, which compute nothing."""
+        mask = active(named)
+        numbers = torch.where(ids < self.experts, ids + self.shared_ranks * self.local, self.nobody)
+        numbers = numbers if mask is None else torch.where(mask, numbers, self.nobody)
+        if not self.shared:
+            return numbers
+        copies = self.shared_ranks // self.shared
+        to = [(rank % copies + e * copies) * self.local for e in range(self.shared)]
+        every = torch.tensor(to, dtype=ids.dtype, device=ids.device).expand(ids.shape[0], -1)
+        whole = every if mask is None else torch.where(mask.any(-1, keepdim=True), every, self.nobody)
+        return torch.cat([whole, numbers.to(ids.dtype)], 1)
+
+    def weighted(self, scales: Tensor) -> Tensor:
+        """The weights of all choices."""
+        return torch.cat([scales.new_ones(scales.shape[0], self.shared), scales], 1).float()
+
+    def most(self, rank: int, tokens: int, k: int) -> int:
+        """How many rows a rank has; `tokens` are those of all ranks."""
+        if rank < self.shared_ranks:
+            return tokens * self.shared // self.shared_ranks
+        return tokens * min(self.local, k)
+
+    def smoothing(self, rank: int, numbers: Tensor) -> Tensor:
+        """The rows of the smoothing scales, where shared experts come first."""
+        if rank < self.shared_ranks:
+            return torch.zeros_like(numbers) + rank // (self.shared_ranks // self.shared)
+        return (numbers - self.shared_ranks * self.local).clamp(min=0) + self.shared
+
+
+def placement(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> Placement:
+    usual = {"tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,), "comm_quant_mode": (0, 2)}
     for name, allowed in usual.items():
         need(named.get(name, allowed[0]) in allowed, op, f"{name} {named.get(name)!r} is not emulated")
-    tensors = ("elastic_info", "performance_info", "const_expert_v")
-    not_emulated(op, **{name: named.get(name) for name in tensors})
+    not_emulated(op, **{name: named.get(name) for name in ("elastic_info", "performance_info")})
     need(0 <= rank < ranks, op, f"ep_rank_id {rank} is none of {ranks} ranks")
-    need(experts % ranks == 0, op, f"{experts} experts are not parts for {ranks} ranks")
-
-
-def taken(ids: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
-    """Whose token it is: `experts`, which is nobody's number, for one that goes nowhere. Those are the ones that the mask
-    leaves out, whole tokens or single choices, and experts behind the last, which compute nothing."""
-    mask = active(named)
-    return (ids if mask is None else torch.where(mask, ids, experts)).clamp(max=experts)
+    shared_ranks = named.get("shared_expert_rank_num", 0)
+    shared = named.get("shared_expert_num", 1) if shared_ranks else 0
+    need(0 <= shared_ranks < ranks, op, f"shared_expert_rank_num {shared_ranks} leaves no rank of {ranks} for experts")
+    need(not shared_ranks or (shared > 0 and shared_ranks % shared == 0), op, "each shared expert needs as many ranks")
+    others = ranks - shared_ranks
+    need(experts % others == 0, op, f"{experts} experts are not parts for {others} ranks")
+    return Placement(ranks, experts, shared_ranks, shared)
 
 
 def active(named: dict[str, Any]) -> Tensor | None:
@@ -50,12 +97,11 @@ def active(named: dict[str, Any]) -> Tensor | None:
     return mask if mask is None or mask.dim() == 2 else mask.unsqueeze(-1)
 
 
-def order(ids: Tensor, ranks: int, experts: int) -> Tensor:
+def order(numbers: Tensor, local: int) -> Tensor:
     """For each pair of a token and an expert, of all ranks, its place among the rows of the rank that has the expert:
     by expert, then by rank and token."""
-    flat = ids.flatten().long()
-    local = experts // ranks
-    earlier = torch.arange(flat.shape[0], device=ids.device)
+    flat = numbers.flatten().long()
+    earlier = torch.arange(flat.shape[0], device=numbers.device)
     before = (flat.unsqueeze(0) < flat.unsqueeze(1)) | (
         (flat.unsqueeze(0) == flat.unsqueeze(1)) & (earlier < earlier.unsqueeze(1))
     )
@@ -88,29 +134,29 @@ def dispatched(
     **named: Any,
 ) -> tuple[Tensor, ...]:
     need_types(op, FLOATS[:2], x=x)
-    check(op, ranks, rank, experts, named)
+    where = placement(op, ranks, rank, experts, named)
     need(quant_mode in (0, 2), op, f"quant_mode is {quant_mode}, and has to be 0 or 2")
     tokens, k = expert_ids.shape
-    local = experts // ranks
-    most = (global_bs or tokens * ranks) * min(local, k)
-    ids = gathered(taken(expert_ids, experts, named), ranks, group)
-    place, flat = order(ids, ranks, experts), ids.flatten().long()
+    local = where.local
+    most = where.most(rank, global_bs or tokens * ranks, k)
+    ids = gathered(where.choices(expert_ids, rank, named), ranks, group)
+    place, flat = order(ids, local), ids.flatten().long()
     mine = flat // local == rank
-    source = gathered(x, ranks, group).repeat_interleave(k, 0)
+    source = gathered(x, ranks, group).repeat_interleave(ids.shape[1], 0)
     slot = torch.where(mine, place, most)  # those of other ranks go behind the last row, which is dropped
     rows = x.new_zeros(most + 1, x.shape[1]).index_copy(0, slot, source)[:most]
     expert = flat.new_zeros(most + 1).index_copy(0, slot, flat)[:most]
-    each = torch.arange(local, device=x.device) + rank * local
+    each = torch.arange(1 if rank < where.shared_ranks else local, device=x.device) + rank * local
     by = (flat.view(ranks, -1).unsqueeze(0) == each.view(-1, 1, 1)).sum(-1)  # [local experts, ranks]
     counts = by.sum(1)
     nums = counts if expert_token_nums_type == 1 else counts.cumsum(0)
     weights = x.new_empty(0, dtype=torch.float32)
     if expert_scales is not None:
-        given = gathered(expert_scales.float(), ranks, group).flatten()
+        given = gathered(where.weighted(expert_scales), ranks, group).flatten()
         weights = given.new_zeros(most + 1).index_copy(0, slot, given)[:most]
     dynamic = x.new_empty(0, dtype=torch.float32)
     if quant_mode == 2:
-        wide = rows.float() if scales is None else rows.float() * scales.float()[expert]
+        wide = rows.float() if scales is None else rows.float() * scales.float()[where.smoothing(rank, expert)]
         dynamic = wide.abs().amax(-1) / 127
         rows = rounded(wide / dynamic.masked_fill(dynamic == 0, 1.0).unsqueeze(-1), torch.int8)
     own = place.view(ranks, -1)[rank].int()
@@ -162,29 +208,57 @@ def combined(
     op: str, rows: Tensor, ids: Tensor, scales: Tensor, group: str, ranks: int, rank: int, experts: int, named: Any
 ) -> Tensor:
     need_types(op, FLOATS[:2], expand_x=rows)
-    check(op, ranks, rank, experts, named)
-    mine = taken(ids, experts, named)
-    place = order(gathered(mine, ranks, group), ranks, experts).view(ranks, *ids.shape)[rank]
-    owner, sent = mine.long() // (experts // ranks), mine < experts
-    whole = gathered(rows, ranks, group)
+    where = placement(op, ranks, rank, experts, named)
+    mine = where.choices(ids, rank, named)
+    place = order(gathered(mine, ranks, group), where.local).view(ranks, *mine.shape)[rank]
+    owner, sent = mine.long() // where.local, mine < where.nobody
+    tokens = named.get("global_bs") or ids.shape[0] * ranks
+    most = max(where.most(r, tokens, ids.shape[1]) for r in range(ranks))  # ranks of both kinds send as many rows
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, max(most - rows.shape[0], 0)))
+    whole = gathered(sent_in_int8(rows) if named.get("comm_quant_mode") else rows, ranks, group)
     back = whole[torch.where(sent, owner * rows.shape[0] + place, 0)].float().masked_fill(~sent.unsqueeze(-1), 0.0)
-    y = (back * scales.float().unsqueeze(-1)).sum(1)
-    if named.get("copy_expert_num"):
-        y = y + copied(op, ids, scales, experts, named)
+    y = (back * where.weighted(scales).unsqueeze(-1)).sum(1)
+    if named.get("copy_expert_num") or named.get("const_expert_num"):
+        y = y + computed_here(op, ids, scales, experts, named)
     extra = named.get("shared_expert_x")
     y = y if extra is None else y + extra.float().reshape(y.shape)
     return y.to(rows.dtype)
 
 
-def copied(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
-    """What experts that copy give: a token's own row. Their numbers are behind those of the experts that give zeros."""
+def sent_in_int8(rows: Tensor) -> Tensor:
+    """What arrives of rows that travel in int8: eight elements share a scale, the largest of them / 127, which travels in
+    the type of the rows."""
+    padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 8)).unflatten(1, (-1, 8))
+    scale = padded.abs().amax(-1, keepdim=True) / 127
+    values = rounded(padded / scale.masked_fill(scale == 0, 1.0), torch.int8).float()
+    return (values * scale.to(rows.dtype)).flatten(1)[:, : rows.shape[1]].to(rows.dtype)
+
+
+def computed_here(op: str, ids: Tensor, scales: Tensor, experts: int, named: dict[str, Any]) -> Tensor:
+    """What experts give that no rank has, for a token's own row x: x, or alpha_1 · x + alpha_2 · v of the expert.
+
+    Behind the other experts come those that give zeros, then those that copy, then the constant ones.
+    """
     x, first = named.get("ori_x"), experts + named.get("zero_expert_num", 0)
-    need(x is not None, op, "copy_expert_num needs ori_x")
+    copies, constants = named.get("copy_expert_num", 0), named.get("const_expert_num", 0)
+    need(x is not None, op, "copy_expert_num and const_expert_num need ori_x")
     assert x is not None
-    chosen = (ids >= first) & (ids < first + named["copy_expert_num"])
     mask = active(named)
-    chosen = chosen if mask is None else chosen & mask
-    return x.float() * (scales.float() * chosen).sum(1, keepdim=True)
+    weights = scales.float() if mask is None else scales.float() * mask
+
+    def weight_of(start: int, count: int) -> Tensor:
+        """[tokens, experts from `start` on]"""
+        numbers = torch.arange(start, start + count, device=ids.device)
+        return ((ids.unsqueeze(-1) == numbers) * weights.unsqueeze(-1)).sum(1)
+
+    y = x.float() * weight_of(first, copies).sum(1, keepdim=True)
+    if not constants:
+        return y
+    coefficients = [named.get(name) for name in ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")]
+    need(all(c is not None for c in coefficients), op, "const_expert_num needs both alphas and v")
+    one, two, v = (c.float() for c in coefficients if c is not None)
+    weight = weight_of(first + copies, constants)
+    return y + x.float() * (weight @ one).unsqueeze(1) + (weight * two) @ v
 
 
 @reference(

@@ -169,11 +169,23 @@ def need_types(op: str, allowed: Sequence[torch.dtype], **tensors: Tensor | None
             raise CompatError(f"{op}: {name} is {tensor.dtype}, and has to be one of {known}")
 
 
+_PROBABILITIES = "how the probabilities of an attention in eight bits are rounded between its two products"
+UNKNOWN = {
+    **dict.fromkeys(
+        ("dequant_scale_query", "dequant_scale_key_rope", "key_rope_antiquant_scale", "quant_scale_p"), _PROBABILITIES
+    ),
+    "comm_quant_mode": "how many values share a scale on the wire",
+    "padding_mask": "what it adds to the scores",
+}
+
+
 def not_emulated(op: str, **arguments: object) -> None:
     """Arguments that exist, and whose effect is not there: none of them may be given."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
+        unknown = "; ".join(dict.fromkeys(UNKNOWN[name] for name in given if name in UNKNOWN))
         raise CompatError(
             f"{op}: {', '.join(given)} is not emulated",
+            where={"the documents do not say": unknown} if unknown else {},
             hint="leave it out, or add a reference of your own under another name",
         )

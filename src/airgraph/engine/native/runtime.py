@@ -38,12 +38,14 @@ from airgraph.engine.native.tables import (
     LocationWords,
     PoolWords,
     ProgramWords,
+    SweepWords,
     TagWords,
     WatchWords,
 )
 from airgraph.engine.native.write_watch import PAGEMAP_SCAN
 from airgraph.errors import EngineError
 
+UNSWEPT, CLEAN, FOUND = range(3)  # what a call knows of its frame's sweeps
 TORCH = (
     "aoti_torch_get_dtype",
     "aoti_torch_get_device_type",
@@ -126,6 +128,8 @@ def matches() -> str:
     an argument is, `failed` is set, and the search is over."""
     f = Function("matches", "ptr %frame, ptr %args, i64 %threads, ptr %failed", "i1")
     f.do("%out = alloca i64")
+    f.do("%swept = alloca i64")
+    f.set("%swept", 0, str(UNSWEPT))
     f.give(f.test("ne", f.word("%frame", FrameWords.THREADS), "%threads"), "i1 false")
     count, table = f.word("%frame", FrameWords.ARGS), f.word("%frame", FrameWords.ARG_TABLE, "ptr")
     slots = f.word("%frame", FrameWords.SLOTS, "ptr")
@@ -210,20 +214,48 @@ def match_tag(f: Function, tag: str, object: str, handle: str) -> None:
     PyTorch did not count."""
     watch = f.word(tag, TagWords.WATCH, "ptr")
     watched = f.test("ne", watch, "null", "ptr")
-    f.when(watched, lambda: match_watch(f, watch, f.word(tag, TagWords.VERSION)))
+    f.when(watched, lambda: match_watch(f, watch, f.word(tag, TagWords.VERSION), f.word(tag, TagWords.SWEPT)))
     f.when(f.op(f"xor i1 {watched}, true"), lambda: match_object(f, tag, object, handle))
 
 
-def match_watch(f: Function, watch: str, generation: str) -> None:
-    """As WriteWatch.unwritten."""
+def match_watch(f: Function, watch: str, generation: str, swept: str) -> None:
+    """As WriteWatch.unwritten. The first tensor of the call that belongs to a sweep makes the sweeps of the frame; where
+    these find a page, which may be somebody else's, each tensor is asked for by itself."""
     f.give(f.test("ne", f.word(f.word(watch, WatchWords.GENERATION, "ptr"), 0), generation), "i1 false")
-    file = f.op(f"trunc i64 {f.word(watch, WatchWords.FILE)} to i32")
-    scan = f"i32 {file}, i64 {PAGEMAP_SCAN}, ptr {f.word(watch, WatchWords.SCAN, 'ptr')}"
-    f.give(f.test("ne", f.op(f"call i32 (i32, i64, ...) @ioctl({scan})"), 0, "i32"), "i1 false")
+    member = f.test("ne", swept, 0)
+    first = f.op(f"and i1 {member}, {f.test('eq', f.word('%swept', 0), UNSWEPT)}")
+    f.when(first, lambda: f.set("%swept", 0, f.op("call i64 @sweep(ptr %frame)")))
+    clean = f.op(f"and i1 {member}, {f.test('eq', f.word('%swept', 0), CLEAN)}")
+
+    def by_itself() -> None:
+        found = scan(f, f.word(watch, WatchWords.FILE), f.word(watch, WatchWords.SCAN, "ptr"))
+        f.give(f.test("ne", found, 0, "i32"), "i1 false")
+
+    f.when(f.op(f"xor i1 {clean}, true"), by_itself)
     for i in range(2):
         at, copy, count = (f.word(watch, WatchWords.ENDS + 3 * i + j) for j in range(3))
         places = ", ".join(f"ptr {f.op(f'inttoptr i64 {place} to ptr')}" for place in (at, copy))
         f.give(f.test("ne", f.op(f"call i32 @memcmp({places}, i64 {count})"), 0, "i32"), "i1 false")
+
+
+def scan(f: Function, file: str, argument: str) -> str:
+    """0: no page is as the argument says."""
+    given = f"i32 {f.op(f'trunc i64 {file} to i32')}, i64 {PAGEMAP_SCAN}, ptr {argument}"
+    return f.op(f"call i32 (i32, i64, ...) @ioctl({given})")
+
+
+def sweep() -> str:
+    """CLEAN, or FOUND where one of a frame's sweeps finds a page (write_watch.sweeps)."""
+    f = Function("sweep", "ptr %frame", "i64")
+    table = f.word("%frame", FrameWords.SWEEP_TABLE, "ptr")
+
+    def one(i: str) -> None:
+        row = f.row(table, i, SweepWords.WORDS)
+        found = scan(f, f.word(row, SweepWords.FILE), f.word(row, SweepWords.SCAN, "ptr"))
+        f.give(f.test("ne", found, 0, "i32"), f"i64 {FOUND}")
+
+    f.loop("0", f.word("%frame", FrameWords.SWEEPS), 1, one)
+    return f.text(f"i64 {CLEAN}")
 
 
 def match_object(f: Function, tag: str, object: str, handle: str) -> None:
@@ -506,7 +538,7 @@ def handed_out(f: Function, frame: str) -> str:
 
 
 def source() -> str:
-    own = [matches(), find(), find_bound(), take(), put(), take_block(), call()]
+    own = [sweep(), matches(), find(), find_bound(), take(), put(), take_block(), call()]
     return "\n".join([DECLARES, steps.source(), binding.source(), *own])
 
 

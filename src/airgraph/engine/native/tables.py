@@ -25,7 +25,8 @@ class FrameWords:
     NEXT, BASE, ARGS, ARG_TABLE, OUTS, OUT_TABLE, SLOTS, PLACED, PLACE_TABLE, NEED, STEPS, STEP_TABLE = range(12)
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
     DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH = range(21, 26)
-    BINDING, VALUES, SIZED, WORD_TABLE, NONE, WORDS = range(26, 32)  # SIZED: words that depend on sizes (binding.py)
+    BINDING, VALUES, SIZED, WORD_TABLE, NONE = range(26, 31)  # SIZED: words that depend on sizes (binding.py)
+    SWEEPS, SWEEP_TABLE, WORDS = range(31, 34)  # see SweepWords
 
 
 class BindingWords:
@@ -59,9 +60,15 @@ class EntryWords:
 class TagWords:
     """What an argument must be while a frame reads a packed copy of it: this OBJECT of Python's, at this VERSION, with
     SAMPLES of its content, each a byte offset and the 32 bits there. Or, with a WATCH (WatchWords), VERSION is the
-    generation that its memory must have."""
+    generation that its memory must have; SWEPT: 1 where a sweep of the frame (SweepWords) finds writes to its pages."""
 
-    OBJECT, VERSION, SAMPLES, SAMPLE_TABLE, WATCH, WORDS = range(6)
+    OBJECT, VERSION, SAMPLES, SAMPLE_TABLE, WATCH, SWEPT, WORDS = range(7)
+
+
+class SweepWords:
+    """What PAGEMAP_SCAN is asked for several tensors at once: a FILE and the address of its argument."""
+
+    FILE, SCAN, WORDS = range(3)
 
 
 class WatchWords:

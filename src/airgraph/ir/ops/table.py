@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 from airgraph.errors import VerifyError
@@ -59,7 +60,11 @@ class Op:
     effect: Effect = "none"
 
     def slot(self, name: str) -> int:
-        return next(i for i, slot in enumerate(self.slots) if slot.name == name)
+        return self._slot_of[name]
+
+    @cached_property
+    def _slot_of(self) -> dict[str, int]:
+        return {slot.name: i for i, slot in enumerate(self.slots)}
 
     @property
     def is_pure(self) -> bool:

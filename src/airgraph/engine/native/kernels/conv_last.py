@@ -15,8 +15,8 @@ Where a patch is read from is a *table*: for each of its taps (kh, kw) the addre
 those in the padding. So stride, padding, dilation and groups are nothing to the kernel. With few channels (the first layer)
 there are no runs of channels to read, but runs of columns in planes: some rows at a time are copied, from any layout, as
 planes with the padding around them, and the table has a row for each plane and row of a patch (2.3 times as fast as
-gathering patches for 3 × 3 on 3 channels, 1.4 times for 7 × 7). Kernels that are 3 wide, or 7 with up to 32 output
-channels, need no table (conv_rows.py).
+gathering patches for 3 × 3 on 3 channels, 1.4 times for 7 × 7). Kernels that are 3 or 7 wide need no table
+(conv_rows.py).
 
 Weights that keep their content, and those that can be tagged (packing.py), are packed once, for a frame. Others are packed
 in every call, by the thread that uses them: transposing 16 × 16 costs a quarter of a cycle a value, which is used for

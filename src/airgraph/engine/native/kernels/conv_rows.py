@@ -3,11 +3,15 @@
 The pixels of a row of the result read columns of the planes that lie a fixed step apart: with the kernel's width and the
 step known, one address and constant offsets serve all pixels of a tile and all columns of the kernel. A table of addresses
 costs more than the products here: a row of a 3 × 3 kernel has three values. There are variants for one, two and four
-vectors of output channels, with as many pixels as the registers hold.
+vectors of output channels. Half of the registers hold sums: with more pixels in a tile LLVM spills some of them in every
+iteration.
 
-One core of a Cascade Lake with AVX-512, microseconds, by a table / by rows (the best of 72 alternating calls, packed
-weights): 3 × 3 with stride 2 on 3 channels at 224², 16 channels 934 / 165, 32 channels 1113 / 451; 3 × 3 with stride 1,
-3→64 at 56² 291 / 194, 4→320 at 32² 618 / 345; 7 × 7 with stride 2, 3→32 at 56² 167 / 125, but 3→64 at 224² 2872 / 3205.
+One core of a Cascade Lake with AVX-512, microseconds, by a table / by rows of 12 and 6 pixels with two and four vectors
+(the best of 72 alternating calls, packed weights): 3 × 3 with stride 2 on 3 channels at 224², 16 channels 934 / 165, 32
+channels 1113 / 451; 3 × 3 with stride 1, 3→64 at 56² 291 / 194, 4→320 at 32² 618 / 345; 7 × 7 with stride 2, 3→32 at 56²
+167 / 125. Rows of 12 and 6 / of 8 and 4 pixels (whole models of one layer, medians of nine alternating batches): 3→32 at
+224² 783 / 457, 3→64 at 56² 218 / 191, 4→320 at 32² 529 / 376, 7 × 7 3→32 at 56² 134 / 106; 7 × 7 3→64 at 224² by a table
+/ by rows 4743 / 3278.
 """
 
 from __future__ import annotations
@@ -17,9 +21,8 @@ from typing import NamedTuple
 from airgraph.engine.native.kernels.conv_last import ConvTile
 from airgraph.engine.native.kernels.conv_last_function import LastFunction
 
-# The kernel's width, the step from a pixel to the next, and the most vectors: of wide kernels tables cost less.
-SHAPES = ((3, 1, 4), (3, 2, 4), (7, 2, 2))
-PIXELS = {16: {4: 6, 2: 12, 1: 16}, 8: {2: 6, 1: 8}}  # in a tile, by lanes and vectors
+SHAPES = ((3, 1), (3, 2), (7, 2))  # the kernel's width, the step from a pixel to the next
+PIXELS = {16: {4: 4, 2: 8, 1: 14}, 8: {2: 6, 1: 8}}  # in a tile, by lanes and vectors
 PARAMS = "ptr %from, i64 %plane, i64 %line, ptr %panel, ptr %bias, ptr %to, ptr %dims, i64 %count, i64 %left"
 
 
@@ -36,7 +39,7 @@ def name(kw: int, step: int, vectors: int) -> str:
 
 
 def source(host: ConvTile) -> str:
-    parts = [pixels(host, kw, step, v) for kw, step, most in SHAPES for v in PIXELS[host.lanes] if v <= most]
+    parts = [pixels(host, kw, step, v) for kw, step in SHAPES for v in PIXELS[host.lanes]]
     return "".join([*parts, one_pixel(host)])
 
 
@@ -44,10 +47,10 @@ def kernels_of(f: LastFunction, d: dict[str, str]) -> tuple[dict[int, str], str]
     """The functions for a convolution, by vectors, and whether there are those it needs."""
     found = dict.fromkeys(PIXELS[f.host.lanes], "null")
     whole = f.op(f"and i1 {f.test('eq', d['groups'], 1)}, {f.test('eq', d['dw'], 1)}")
-    for kw, step, most in SHAPES:
+    for kw, step in SHAPES:
         fits = f.op(f"and i1 {f.test('eq', d['kw'], kw)}, {f.test('eq', d['sw'], step)}")
         fits = f.op(f"and i1 {fits}, {whole}")
-        for v in (v for v in found if v <= most):
+        for v in found:
             found[v] = f.choose(fits, "ptr", "@" + name(kw, step, v), found[v])
     return found, f.test("ne", for_channels(f, found, d["o"]), "null", "ptr")
 
