@@ -232,3 +232,9 @@ def test_batch_norm_of_halves_in_training(dtype: torch.dtype, parameters: str, s
         units = 64 if theirs.dtype == torch.float32 else 1  # sums of hundreds of numbers that nearly cancel out
         allowed = 3 * (theirs - right).abs().max() + units * torch.finfo(theirs.dtype).eps * right.abs().max()
         assert (mine - right).abs().max() <= allowed
+
+
+def test_a_number_is_searched_for():
+    """The number is a tensor of the host in the graph."""
+    function, rising = lambda x: torch.searchsorted(x, 0.5), torch.linspace(0, 1, 9, device="cuda")
+    assert torch.equal(torch.compile(function, backend="airgraph")(rising), function(rising))
