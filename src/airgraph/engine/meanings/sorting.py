@@ -37,7 +37,8 @@ def running(fn: Callable[..., Tensor]) -> Meaning:
 
 def search(sequence: Tensor, values: Tensor, sorter: Tensor | None, dtype: int, right: bool) -> Tensor:
     small = torch_type(dtype) == torch.int32
-    values = values.to(sequence.device)  # a number is one of the host
+    if values.device != sequence.device:  # a number is one of the host
+        values = values.to(sequence.device)
     return torch.searchsorted(sequence, values, out_int32=small, right=right, sorter=sorter)
 
 
