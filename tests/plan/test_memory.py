@@ -53,6 +53,11 @@ def test_an_output_lends_its_memory_where_it_is_large_enough():
     assert text(found, 17, 4) == "t1: block + 0\nt2: t2 + 0\nblock: 1088"
 
 
+def test_an_empty_tensor_where_another_one_begins():
+    found = arranged("1: 0-0 1\n2: 0-0 0\n3: 1-9 1 out")
+    assert text(found, 1) == "t1: t3 + 0\nt2: t3 + 0\nt3: t3 + 0\nblock: 0"
+
+
 def test_one_over_the_other():
     found = arranged("1: 0-1 64*n\n2: 1-2 64*n\n3: 2-9 64 out", over=[(2, 1)])
     assert text(found, 3) == "t1: block + 0\nt2: block + 0\nt3: t3 + 0\nblock: 192"

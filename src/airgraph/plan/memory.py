@@ -153,7 +153,7 @@ def stacked(
 ) -> tuple[dict[int, Location], dict[int, Location], Amount, Amount]:
     """(locations in the block, locations in outputs, bytes of the block, whether all fits in the outputs it lies in)"""
     fixed, _ = arrange(units, lend)
-    order = sorted(units, key=lambda u: fixed[u.slots[0]].offset)
+    order = sorted(units, key=lambda u: (fixed[u.slots[0]].offset, u.size))  # of two at one offset one is empty: below
     block, loans, top, fits = dict[int, Location](), dict[int, Location](), 0, 1
     ends: dict[Buffer, Amount] = {}
     for buffer, below in lying_below(order, fixed):
