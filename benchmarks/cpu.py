@@ -329,6 +329,7 @@ def parser() -> argparse.ArgumentParser:
         "--only-missing", action="store_true", help="keep what FILE has and measure the models that are not whole in it"
     )
     add("--report", action="store_true", help="measure nothing: table and plot of what FILE has")
+    add("--markdown", action="store_true", help="with --report: the tables of docs/performance.md")
     return made
 
 
@@ -337,7 +338,7 @@ def main() -> int:
     options.batch_ms = 30 if options.quick else 80
     options.rounds = options.rounds or (3 if options.quick else 15)
     if options.report:
-        show(options.out)
+        show(options.out, markdown=options.markdown)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is written
     interrupted = False
@@ -353,12 +354,15 @@ def main() -> int:
     return 130 if interrupted else 0
 
 
-def show(path: Path, wanted: list[str] | None = None) -> None:
+def show(path: Path, wanted: list[str] | None = None, markdown: bool = False) -> None:
     """Tables of the runs (all that are kept, if none are named), and a plot for each processor's with the most threads."""
     for name, run in sorted(stored(path).items(), key=lambda item: item[1]["settings"]["threads"]):
         if wanted is not None and name not in wanted:
             continue
         title = f"{name}, torch {run['versions'].get('torch', '?')}"
+        if markdown:
+            print(f"{title}\n\n{cpu_report.markdown(run['models'])}\n")
+            continue
         print(f"{title}\n\n{cpu_report.table(run['models'])}\n")
         try:
             cpu_report.plot(run["models"], str(path.with_name(f"{path.stem}-{run['hardware']['machine']}.png")), title)

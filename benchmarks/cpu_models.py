@@ -298,8 +298,8 @@ def images(make: Callable[[], nn.Module], batch: int = 1, side: int = 224) -> Ca
     return lambda: (make(), (torch.randn(batch, 3, side, side),))
 
 
-def unet_block() -> Made:
-    return vision_models.UNetBlock(320, 8), (torch.randn(1, 320, 32, 32), torch.randn(1, 512))
+def unet_block(batch: int = 1) -> Made:
+    return vision_models.UNetBlock(320, 8), (torch.randn(batch, 320, 32, 32), torch.randn(batch, 512))
 
 
 # -- plain torch ------------------------------------------------------------------------------------------------------
@@ -438,7 +438,9 @@ REAL = (
     Model("mobilenet_v3", "MobileNetV3-large, 224²", images(vision_models.mobilenet_v3)),
     Model("mobilenet_v3x16", "MobileNetV3-large, 16 × 224²", images(vision_models.mobilenet_v3, 16)),
     Model("convnext_tiny", "ConvNeXt-tiny, 224²", images(vision_models.convnext_tiny)),
+    Model("convnext_tinyx16", "ConvNeXt-tiny, 16 × 224²", images(vision_models.convnext_tiny, 16)),
     Model("unet_block", "320 channels, 32², attention over the pixels", unet_block),
+    Model("unet_blockx16", "the same, 16 images", lambda: unet_block(16)),
     Model("gru", "nn.GRU, 2 layers of 256, 32 steps, 4 rows", recurrent(nn.GRU)),
     Model("lstm_module", "nn.LSTM, 2 layers of 256, 32 steps, 4 rows", recurrent(nn.LSTM)),
     Model("llama_0.5b_decode", "24 layers of 896, 1 token", llama_half_decode, state=("keys_", "values_"), heavy=True),

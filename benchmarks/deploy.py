@@ -2,6 +2,7 @@
 
     python benchmarks/deploy.py                      prints a table, writes benchmarks/deploy.json
     python benchmarks/deploy.py --models mlp --rounds 5
+    python benchmarks/deploy.py --frozen             against weights that never change (frozen_parameter=True)
 
 Both run in one process with the same number of threads and take turns, a batch of calls each; the median of the ratios of
 neighbouring batches counts, since other work on the machine disturbs both. The built program is called through ctypes with
@@ -44,7 +45,7 @@ def seconds(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measured(name: str, rounds: int) -> dict[str, float]:
+def measured(name: str, rounds: int, frozen: bool) -> dict[str, float]:
     torch.manual_seed(0)
     model, args = getattr(cpu_models, name)()
     compiled = airgraph.compile(model.eval(), args)
@@ -60,6 +61,8 @@ def measured(name: str, rounds: int) -> dict[str, float]:
             starts.append(time.perf_counter() - start)
             built.close()
         built = CModel(path, threads=torch.get_num_threads())
+        if frozen:
+            compiled = airgraph.compile(model, args, frozen_parameter=True)
         ours, theirs = compared(built, compiled, args, rounds)
         built.close()
     ratios = [a / b for a, b in zip(theirs, ours)]
@@ -95,12 +98,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--frozen", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{'model':<14} compile ms  built ms  speed  start ms  object KiB")
     rows = {}
     for name in options.models.split(","):
-        rows[name] = row = measured(name, options.rounds)
+        row = measured(name, options.rounds, options.frozen)
+        rows[f"{name}, frozen" if options.frozen else name] = row
         shown = f"{row['compile_ms']:>10.3f} {row['built_ms']:>9.3f} {row['speed']:>6.2f} {row['start_ms']:>9.1f}"
         print(f"{name:<14} {shown} {row['object_kb']:>11.0f}", flush=True)
     about = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

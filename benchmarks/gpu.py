@@ -1,6 +1,6 @@
 """The default backend on a GPU beside eager, a CUDA graph by hand and Inductor, in one process, taking turns.
 
-    python benchmarks/gpu.py [--only mlp,norms] [--modes default,reduce-overhead,max-autotune] [--json FILE]
+    python benchmarks/gpu.py [--only mlp,norms] [--modes default,reduce-overhead,max-autotune] [--autotune] [--json FILE]
 
 Times are medians of a call until the GPU is done, in milliseconds. Every contender's results are held against a float64 run
 of the same weights: an error is the distance from it relative to its norm, of all results together. `train` rows are
@@ -23,6 +23,7 @@ from gpu_models import MODELS, Model
 from torch import nn
 
 import airgraph
+from airgraph.journal import JOURNALS
 
 Call = Callable[[], list[torch.Tensor]]
 HELD = 1.5  # times eager's error: what another order of sums may cost
@@ -93,7 +94,7 @@ def host(call: Call, count: int = 20) -> float:
     return micros
 
 
-def measure(model: Model, modes: list[str], rounds: int) -> dict[str, Any]:
+def measure(model: Model, modes: list[str], rounds: int, autotune: bool) -> dict[str, Any]:
     module, args = model.build()
     exact = [t.clone() for t in exact_results(model)]
     calls: dict[str, Call] = {"eager": step(model, module, module, args)}
@@ -101,6 +102,8 @@ def measure(model: Model, modes: list[str], rounds: int) -> dict[str, Any]:
         calls["CUDA graph"] = by_hand(calls["eager"])
     ways: dict[str, dict[str, Any]] = {f"inductor {mode}": {"mode": mode} for mode in modes}
     ways["airgraph"] = {"backend": airgraph.backend()}
+    if autotune:
+        ways["airgraph autotuned"] = {"backend": airgraph.backend(autotune=True)}
     compile_seconds: dict[str, float] = {}
     for name, how in ways.items():
         start = time.perf_counter()
@@ -129,7 +132,14 @@ def measure(model: Model, modes: list[str], rounds: int) -> dict[str, Any]:
         "compile s": compile_seconds,
         "error": errors,
         "as exact as eager": errors["airgraph"] <= HELD * errors["eager"] + 1e-6,
+        **({"tuned": tuning_notes()} if autotune else {}),
     }
+
+
+def tuning_notes() -> list[str]:
+    """What was timed, and what was chosen."""
+    found = [stage for journal in JOURNALS for stage in journal.stages if stage.name == "tune"]
+    return [note for stage in found for note in stage.notes]
 
 
 def exact_results(model: Model) -> list[torch.Tensor]:
@@ -137,22 +147,31 @@ def exact_results(model: Model) -> list[torch.Tensor]:
     return step(model, module, module, args)()
 
 
+def started(file: Path | None) -> dict[str, Any]:
+    """The report to add to: what the file has, if it is of this GPU and this PyTorch."""
+    new: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
+    old = json.loads(file.read_text()) if file is not None and file.exists() else new
+    return old if all(old[key] == new[key] for key in ("gpu", "torch")) else new
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(MODELS), help="comma-separated names of models")
     parser.add_argument("--modes", default="default,reduce-overhead", help="of Inductor, comma-separated")
+    parser.add_argument("--autotune", action="store_true", help="airgraph with autotune as well")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, after every model")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, after every model; other models' stay")
     options = parser.parse_args()
-    report: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
+    report = started(Path(options.json) if options.json else None)
     for name in options.only.split(","):
         torch._dynamo.reset()
+        JOURNALS.clear()
         airgraph.release()
         gc.collect()
         torch.cuda.empty_cache()
         try:
             row = report["models"][name] = measure(
-                MODELS[name], [m for m in options.modes.split(",") if m], options.rounds
+                MODELS[name], [m for m in options.modes.split(",") if m], options.rounds, options.autotune
             )
         except Exception as reason:  # one contender's failure is a row of the report, not its end
             row = report["models"][name] = {"failed": f"{type(reason).__name__}: {str(reason)[:500]}"}

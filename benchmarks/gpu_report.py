@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-COLUMNS = ("eager", "CUDA graph", "inductor default", "inductor reduce-overhead", "airgraph")
+COLUMNS = ("eager", "CUDA graph", "inductor default", "inductor reduce-overhead", "inductor max-autotune", "airgraph")
 COLOURS = {
     "eager": "#999999",
     "CUDA graph": "#4c9a52",
     "inductor default": "#d98a29",
     "inductor reduce-overhead": "#c2452d",
+    "inductor max-autotune": "#7b3fa0",
 }
 
 
@@ -25,10 +26,11 @@ def best_inductor(ms: dict[str, float]) -> float:
 
 
 def table(models: dict[str, Any]) -> str:
-    lines = ["| | " + " | ".join((*COLUMNS, "best Inductor / airgraph")) + " |", "|---" * (len(COLUMNS) + 2) + "|"]
+    columns = [column for column in COLUMNS if any(column in row["ms"] for row in models.values())]
+    lines = ["| | " + " | ".join((*columns, "best Inductor / airgraph")) + " |", "|---" * (len(columns) + 2) + "|"]
     for name, row in models.items():
         ms = row["ms"]
-        cells = [f"{ms[column]:.3g}" if column in ms else "–" for column in COLUMNS]
+        cells = [f"{ms[column]:.3g}" if column in ms else "–" for column in columns]
         lines.append(f"| {name}: {row['size']} | {' | '.join(cells)} | {best_inductor(ms) / ms['airgraph']:.2f} |")
     return "\n".join(lines)
 
@@ -54,7 +56,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
             for y, row in enumerate(models.values())
             if column in row["ms"]
         ]
-        axes.scatter(*zip(*found), s=20, color=colour, label=column, zorder=3)
+        if found:
+            axes.scatter(*zip(*found), s=20, color=colour, label=column, zorder=3)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

@@ -66,7 +66,9 @@ def test_model_runs(name):
     assert torch.equal(first, again), "a second call on the same inputs must give the same result"
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3x16", "convnext_tiny", "unet_block", "gru", "lstm_module"])
+@pytest.mark.parametrize(
+    "name", ["resnet50", "mobilenet_v3x16", "convnext_tiny", "unet_blockx16", "gru", "lstm_module"]
+)
 def test_plain_modules_of_real_size(name):
     """Sizes only: running them takes seconds."""
     with torch.device("meta"), torch.no_grad():
@@ -135,6 +137,19 @@ def test_table():
     assert "wrong 0.1" in text
     assert "*2 ±10" in text
     assert cpu_report.table({})
+
+
+def test_markdown():
+    lines = cpu_report.markdown(
+        made_up() | {"short": {**made_up()["fast"], "contenders": {"eager": row(0.2), "airgraph": row(0.4)}}}
+    )
+    head, _, first, *_, last = lines.splitlines()
+    assert (
+        head
+        == "| | eager | Inductor | ONNX Runtime | `airgraph.compile` | `torch.compile` | best / compile | best / torch.compile |"
+    )
+    assert first == "| fast | 8 | 4 | *2 | 1 | 2 | 2.00 | 1.00 |"
+    assert last == "| **geometric mean** | | | | | | **2.00** | **0.71** |"  # without the short one
 
 
 @pytest.mark.slow

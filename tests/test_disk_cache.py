@@ -254,6 +254,42 @@ def test_a_file_system_without_locks(folder, monkeypatch):
     assert made(Cache(folder), b"x") == (b"data", False)
 
 
+def secret_of(folder):
+    return Cache(folder).secret
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_a_file_system_without_hard_links(folder, monkeypatch, number):
+    def none(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.link", none)
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        assert len({*pool.map(secret_of, [folder] * 32, chunksize=1)}) == 1
+    first = Cache(folder)
+    assert made(first) == (b"data", True) and not first.refused
+    assert made(Cache(folder), b"x") == (b"data", False)
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_a_file_system_without_hard_links_and_without_locks(folder, monkeypatch):
+    def none(*args):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("os.link", none)
+    monkeypatch.setattr("fcntl.flock", none)
+    first, exists = Cache(folder), os.path.exists
+    assert made(first) == (b"data", True)
+    with monkeypatch.context() as patch:  # two processes at the same time: neither sees the other's key
+        patch.setattr("pathlib.Path.exists", lambda path: path.name != "key" and exists(path))
+        second = Cache(folder)
+        assert made(second, b"x") == (b"x", True)
+    assert first.secret != second.secret
+    assert made(Cache(folder), b"y") == (b"x", False)
+    assert made(first, b"z") == (b"z", True), "an entry that was sealed with another key"
+
+
 def test_waiting_for_another_process_ends(folder, monkeypatch):
     """One that takes too long: it is made here, too."""
     monkeypatch.setattr("airgraph.disk_cache.WAIT_S", 0.1)

@@ -84,6 +84,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
             compiler,
             keep_input_mutations=chosen.keep_input_mutations,
             decompositions=chosen.decompositions,
+            lean=chosen.mode == "max-autotune" and computing_device(device_of(example_inputs)).type == "cuda",
         )
         return shortest(programs, traced, len(example_inputs))
 

@@ -38,7 +38,9 @@ class Config:
         "max-autotune", "max-autotune: convert to GE ops and optimise; reduce-overhead: keep every ATen op"
     )
     autotune: bool = option(
-        False, 'time the strategies for each matrix product and keep the fastest; on with mode="max-autotune"'
+        False,
+        "time the strategies for each matrix product, on an NVIDIA GPU the configurations of each kernel, and keep the "
+        'fastest; on with mode="max-autotune"',
     )
     engine: str = option(
         "auto",

@@ -363,10 +363,21 @@ class Cache:
                 file.write(secrets.token_bytes(32))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(new, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                self.name_once(new, path)
         finally:
             new.unlink(missing_ok=True)
+
+    def name_once(self, new: Path, path: Path) -> None:
+        """A complete file takes a name that none has, by one process at a time. Where there are no locks either, the last
+        process wins, and what the others add with keys of their own is discarded."""
+        with self.lock("key", Key(text=path.name)):
+            if not path.exists():
+                os.replace(new, path)
 
     def entries(self) -> list[CacheEntry]:
         """All of them, those used least recently first."""

@@ -13,6 +13,7 @@ model's own. Its key has everything the program depends on (store/model_key.py).
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -278,9 +279,23 @@ class NamedModel:
         kept: Any = callable_program(stored, program, static, sizes, laid, self.config)
         if isinstance(kept, str):
             return self.uncached(kept)
-        model = KeptModel(kept, {**about, "tied": stored.tied}, constants)
+        model = KeptModel(self.taped(kept, stored, program), {**about, "tied": stored.tied}, constants)
         self.keep(key, model)
         return CachedModel(self.name, self.owner, model, program)
+
+    def taped(self, kept: CallableProgram, stored: StoredModel, program: Any) -> CallableProgram:
+        """For a GPU what the program does at these sizes is kept as well, so that the next process reads no plan."""
+        if kept.device.type != "cuda" or kept.padding is not None:
+            return kept
+        from airgraph.store.taped_program import taped_program
+
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        given = zip(kept.boundary.arguments, [*stored.weights.values(), *leaves])
+        image: Any = kept.image
+        image, reason = taped_program(image, program.executable, {spec.name: arg for spec, arg in given})
+        if reason is not None:
+            self.journal.remark(f"the next process reads the plan of {self.name!r}: {reason}")
+        return dataclasses.replace(kept, image=image)
 
     def keep(self, key: Key, model: KeptModel) -> None:
         from airgraph.store.program_entry import keep_objects

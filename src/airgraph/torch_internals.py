@@ -40,6 +40,7 @@ PYTHON = (
     Internal("torch.fx.experimental._config", "shape handling: sizes of 0 and 1 are not specialised meanwhile"),
     # -- reading ops and structures
     Internal("torch._ops", "the classes of ops, and their schemas"),
+    Internal("torch.utils._mode_utils", "no dispatch modes while what tracing wrote is put back"),
     Internal("torch.utils._pytree", "nested arguments and results as lists of leaves"),
     Internal("torch.utils._python_dispatch", "dispatch modes: switched off while constants are made, and our own"),
     Internal("torch.utils._sympy", "the functions in symbolic sizes, for reading them from a file"),

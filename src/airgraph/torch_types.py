@@ -37,6 +37,15 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 TORCH_TYPES = {ge_type: dtype for dtype, ge_type in GE_TYPES.items()}
 
 
+def as_tensor(value: Any) -> Any:
+    """Numbers are tensors inside the engine; a float of Python is a double."""
+    if isinstance(value, bool):
+        return torch.tensor(value)
+    if isinstance(value, int):
+        return torch.tensor(value, dtype=torch.int64)
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
 def tensor_text(dtype: torch.dtype, shape: Sequence[Any]) -> str:
     """`float32[3, s0]`"""
     return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -278,3 +279,40 @@ def test_a_sparse_result_is_refused_in_words():
 
     with pytest.raises(ConvertError, match=r"a torch\.sparse_coo tensor cannot enter or leave a graph"):
         airgraph.compile(Sparse(), (torch.eye(3),))
+
+
+class Counting(torch.nn.Module):
+    """Writes to a buffer, to a tensor that is none, to one in an object, and to a part of one in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(3))
+        self.plain, self.held, self.listed = (
+            torch.zeros(3),
+            SimpleNamespace(length=torch.tensor(0)),
+            [torch.zeros(2, 3)],
+        )
+
+    def forward(self, x):
+        self.buffer.add_(1)
+        self.plain.add_(1).mul_(2)
+        self.held.length.add_(1)
+        self.listed[0][1].add_(1)
+        self.listed[0].index_copy_(0, torch.tensor([0]), x[:1])
+        return x + self.buffer + self.plain + self.held.length + self.listed[0]
+
+    def state(self):
+        return [self.buffer, self.plain, self.held.length, *self.listed]
+
+
+@pytest.mark.parametrize("name", [None, "counting"])
+def test_compiling_leaves_the_models_state(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    x, model, eager = torch.randn(2, 3), Counting(), Counting()
+    compiled = airgraph.compile(model, x, **({"cache": name} if name else {}))
+    for ours, theirs in zip(model.state(), eager.state(), strict=True):
+        assert torch.equal(ours, theirs)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), eager(x))
+    for ours, theirs in zip(model.state(), eager.state(), strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -149,3 +149,49 @@ def test_warming_up_runs_the_branch() -> None:
     x, p = torch.ones(4, device="npu"), predicate()
     with ControlFlowOpWarmupDispatchMode():
         assert torch.equal(torch.cond(p, lambda x: x + 1, lambda x: x - 1, (x,)), x + 1)
+
+
+@pytest.mark.parametrize("nest", [lambda y: y, lambda y: (y, y * 2), lambda y: {"a": y, "b": [y + 1]}])
+def test_gradients(nest: Callable[[Tensor], Any], mode: Mode) -> None:
+    def loss(p: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        got = torch.cond(p, lambda x, w: nest(x.sin() * w), lambda x, w: nest(x * w * w), (x, w))
+        return sum((t * t).sum() for t in torch.utils._pytree.tree_leaves(got))
+
+    p, x, w = (
+        predicate(),
+        torch.randn(4, device="npu", requires_grad=True),
+        torch.randn(4, device="npu").requires_grad_(),
+    )
+    g = torch.npu.NPUGraph()
+    with torch.npu.graph(g), mode():
+        grads = torch.autograd.grad(loss(p, x, w), (x, w))
+    for holds in (True, False, True):
+        with torch.no_grad():
+            x.normal_()
+        p.fill_(holds)
+        g.replay()
+        y, v = (t.detach().cpu().requires_grad_() for t in (x, w))
+        wanted = nest(y.sin() * v if holds else y * v * v)
+        total = sum((t * t).sum() for t in torch.utils._pytree.tree_leaves(wanted))
+        for ours, theirs in zip(grads, torch.autograd.grad(total, (y, v)), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs)
+
+
+LOST = r"that is no operand, and operands require gradients\n  because: .*\n  try: +torch.cond\(pred, f, g, \(x, weight\)\)"
+
+
+def inner(p: Tensor, w: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cond(p, lambda x: x * w, lambda x: x + 1, (x,))
+
+
+@pytest.mark.parametrize("branch", [lambda p, w: lambda x: x * w, inner])
+def test_a_gradient_that_would_be_lost(branch: Callable[..., Any]) -> None:
+    p, x, w = (
+        predicate(),
+        torch.randn(4, device="npu", requires_grad=True),
+        torch.randn(4, device="npu").requires_grad_(),
+    )
+    with torch.npu.graph(torch.npu.NPUGraph()), pytest.raises(CompatError, match=LOST):
+        torch.cond(p, branch(p, w), lambda x: x + 2, (x,)).sum().backward()
+    with torch.npu.graph(torch.npu.NPUGraph()), torch.no_grad():
+        assert torch.cond(p, branch(p, w), lambda x: x + 2, (x,)).shape == (4,)

@@ -42,8 +42,8 @@ KINDS: dict[str, list[tuple[str, str]]] = {
         ("torch_npu.npu_incre_flash_attention(x, x, x, padding_mask=x)", "padding_mask is not emulated"),
         ("torch_npu.npu_fused_infer_attention_score(x, x, x, key_rope_antiquant_scale=x)", "scale is not emulated"),
         (
-            "torch_npu.npu_fused_infer_attention_score_v2(x, x, x, dequant_scale_query=x, pre_tokens=3)",
-            "v2: dequant_scale_query is not emulated",
+            "torch_npu.npu_fused_infer_attention_score_v2(x, x, x, dequant_scale_key_rope=x, pre_tokens=3)",
+            "v2: dequant_scale_key_rope is not emulated",
         ),
         ("torch_npu.npu_fused_infer_attention_score(x, x, x, sparse_mode=5)", "sparse_mode 5 is not emulated"),
     ],

@@ -316,3 +316,30 @@ def test_rows_that_travel_in_int8() -> None:
     assert arrived[0, :8].tolist() == [127, 0, 1, -1, 0, 0, 0, 0]
     assert torch.equal(arrived[0, 8:11], small) and not arrived[0, 11:16].any()
     assert arrived.dtype == torch.float16 and abs(arrived[0, 16].item() - 9) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        (
+            {"tp_world_size": 2},
+            r"tp_world_size is not emulated\n  the documents do not say: where the rows .*\n  try: +tp_world_size=1, and torch",
+        ),
+        ({"tp_rank_id": 1}, r"tp_rank_id is not emulated\n.*\n  try: +tp_rank_id=0"),
+        ({"expert_shard_type": 1}, r"expert_shard_type is not emulated\n.*\n  try: +expert_shard_type=0"),
+    ],
+)
+def test_dispatch_says_why_it_refuses(named: dict[str, int], text: str) -> None:
+    x, ids = torch.randn(2, 8).half(), torch.zeros(2, 1, dtype=torch.int32)
+    with pytest.raises(CompatError, match=text):
+        torch_npu.npu_moe_distribute_dispatch(x, ids, "group", 2, 0, 4, **named)
+
+
+def test_quantised_communication_says_why_it_is_refused() -> None:
+    q, scale = torch.ones(2, 32).to(torch.float8_e5m2), torch.ones(1)
+    weight = torch.ones(1, 32, 8).to(torch.float8_e5m2)
+    sent = {"gmm_x_quant_mode": 1, "gmm_weight_quant_mode": 1, "comm_quant_mode": 1}
+    with pytest.raises(
+        CompatError, match=r"values share a scale on the wire\n  try: +comm_quant_mode=0: values are sent as"
+    ):
+        torch_npu.npu_quant_gmm_alltoallv(q, weight, scale, scale, "group", 1, [2], [2], 5, **sent)

@@ -1456,10 +1456,21 @@ NOT_EMULATED = [
         (FIA, BNSD, {"input_layout": "BNSD", name: ONE}, f"{FIA}: {name} needs {name.replace('offset', 'scale')}")
         for name in ("antiquant_offset", "quant_offset2")
     ),
-    *not_emulated(FIA2, BNSD, "dequant_scale_query dequant_scale_key_rope quant_scale_p", input_layout="BNSD"),
+    *not_emulated(FIA2, BNSD, "dequant_scale_key_rope", input_layout="BNSD"),
     *(
-        (FIA2, BNSD, {"input_layout": "BNSD", name: 1}, f"{FIA2}: {name} is not emulated")
-        for name in ("query_quant_mode", "out_dtype")
+        (
+            FIA2,
+            BNSD,
+            {"input_layout": "BNSD", name: given},
+            rf"{name}: only with query, key and value in .*\n  try: +leave",
+        )
+        for name, given in (("query_quant_mode", 3), ("dequant_scale_query", ONE), ("quant_scale_p", ONE))
+    ),
+    (
+        FIA2,
+        BNSD,
+        {"input_layout": "BNSD", "out_dtype": torch.float16},
+        "out_dtype is torch.float16, and query torch.float32",
     ),
     (
         FIA,

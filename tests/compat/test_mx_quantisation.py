@@ -279,7 +279,8 @@ def test_there_and_back() -> None:
 @pytest.mark.parametrize(
     "named, said",
     [
-        ({"dst_type": 290}, "dst_type 290 is not emulated"),
+        ({"dst_type": 290}, "dst_type says HiFloat8"),
+        ({"dst_type": 299}, "dst_type 299 is not emulated"),
         ({"dst_type": 24, "round_mode": "floor"}, "round_mode 'floor' is not emulated"),
         ({"dst_type": 296, "scale_alg": 1}, "scale_alg 1 is for eight-bit floats"),
     ],

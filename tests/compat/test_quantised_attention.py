@@ -295,13 +295,183 @@ def test_refused(name: str) -> None:
 
 
 def test_an_error_says_what_is_not_known() -> None:
-    q, *_ = caches()
-    text = "the documents do not say: how the probabilities of an attention in eight bits are rounded"
+    q, k, v = caches()
+    text = "has no effect in any version\n  try: +leave it out"
     with pytest.raises(CompatError, match=text):
-        FIA2(q, q[:, :2], q[:, :2], dequant_scale_query=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
+        FIA2(q, k, v, dequant_scale_key_rope=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
+    with pytest.raises(CompatError, match=r"quant_scale_p: only with query, key and value in torch.float8_e4m3fn"):
+        FIA2(q, k, v, quant_scale_p=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
+    eight = codes(BATCH, HEADS, QUERIES, SIZE)
+    with pytest.raises(
+        CompatError, match=r"query is torch.int8\n  try: +attention in int8 with a scale for each token"
+    ):
+        FIA2(eight, k, v, dequant_scale_query=torch.ones(1), input_layout="BNSD", num_query_heads=HEADS)
+    prefix = {"key_shared_prefix": k[:1], "value_shared_prefix": v[:1]}
+    scales = {"key_antiquant_scale": torch.ones(BATCH, KEYS), "value_antiquant_scale": torch.ones(BATCH, KEYS)}
+    with pytest.raises(CompatError, match=r"where its own scales lie\n  try: +scales per channel or head"):
+        FIA(q, k, v, **prefix, **scales, key_antiquant_mode=1, value_antiquant_mode=1, **NAMED)
 
 
 def test_int8_needs_all_its_factors() -> None:
     x = codes(BATCH, HEADS, QUERIES, SIZE)
     with pytest.raises(CompatError, match="in int8 need quant_scale1, dequant_scale2"):
         FIA(x, x, x, dequant_scale1=torch.ones(1), num_heads=HEADS, input_layout="BNSD")
+
+
+# -- sequences one after another --------------------------------------------------------------------------------------
+ENDS, KEY_ENDS = [2, 5], [3, 9]  # of two sequences, in five queries and nine keys
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`plain` of each sequence of [tokens, heads, size]."""
+    parts = []
+    for i in range(2):
+        a, b = ([0, *ends][i : i + 2] for ends in (ENDS, KEY_ENDS))
+        one = (q[a[0] : a[1]], k[b[0] : b[1]], v[b[0] : b[1]])
+        parts.append(plain(*(t.transpose(0, 1)[None] for t in one))[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+PACKED_MODES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "channel": (0, (KEY_HEADS, SIZE), (1, KEY_HEADS, SIZE)),
+    "token": (1, (1, KEY_ENDS[-1]), (KEY_ENDS[-1], 1, 1)),
+    "head": (2, (KEY_HEADS,), (1, KEY_HEADS, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PACKED_MODES)
+@pytest.mark.parametrize("kind", ["int4", "float8"])
+@pytest.mark.parametrize("layout", ["TND", "NTD", "NTD_TND"])
+def test_caches_of_sequences_one_after_another(layout: str, kind: str, name: str) -> None:
+    torch.manual_seed(0)
+    mode, shape, broadcast = PACKED_MODES[name]
+    q = torch.randn(ENDS[-1], HEADS, SIZE)
+    wide = [torch.randint(-8, 8, (KEY_ENDS[-1], KEY_HEADS, SIZE)) for _ in range(2)]
+    if kind == "int4":
+        k, v = (torch_npu.npu_convert_weight_to_int4pack(t.int().view(-1, SIZE)) for t in wide)
+        k, v = (t.view(KEY_ENDS[-1], KEY_HEADS, SIZE // 8) for t in (k, v))
+    else:
+        k, v = (t.float().to(torch.float8_e4m3fn) for t in wide)
+    ks, vs = numbers(*shape)[0], numbers(*shape)[0]
+    wanted = one_by_one(q, *(t.double() * s.reshape(broadcast) for t, s in zip(wide, (ks, vs))))
+    given = [t.transpose(0, 1).contiguous() if layout.startswith("NTD") else t for t in (q, k, v)]
+    named = {"num_heads": HEADS, "num_key_value_heads": KEY_HEADS, "scale": SCALE, "input_layout": layout}
+    named |= {"actual_seq_lengths": ENDS, "actual_seq_lengths_kv": KEY_ENDS}
+    got, _ = FIA(
+        *given,
+        key_antiquant_scale=ks,
+        value_antiquant_scale=vs,
+        key_antiquant_mode=mode,
+        value_antiquant_mode=mode,
+        **named,
+    )
+    got = got.transpose(0, 1) if layout == "NTD" else got
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_caches_are_of_a_batch() -> None:
+    x = codes(4, HEADS, SIZE)
+    named = {"num_heads": HEADS, "input_layout": "TND", "actual_seq_lengths": [4], "actual_seq_lengths_kv": [4]}
+    with pytest.raises(
+        CompatError, match=r"do not go with layouts TND and NTD, by the documents of all chips\n  try: +BSND"
+    ):
+        FIA(torch.randn(4, HEADS, SIZE), x, x, antiquant_scale=torch.ones(2), **named)
+
+
+# -- queries in eight-bit floats --------------------------------------------------------------------------------------
+def in_float8(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(torch.float8_e4m3fn)
+
+
+def rounded_weights(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
+    """Attention in float64 whose weights are rounded to eight-bit floats, times p, before they meet the values."""
+    q, k, v = (t.double() for t in (q, k, v))
+    k, v = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * SCALE
+    weights = (scores - scores.amax(-1, keepdim=True)).exp() * p
+    return weights.to(torch.float8_e4m3fn).double() @ v / weights.sum(-1, keepdim=True)
+
+
+HEADS2 = {"num_query_heads": HEADS, "num_key_value_heads": KEY_HEADS, "softmax_scale": SCALE}
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH"])
+@pytest.mark.parametrize("modes", [(3, 0, 0), (3, 3, 2)])
+@pytest.mark.parametrize("p", [None, 64.0])
+def test_queries_in_eight_bit_floats(layout: str, modes: tuple[int, int, int], p: float | None) -> None:
+    torch.manual_seed(0)
+    q = in_float8(BATCH, HEADS, QUERIES, SIZE)
+    k, v = in_float8(BATCH, KEY_HEADS, KEYS, SIZE), in_float8(BATCH, KEY_HEADS, KEYS, SIZE)
+    qs = torch.rand(BATCH, HEADS, QUERIES) + 0.5
+    ks = torch.rand(BATCH, KEY_HEADS, KEYS) + 0.5 if modes[1] == 3 else torch.rand(1) + 0.5
+    vs = torch.rand(KEY_HEADS) + 0.5 if modes[2] == 2 else torch.rand(1) + 0.5
+    key = k.double() * (ks[..., None] if modes[1] == 3 else ks)
+    wanted = rounded_weights(q.double() * qs[..., None], key, v.double() * vs.reshape(1, -1, 1, 1), p or 1.0)
+    if layout != "BNSD":
+        q, k, v, qs = (t.transpose(1, 2).contiguous() for t in (q, k, v, qs))
+        wanted = wanted.transpose(1, 2)
+    if layout == "BSH":
+        q, k, v, wanted = (t.flatten(2) for t in (q, k, v, wanted))
+    named = dict(zip(("query_quant_mode", "key_quant_mode", "value_quant_mode"), modes))
+    scales = {"dequant_scale_query": qs, "dequant_scale_key": ks, "dequant_scale_value": vs}
+    scales |= {} if p is None else {"quant_scale_p": torch.tensor([p])}
+    got, _ = FIA2(q, k, v, **scales, **named, **HEADS2, input_layout=layout, out_dtype=torch.float32)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert FIA2(q, k, v, **scales, **named, **HEADS2, input_layout=layout)[0].dtype == torch.bfloat16
+    kinds = {"query_dtype": torch.float8_e4m3fn, "key_dtype": torch_npu.float8_e4m3fn, "dequant_scale_key_dtype": 6}
+    again, _ = FIA2(q, k, v, **scales, **named, **HEADS2, **kinds, input_layout=layout, out_dtype=torch.float32)
+    assert torch.equal(again, got)
+
+
+def test_queries_in_eight_bit_floats_over_blocks_of_a_cache() -> None:
+    torch.manual_seed(0)
+    q, k, v = in_float8(5, HEADS, SIZE), in_float8(4, KEY_HEADS, 4, SIZE), in_float8(4, KEY_HEADS, 4, SIZE)
+    qs, ks, vs = torch.rand(5, HEADS) + 0.5, torch.rand(4, KEY_HEADS, 4) + 0.5, torch.rand(KEY_HEADS) + 0.5
+    table, lengths = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), [5, 7]
+    named = {"query_quant_mode": 3, "key_quant_mode": 3, "value_quant_mode": 2, "quant_scale_p": torch.tensor([8.0])}
+    scales = {"dequant_scale_query": qs, "dequant_scale_key": ks, "dequant_scale_value": vs}
+    places = {"block_table": table, "block_size": 4, "actual_seq_qlen": ENDS, "actual_seq_kvlen": lengths}
+    got, _ = FIA2(q, k, v, **scales, **named, **places, **HEADS2, input_layout="TND", out_dtype=torch.float32)
+    for i, length in enumerate(lengths):
+        own = slice(*[0, *ENDS][i : i + 2])
+        key, value = (k.double() * ks[..., None], v.double() * vs[None, :, None, None])
+        key, value = (t[table[i].long()].transpose(0, 1).flatten(1, 2)[None, :, :length] for t in (key, value))
+        wanted = rounded_weights((q[own].double() * qs[own][..., None]).transpose(0, 1)[None], key, value, 8.0)
+        torch.testing.assert_close(got[own].double(), wanted[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_scales_of_rows_together() -> None:
+    torch.manual_seed(0)
+    q, k, v = in_float8(1, HEADS, 130, SIZE), in_float8(1, KEY_HEADS, 300, SIZE), in_float8(1, KEY_HEADS, 300, SIZE)
+    qs, ks, vs = (torch.rand(1, heads, 2, 1) + 0.5 for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    wide = [
+        t.double() * s.repeat_interleave(n, 2)[:, :, : t.shape[2]]
+        for t, s, n in ((q, qs, 128), (k, ks, 256), (v, vs, 256))
+    ]
+    named = {"query_quant_mode": 7, "key_quant_mode": 7, "value_quant_mode": 7, "input_layout": "BNSD"}
+    scales = {"dequant_scale_query": qs, "dequant_scale_key": ks, "dequant_scale_value": vs}
+    got, _ = FIA2(q, k, v, **scales, **named, **HEADS2, out_dtype=torch.float32)
+    torch.testing.assert_close(got.double(), rounded_weights(*wide, 1.0), rtol=1e-5, atol=1e-5)
+
+
+def test_what_queries_in_eight_bit_floats_need() -> None:
+    q = in_float8(BATCH, HEADS, QUERIES, SIZE)
+    one = torch.ones(1)
+    named = {"input_layout": "BNSD", "num_query_heads": HEADS}
+    with pytest.raises(CompatError, match="needs scales of query, key and value"):
+        FIA2(q, q, q, **named, dequant_scale_query=torch.ones(BATCH, HEADS, QUERIES), query_quant_mode=3)
+    scales = {
+        "dequant_scale_query": torch.ones(BATCH, HEADS, QUERIES),
+        "dequant_scale_key": one,
+        "dequant_scale_value": one,
+    }
+    with pytest.raises(
+        CompatError, match=r"modes \(1, 0, 0\) of query, key and value are not emulated, only \(3, 0, 0\)"
+    ):
+        FIA2(q, q, q, **named, **scales, query_quant_mode=1)
+    with pytest.raises(CompatError, match=r"query_dtype 15 says torch.bfloat16, and the tensor is torch.float8_e4m3fn"):
+        FIA2(q, q, q, **named, **scales, query_quant_mode=3, query_dtype=torch.bfloat16)
+    with pytest.raises(CompatError, match="key_rope_dtype is given, and key_rope is not"):
+        FIA2(q, q, q, **named, **scales, query_quant_mode=3, key_rope_dtype=torch.bfloat16)
+    with pytest.raises(CompatError, match="query_dtype says HiFloat8"):
+        FIA2(q, q, q, **named, **scales, query_quant_mode=3, query_dtype=torch_npu.hifloat8)

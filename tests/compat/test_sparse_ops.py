@@ -224,5 +224,5 @@ def test_the_second_version_has_every_argument() -> None:
     names = {a.name for a in torch.ops.npu.npu_fused_infer_attention_score_v2.default._schema.arguments}
     assert {"query_dtype", "key_shared_prefix_dtype", "dequant_scale_key_rope_dtype", "learnable_sink"} <= names
     q = torch.randn(1, 2, 3, 4).npu()
-    with pytest.raises(CompatError, match="npu_fused_infer_attention_score_v2: query_dtype is not emulated"):
+    with pytest.raises(CompatError, match=r"score_v2: query_dtype 1 says torch.int8, and the tensor is torch.float32"):
         torch_npu.npu_fused_infer_attention_score_v2(q, q, q, num_query_heads=2, input_layout="BNSD", query_dtype=1)

@@ -1,5 +1,6 @@
 """The C interface of a built program: memory, errors, threads, state."""
 
+import ctypes
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,21 @@ def test_memory(folder):
         built.run(inputs, [out], arena[:-1])
     with pytest.raises(RuntimeError, match=r"output 0 \(output_0\) has 28 bytes, and needs 32"):
         built.run(inputs, [out[:-1]])
+    built.close()
+
+
+def test_weights_that_are_not_aligned(folder):
+    data = (folder / "weights.bin").read_bytes()
+    built, handle = CModel(folder, weights=data), ctypes.c_void_p()
+    memory = torch.zeros(len(data) + 64, dtype=torch.uint8)
+    for shift in (0, 1, 4):
+        ctypes.memmove(memory.data_ptr() + shift, data, len(data))
+        place, size = ctypes.c_void_p(memory.data_ptr() + shift), ctypes.c_int64(len(data))
+        text = built.function("create_from_memory")(place, size, 1, ctypes.byref(handle))
+        assert text == (b"the weights are not aligned to 8 bytes" if shift else None)
+        assert bool(handle.value) == (shift == 0)
+        if handle.value:
+            built.function("destroy")(handle)
     built.close()
 
 

@@ -230,3 +230,22 @@ def test_a_value_nobody_reads_dies_at_once(graph, kernels) -> None:
 def test_a_scalar_index_on_an_accelerator_takes_the_only_axis_away():
     x, index = torch.empty(5, device="meta"), torch.empty((), dtype=torch.int64, device="meta")
     assert MEANINGS["GatherV2"](x, index, 0).shape == ()
+
+
+def test_attention_over_few_keys_by_cudnn_is_the_flash_kernel(monkeypatch) -> None:
+    from airgraph.engine.meanings import attention
+
+    asked = []
+
+    class Kernels:
+        def __init__(self) -> None:
+            self._scaled_dot_product_cudnn_attention = lambda q, *rest, **named: asked.append("cudnn") or [q] * 9
+            self._scaled_dot_product_flash_attention = self
+            self.default = lambda q, *rest, **named: asked.append("flash") or [q] * 9
+
+    monkeypatch.setattr(attention, "aten", Kernels())
+    short, long = torch.empty(1, 2, 256, 8), torch.empty(1, 2, 257, 8)
+    for keys, mask, lse in ((short, None, False), (long, None, False), (short, short, False), (short, None, True)):
+        attention.fused_attention(keys, keys, keys, mask, "cudnn", 9, None, False, lse)
+    attention.fused_attention(short, long, long, None, "cudnn", 9, None, True, False)
+    assert asked == ["flash", "cudnn", "cudnn", "cudnn", "cudnn"]

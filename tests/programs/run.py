@@ -36,6 +36,7 @@ import networks
 import torch
 import views
 from case import Case, Different, Results, compare, evaluated
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -53,6 +54,7 @@ ENGINES = {
 }
 CALLS = 3  # of each set of sizes: one that binds them, one that may capture a graph, one that replays it
 CHILD = 400  # programs for one process
+EVERY = 10  # seconds between two lines of progress
 
 
 class Function(torch.nn.Module):
@@ -219,12 +221,28 @@ def run_batch(generator: str, batch: Sequence[Any], engine: str) -> Counter[str]
             check([case], [expected], config)
             counts["passed"] += 1
         except Exception as error:
+            refusal = None if isinstance(error, Different) else refusal_by_pytorch(case)
+            if refusal is not None:
+                print(f"seed {seed} is not traced by PyTorch: {refusal}", file=sys.stderr, flush=True)
+                counts["not traced by PyTorch"] += 1
+                continue
             report(generator, [seed], engine, f"{type(error).__name__}: {error}", case.text)
             counts["failed"] += 1
-    if not counts["failed"]:
+    if not counts["failed"] + counts["not traced by PyTorch"]:
         report(generator, [seed for seed, _, _ in batch], engine, together, "")
         counts["failed"] += 1
     return counts
+
+
+def refusal_by_pytorch(case: Case) -> str | None:
+    """The error with which AOTAutograd itself fails to trace the program, without any engine of ours. (Its pass
+    `tensorify_python_scalars` fails at some symbolic sizes.)"""
+    try:
+        for i in range(len(case.arguments)):
+            Compiled(case.run, case.fresh(i), case.dynamic, ENGINES["reference"], lambda gm, *_: make_boxed_func(gm))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
 
 
 def report(generator: str, seeds: list[int], engine: str, error: str, text: str) -> None:
@@ -241,12 +259,14 @@ class Children:
         self.options = options
         self.counts: Counter[str] = Counter()
         self.lock = threading.Lock()
+        self.told = time.monotonic()
         self.end = time.monotonic() + options.seconds
 
     def run(self) -> Counter[str]:
         o = self.options
-        starts = range(o.seed, o.seed + o.count, CHILD)
-        chunks = [list(range(start, min(start + CHILD, o.seed + o.count))) for start in starts]
+        size = min(CHILD, math.ceil(o.count / o.workers))  # all processes have something to do
+        starts = range(o.seed, o.seed + o.count, size)
+        chunks = [list(range(start, min(start + size, o.seed + o.count))) for start in starts]
         with ThreadPoolExecutor(o.workers) as pool:
             list(pool.map(lambda seeds: self.chunk(seeds, o.batch), chunks))
         return self.counts
@@ -257,8 +277,6 @@ class Children:
             return True
         begun, done, status = self.child(seeds, batch)
         if not status:
-            if self.options.progress:
-                print(f"{seeds[0]} to {seeds[-1]}: {dict(self.counts)}", file=sys.stderr, flush=True)
             return True
         rest = [seed for seed in seeds if seed not in {*begun, *done}]
         if len(begun) < 2 or self.chunk(begun, 1):
@@ -300,6 +318,12 @@ class Children:
     def count(self, more: dict[str, int]) -> None:
         with self.lock:
             self.counts.update(more)
+            now = time.monotonic()
+            if self.options.progress and now > self.told + EVERY:
+                self.told = now
+                print(
+                    f"{self.counts.total()} of {self.options.count}: {dict(self.counts)}", file=sys.stderr, flush=True
+                )
 
 
 def main() -> int:

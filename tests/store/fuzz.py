@@ -299,7 +299,8 @@ def resize_weight(rng: random.Random, message: Any) -> None:
     tensor, dims = op.attr["value"].t, op.output_desc[0].shape.dim
     width = len(tensor.data) // math.prod(dims)
     at = rng.randrange(len(dims))
-    dims[at] = rng.choice([dims[at] + 1, max(dims[at] - 1, 1), dims[at] * 2, 1])
+    sizes = [dims[at] + 1, max(dims[at] - 1, 1), dims[at] * 2, 1]
+    dims[at] = max(min(rng.choice(sizes), 2**63 - 1), -(2**63))  # a mutation before may have set the largest number
     tensor.desc.CopyFrom(op.output_desc[0])
     count = math.prod(dims) * width
     tensor.data = (tensor.data * (count // len(tensor.data) + 1))[:count]

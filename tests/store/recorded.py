@@ -3,7 +3,7 @@
 As the engine itself, it imports what plans a graph when it plans one.
 """
 
-from airgraph.engine.cuda import CHANNELS_FIRST, GPU
+from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 
 
 class Recorder:

@@ -205,7 +205,7 @@ def programs_of(f, *args):
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"autotune": True}, "autotune times its products"),
+        ({"autotune": True}, "autotune times its kernels"),
         ({"frozen_parameter": True}, "frozen_parameter makes copies"),
         ({"engine": "reference"}, "the reference engine runs it"),
     ],

@@ -97,6 +97,16 @@ def test_operands_fit_their_op(tmp_path, engine):
         airgraph.load_export(air, engine=engine)(torch.randn(3, 4))
 
 
+def test_a_bias_has_an_element_for_each_channel(tmp_path):
+    def change(message, ops):
+        conv = next(op for op in ops.values() if op.type == "Conv2D")
+        conv.input[2] = conv.input[1]
+
+    air = airgraph.export(torch.nn.Conv2d(2, 4, 3).eval(), (torch.randn(1, 2, 8, 8),), path=tmp_path / "conv")
+    with pytest.raises(AirgraphError, match=r"bias of .* has the shape \[4, 2, 3, 3\], for 4 channels"):
+        airgraph.load_export(rewritten(air, change), engine="native")
+
+
 def test_operands_fit_at_every_size(tmp_path):
     _, air = exported(tmp_path, dynamic=True)
     ours = airgraph.load_export(rewritten(air, shorter), engine="native")

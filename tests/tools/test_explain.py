@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import airgraph
-from airgraph.engine.cuda import GPU
+from airgraph.engine.cuda.target import GPU
 from airgraph.errors import ConfigError
 from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
 from airgraph.ir.text import from_py

@@ -78,6 +78,10 @@ def test_everything_is_escaped():
     assert evil not in page and page.count("<script") == 3
     held = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
     assert json.loads(held)["text"] == evil
+    words = "/*CSS*/ /*DATA*/ /*DAGRE*/ /*JS*/"
+    page = render({"graphs": [], "kernels": [], "overview": {}, "text": words})
+    held = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
+    assert json.loads(held)["text"] == words and "dagre" in page.partition(held)[2]
 
 
 def test_a_page_needs_nothing_else(report):

@@ -7,9 +7,11 @@ asks for it): a graph of the user's own ops is what people want to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,15 @@ VIEWS = {
     aten.alias.default,
     aten.detach.default,
 }
+# Ops that cost less than their results in memory, where kernels are fused.
+CHEAP = {
+    aten.gelu.default,
+    aten.silu.default,
+    aten.relu.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+    aten.max_pool2d_with_indices.default,
+}
 Compiled = Callable[[list[Any]], Any]
 FxCompiler = Any  # Callable[[GraphModule, Sequence[Any]], Compiled]: PyTorch wants a Protocol with named arguments
 _state: ContextVar[frozenset[int]] = ContextVar("arguments that are parameters or buffers", default=frozenset())
@@ -51,9 +62,9 @@ class Traced:
     written: tuple[int, ...]
 
 
-def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[Any, Any]:
+def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool, **options: Any) -> tuple[Any, Any]:
     """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
-    pass must not act again in the backward one."""
+    pass must not act again in the backward one. `lean`: cheap values are computed twice rather than saved."""
     correct_dtypes(joint)
     forward, backward = default_partition(joint, inputs, **options)
     done = {node.name for node in forward.graph.nodes if acts(node)}
@@ -61,6 +72,8 @@ def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
         if node.name in done and acts(node) and not node.users:
             backward.graph.erase_node(node)
     save_bases(forward, backward, options["num_fwd_outputs"])
+    if lean:
+        save_inputs(forward, backward, options["num_fwd_outputs"])
     forward.recompile()
     backward.recompile()
     return forward, backward
@@ -102,6 +115,59 @@ def save_bases(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, co
     for node in reversed(list(forward.graph.nodes)):
         if node.target in VIEWS and not node.users:
             forward.graph.erase_node(node)
+
+
+def save_inputs(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count: int) -> None:
+    """What a cheap op makes of a tensor that is saved anyway is not saved, but made again where it is read first:
+
+    forward:  y = gelu(x); return …, x, y      →    return …, x
+    backward: mm(dz, y)                             y = gelu(x); mm(dz, y)
+    """
+    end = forward.graph.output_node()
+    results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
+    written = {node.args[0] for node in forward.graph.nodes if node.target is aten.copy_.default}
+    taken: dict[Any, torch.fx.Node] = {n.target: n for n in backward.graph.nodes if n.op == "placeholder"}
+    order = {node: i for i, node in enumerate(backward.graph.nodes)}
+    saved = [n for n in results[count:] if isinstance(n, torch.fx.Node) and n.name in taken and n not in written]
+    made: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # a cheap op → which of its results are saved
+    for node in saved:
+        op = node.args[0] if node.target is operator.getitem else node
+        if isinstance(op, torch.fx.Node) and op.target in CHEAP and node not in results[:count]:
+            made.setdefault(op, []).append(node)
+    gone = {node for nodes in made.values() for node in nodes}
+    for op, nodes in made.items():
+        views = chain_of_views(op.args[0])
+        base: Any = views[0].args[0] if views else op.args[0]
+        seen, readers = readers_of(taken[node.name] for node in nodes)
+        if base not in saved or base in gone or not readers:
+            gone -= set(nodes)
+            continue
+        first = min(readers, key=order.__getitem__)
+        new = {base: taken[base.name]}
+        with backward.graph.inserting_before(first):
+            for node in (*views, op, *(n for n in nodes if n is not op)):
+                new[node] = backward.graph.node_copy(node, new.__getitem__)
+        for view in sorted(seen, key=order.__getitem__):
+            first.prepend(view)
+        for node in nodes:
+            taken[node.name].replace_all_uses_with(new[node])
+            backward.graph.erase_node(taken[node.name])
+    end.args = ((*results[:count], *(node for node in results[count:] if node not in gone)),)
+
+
+def readers_of(nodes: Iterable[torch.fx.Node]) -> tuple[set[torch.fx.Node], set[torch.fx.Node]]:
+    """The views of these nodes, and what reads them or a view of them."""
+    views: set[torch.fx.Node] = set()
+    readers: set[torch.fx.Node] = set()
+    waiting = [user for node in nodes for user in node.users]
+    while waiting:
+        node = waiting.pop()
+        if node.target in VIEWS:
+            views.add(node)
+            waiting += node.users
+        else:
+            readers.add(node)
+    return views, readers
 
 
 def chain_of_views(node: Any) -> list[torch.fx.Node]:
@@ -147,11 +213,12 @@ def compile_by_aot(
     decompositions: Mapping[Any, Callable[..., Any]] | None,
     names: Sequence[str] | None = None,
     state: int = 0,
+    lean: bool = False,
 ) -> Traced:
     """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it.
 
     `names` are the users' names of the inputs; None: Dynamo knows them. `state`: so many of the first inputs are parameters
-    and buffers (of those that Dynamo lists PyTorch knows).
+    and buffers (of those that Dynamo lists PyTorch knows). `lean`: see `partition`.
     """
     known = names_of(gm) if names is None else names
 
@@ -180,7 +247,7 @@ def compile_by_aot(
         fw_compiler=phase("forward"),
         bw_compiler=phase("backward"),
         inference_compiler=inference,
-        partition_fn=partition,
+        partition_fn=partial(partition, lean=lean),
         decompositions=dict(decompositions or {}),
         keep_inference_input_mutations=keep_input_mutations,
     )

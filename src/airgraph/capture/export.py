@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.empty_masks import calls_with_empty_masks, drop_empty_masks
 from airgraph.capture.model_call import as_arguments, as_module, state_of
+from airgraph.capture.undone_writes import UndoneWrites, with_numbers_kept
 from airgraph.errors import ConvertError
 
 
@@ -64,7 +65,7 @@ def export_model(
         program, owner = model, model.module()
     else:
         owner = as_module(model)
-        with compile_lock(), torch.no_grad():
+        with compile_lock(), torch.no_grad(), UndoneWrites():
             program = torch.export.export(
                 owner, as_arguments(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -90,7 +91,7 @@ def compile_exported(
     if calls_with_empty_masks(gm):
         gm = copy.deepcopy(gm)  # it may be a program of the user's
         drop_empty_masks(gm)
-    with compile_lock(), torch.no_grad(), tracing(TracingContext(mode)):
+    with compile_lock(), torch.no_grad(), with_numbers_kept(exported.state), tracing(TracingContext(mode)):
         return compile_by_aot(
             gm,
             exported.inputs,

@@ -24,6 +24,7 @@ DEPTH = 2  # calls that are followed
 
 def complaints(meaning: Callable[..., Any], schema: Any, given: Mapping[str, Any]) -> Iterator[str]:
     """`given`: the arguments of a call by name, each a constant or UNKNOWN."""
+    meaning = inspect.unwrap(meaning)
     explicit = set(inspect.signature(meaning).parameters)
     refused = {
         name

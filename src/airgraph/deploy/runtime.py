@@ -45,6 +45,7 @@ declare ptr @mmap(ptr, i64, i32, i32, i32, i64)
 declare i32 @munmap(ptr, i64)
 declare i64 @sysconf(i32)
 declare i32 @sched_yield()
+declare i32 @clock_gettime(i32, ptr)
 declare i32 @snprintf(ptr, i64, ptr, ...)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare i64 @llvm.smin.i64(i64, i64)
@@ -79,6 +80,8 @@ class RuntimeWriter:
         f = Function("create", "ptr %weights, i64 %bytes, i64 %mapped, i32 %wanted, ptr %out", "ptr")
         short = f.test("slt", "%bytes", 8 * len(self.identity))
         self.fail(f, f.op(f"or i1 {short}, {f.test('eq', '%weights', 'null', 'ptr')}"), "the weights are truncated")
+        rest = f.op(f"and i64 {f.op('ptrtoint ptr %weights to i64')}, 7")
+        self.fail(f, f.test("ne", rest, 0), "the weights are not aligned to 8 bytes")
         for i, word in enumerate(self.identity[:-1]):
             text = "these are not weights of airgraph's" if i == 0 else "these weights are of another model"
             self.fail(f, f.test("ne", f.word("%weights", i), word), text)
@@ -428,11 +431,14 @@ class RuntimeWriter:
             f.set("%context", word, value)
         wide = f.op(f"call i1 @wide(ptr {table}, i64 0, i64 {count})")
         several = f.op(f"and i1 {wide}, {f.test('ne', '%pool', 'null', 'ptr')}")
+        several = f.op(f"and i1 {several}, {steps.others_come(f)}")
         threads = f.choose(several, "i64", f.word("%frame", FrameWords.THREADS), "1")
         f.set("%context", ContextWords.THREADS, threads)
 
         def together() -> None:
+            start = steps.started(f)
             f.invoke("@pool_run", ("ptr", "%pool"), ("ptr", "%context"))
+            steps.alone_if_held_up(f, start)
 
         f.leave(several, together)
         f.invoke("@worker", ("i64", "0"), ("i64", "1"), ("ptr", "%context"))
@@ -461,7 +467,8 @@ class RuntimeWriter:
         """(Nothing interrupts the steps of a built program, unlike those that Python runs.)"""
         interrupted = Function("interrupted", "ptr %context", "i1").text("i1 false")
         engine = [binding.DECLARES, binding.evaluate(), binding.write(), steps.idle(is_x86_64()), steps.barrier()]
-        engine += [interrupted, steps.worker(), steps.wide(), pool.source()]
+        engine += [steps.milliseconds(), steps.nanoseconds(), steps.held_up(), interrupted]
+        engine += [steps.worker(), steps.wide(), pool.source()]
         tensors = "ptr %instance, ptr %inputs, ptr %outputs"
         own = [self.create(), self.create_from_memory(), self.create_from_file(), self.destroy()]
         own += [self.size_in_bytes(), self.fit(), self.describe(), self.prepare(), self.memory(), self.run()]

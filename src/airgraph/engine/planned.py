@@ -18,7 +18,7 @@ import torch
 
 from airgraph.engine.arguments import TakesArguments
 from airgraph.engine.protocol import Request, Symbols
-from airgraph.engine.reference import ReferenceExecutable, as_tensor
+from airgraph.engine.reference import ReferenceExecutable
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import EngineError, raise_from_op
 from airgraph.ir.boundary import OfInput, TensorIn, symbol_sources
@@ -32,7 +32,7 @@ from airgraph.plan.overwrite import overwrites
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import CallStep, GemmStep, LoopStep, Plan, Step, product_reads, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
-from airgraph.torch_types import TORCH_TYPES
+from airgraph.torch_types import TORCH_TYPES, as_tensor
 
 THREADS = sympy.Symbol("threads", integer=True, positive=True)  # the first symbol of every plan's sizes
 

@@ -178,6 +178,11 @@ class Steps(Executable, Protocol):
     written: frozenset[str]  # the Data that steps themselves write to
     cells: set[int]  # numbers that steps are handed as tensors on the device (runtime.numbers)
 
+    def spans(self) -> tuple[Mapping[str, int], Sequence[int]] | None:
+        """The last step that reads the memory of each input, and the first that writes that of each output, by number;
+        None where values may be views of arguments, so that nobody knows."""
+        ...
+
 
 class Programs(Protocol):
     """What the runtime can make of an executable. An engine picks one in `Engine.program`."""
@@ -200,7 +205,8 @@ class Programs(Protocol):
 class StoredPlans(Protocol):
     """An engine whose plans are kept as text and read again: `targets` are those it plans for."""
 
-    targets: Sequence[Target]
+    @property
+    def targets(self) -> Sequence[Target]: ...
 
 
 class Engine(Protocol):

@@ -44,7 +44,7 @@ from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.symbols import evaluate, is_expression
 from airgraph.ir.types import DataType
 from airgraph.ir.verify import place
-from airgraph.torch_types import SYMBOLIC, TORCH_TYPES
+from airgraph.torch_types import SYMBOLIC, TORCH_TYPES, as_tensor
 
 
 class ReferenceEngine:
@@ -104,6 +104,9 @@ class ReferenceExecutable:
         self.written: frozenset[str] = frozenset()
         self.outputs = [id(v) for v in graph.net_output.values()]
         self.steps = self.schedule()
+
+    def spans(self) -> None:
+        """A value may be a view of an argument."""
 
     def schedule(self) -> list[Step]:
         skipped = ("Data", "Const", "NetOutput", "Assign")
@@ -346,15 +349,6 @@ def attributes(node: Node) -> dict[str, Any]:
 
 def address(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def as_tensor(value: Any) -> Any:
-    """Numbers are tensors inside the engine; a float of Python is a double."""
-    if isinstance(value, bool):
-        return torch.tensor(value)
-    if isinstance(value, int):
-        return torch.tensor(value, dtype=torch.int64)
-    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
 
 
 def typed(result: torch.Tensor, dtype: DataType) -> torch.Tensor:

@@ -49,6 +49,7 @@ class Arena:
         self.lock = threading.RLock()
         self.busy = False
         self.steady: dict[int, TensorAddress] = {}  # where parameters are, by address
+        self.gradients: dict[str, list[StorageWeakRef]] = {}  # of backward graphs that were run op by op, by name
         self._pool: Any = None
         self.keepers: dict[Any, Any] = {}  # an empty graph in each pool, which ends with its last graph
         self.spoiled: set[Any] = set()
@@ -114,6 +115,11 @@ class Arena:
             torch.cuda.synchronize(self.device)
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
+
+    def gradients_live(self) -> bool:
+        """Somebody holds gradients, of whichever graph."""
+        slots = [s for s in self.slots.slots if s.user in self.gradients]
+        return any(s.held() for s in slots) or any(not g.expired() for refs in self.gradients.values() for g in refs)
 
     def reset(self) -> None:
         """Give back the memory, once no program is left."""

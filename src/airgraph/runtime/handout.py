@@ -35,6 +35,7 @@ class Handout:
     views: list[tuple[int, OfInput | OfOutput]] = field(default_factory=list)
     at: dict[int, int] = field(default_factory=dict)  # output → position of a fresh tensor of it
     visible: list[Slot] = field(default_factory=list)  # slots of which tensors are made for callers
+    hidden: set[int] = field(default_factory=set)  # outputs of which autograd gets the tensors that we keep
     only: list[torch.Tensor] | None = None  # where all results are fresh
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
@@ -66,9 +67,9 @@ def prepared(
     """`saved`: results from this number on go to autograd only. None where a result is in no slot, or a number depends
     on more than the arguments."""
     boundary: Boundary = program.boundary
+    only = saved_only(boundary, saved) & templates.keys()
+    ticket_index = min(only, key=lambda i: slots[i].nbytes, default=None)  # its memory is lent to nobody (sharing.py)
     found = Handout(program, symbols, templates, [None] * len(boundary.results))
-    ticket: Slot | None = None
-    hidden: list[Slot] = []
     visible: dict[Slot, None] = {}
     for position, result in enumerate(boundary.results):
         for_autograd = saved is not None and position >= saved
@@ -77,16 +78,15 @@ def prepared(
                 return None
             case OfOutput(index, _, _, _, _) if index not in templates:
                 return None
-            case Fresh(index, _, _) if for_autograd and ticket is not None:
+            case Fresh(index, _, _) if for_autograd and ticket_index not in (None, index):
                 found.kept[position] = templates[index]
-                hidden.append(slots[index])
+                found.hidden.add(index)
             case Fresh(index, _, _) if not for_autograd and index in found.at:
                 found.again.append((position, found.at[index]))
             case Fresh(index, _, _):
                 found.fresh.append((position, templates[index]))
                 found.at.setdefault(index, position)
                 visible[slots[index]] = None
-                ticket = slots[index] if for_autograd else None
             case OfInput(argument, itself=True):
                 found.given.append((position, argument))
             case OfInput() | OfOutput():
@@ -102,6 +102,16 @@ def prepared(
     found.visible = list(visible)
     if len(found.fresh) == len(boundary.results):
         found.only = [template for _, template in found.fresh]
-    for slot in hidden:
-        slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {ticket}  # type: ignore[arg-type]
+    found.hidden -= {r.index for r in boundary.results[:saved] if isinstance(r, Fresh)}
+    for slot in (slots[index] for index in found.hidden):
+        slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {slots[ticket_index]}  # type: ignore[index]
     return found
+
+
+def saved_only(boundary: Boundary, saved: int | None) -> set[int]:
+    """The outputs that autograd gets and nobody else: results from number `saved` on."""
+    if saved is None:
+        return set()
+    seen = {r.index for r in boundary.results[:saved] if isinstance(r, Fresh | OfOutput)}
+    seen |= {r.index for r in boundary.results if isinstance(r, OfOutput)}
+    return {r.index for r in boundary.results[saved:] if isinstance(r, Fresh)} - seen

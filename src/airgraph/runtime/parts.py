@@ -23,7 +23,6 @@ from airgraph.collector import no_collection
 from airgraph.engine.call_list import CallList
 from airgraph.engine.protocol import Env, Step, Steps, Symbols
 from airgraph.ir.graph import Graph, Node, Value
-from airgraph.ir.verify import place as whereabouts
 from airgraph.runtime.arena import Arena
 from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.lanes import Lanes, Streams, apart, is_split
@@ -125,7 +124,9 @@ class OpenPart:
 # -- what can be captured -----------------------------------------------------------------------------------------------
 def split_text(graph: Graph, node: Node, reason: str) -> str:
     """For the journal: which op, why, and the user's line."""
-    source = whereabouts(graph, node).get("from")
+    from airgraph.ir.verify import place  # with the table of ops, which a program from the cache has no use for
+
+    source = place(graph, node).get("from")
     return f"not captured: {node.attrs.get('target', node.op)} ({reason})" + (f", from {source}" if source else "")
 
 

@@ -96,6 +96,14 @@ class Program:
             return around
         attempt, count = self.attempt, torch.autograd.graph.increment_version
 
+        def call(*args: Any) -> Any:
+            results = attempt([*args])
+            if results is None:
+                return around(*args)
+            if written:
+                count([args[i] for i in written])
+            return results
+
         def listed(args: list[Any]) -> Any:
             changed = [args[i] for i in written] if written else None
             results = attempt(args)
@@ -104,9 +112,6 @@ class Program:
             if changed:
                 count(changed)
             return results
-
-        def call(*args: Any) -> Any:
-            return listed([*args])
 
         call.listed = listed  # type: ignore[attr-defined]
         return call
@@ -263,6 +268,8 @@ class Program:
         """A view of `base` with another layout, perhaps with its bytes read as another type."""
         shape, strides, offset = (self.size(part, symbols) for part in (layout.shape, layout.strides, layout.offset))
         wanted = TORCH_TYPES.get(DataType(dtype), base.dtype)
+        if base.storage_offset() + offset < 0:  # only a file can say so
+            raise BindError(f"a result begins {-offset} elements before the tensor that it is a view of")
         if wanted == base.dtype:
             return base.as_strided(shape, strides, base.storage_offset() + offset)
         host = to_host(base)

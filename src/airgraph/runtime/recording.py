@@ -23,7 +23,8 @@ from airgraph.runtime.parts import ProgramPart
 from airgraph.runtime.program import Program
 from airgraph.runtime.slots import Slot, Slots, reach, references
 
-_clock = itertools.count(1)
+tick = itertools.count(1).__next__  # a number for each use of any recording
+retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward pass
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Recording:
         self.symbols = symbols
         self.slots = slots
         self.leased = leased
-        self.hits, self.used, self.step = 0, next(_clock), step_now()
+        self.hits, self.used, self.step = 0, tick(), step_now()
         self.copied: list[int] = []
         self.buffers: list[torch.Tensor] = []
         self.pinned: list[int] = []
@@ -62,6 +63,7 @@ class Recording:
         self.simple = False  # a replay is its launch and nothing else
         self.results: Handout | None = None  # None: they depend on more than arguments and slots
         self.exposed = False  # results were handed out one by one, so each of its slots may be held
+        self.overwrites: list[Slot] = []  # slots of another graph's results that its own results are laid over
         self.watched: list[Slot] = []  # the slots that tell whether its results are held
         self.version = -1  # of the slots, when `watched` was found
         self.grown = 0  # bytes by which the arena grew for it
@@ -71,7 +73,12 @@ class Recording:
     def watch(self) -> AddressWatch:
         return AddressWatch(len(self.addresses), self.addresses, self.pinned)
 
-    def fits(self, args: list[Any]) -> bool:
+    @cached_property
+    def fits(self) -> Callable[[list[Any]], Any]:
+        """Called with arguments: whether they are as and where those it was made for."""
+        return self.all_fit if self.expected else self.watch.same
+
+    def all_fit(self, args: list[Any]) -> bool:
         for i, shape, dtype, device in self.expected:
             arg = args[i]
             if arg.shape != shape or arg.dtype is not dtype or arg.device != device:
@@ -87,9 +94,19 @@ class Recording:
         for slot in self.watched:
             if references(slot.handle) != slot.own:
                 return self.given_up()
+        if self.overwrites and not self.may_overwrite():
+            return False
         if self.exposed:
             self.exposed, self.version = False, -1
         return True
+
+    def may_overwrite(self) -> bool:
+        """Nobody will read what was saved after this call (sharing.py)."""
+        return not retains_graph() and not any(references(s.handle) != s.own for s in self.overwrites)
+
+    def outlived(self) -> bool:
+        """Gradients that are laid over its results are held."""
+        return any(guest.held() for slot in self.slots.values() for guest in slot.guests)
 
     @cached_property
     def owner(self) -> Slots:
@@ -99,8 +116,8 @@ class Recording:
         """The slots to look at: all of them, with their tickets, if another recording or caller knows them one by one."""
         every = list(self.slots.values())
         if self.results is None or self.exposed or any(s.templates > 1 for s in every):
-            return [*dict.fromkeys([*every, *(t for s in every for t in s.tickets)])]
-        return self.results.visible
+            return [*dict.fromkeys([*every, *(t for s in every for t in (*s.tickets, *s.guests))])]
+        return [*self.results.visible, *dict.fromkeys(guest for s in every for guest in s.guests)]
 
     def given_up(self) -> bool:
         """Policy "error": the user has said that a new step begins, so what he holds of the last one may change."""
@@ -126,14 +143,9 @@ class Recording:
         if self.program.config.output_policy == "error":
             self.step = step_now()
 
-    def again(self) -> None:
-        """A replay where it is `simple`."""
-        self.whole()  # type: ignore[misc]
-        self.count()
-
     def count(self) -> None:
         self.hits += 1
-        self.used = next(_clock)
+        self.used = tick()
 
     def settle(self) -> None:
         """After a call. On a CPU nothing inside has a fixed address, so nothing needs to be kept."""
@@ -146,13 +158,16 @@ class Recording:
     def outputs(self, symbols: Symbols) -> list[Any]:
         """The computed outputs, ready to be handed out."""
         program = self.program
-        if not self.exposed:
+        prepared = self.results if self.results is not None and not hooks() else None
+        if not self.exposed and prepared is None:
             self.exposed, self.version = True, -1
         given: list[Any] = []
         for index, key in enumerate(program.executable.outputs):
             template = self.templates.get(index)
             if template is None:
                 given.append(self.env[key])
+            elif prepared is not None and index in prepared.hidden:
+                given.append(template)
             else:
                 given.append(template.detach() if self.leased else copy_strided(template, template.stride()))
         return given if len(self.templates) == len(given) else self.loose(given, symbols)
@@ -176,9 +191,15 @@ class Recording:
             self.slots[index].forget()
         templates.clear()
         self.results = None
+        self.overwrites = []
         self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
 
     __del__ = drop
+
+
+def hooks() -> bool:
+    """The user has hooks for what autograd saves, which may hold some of it and drop the rest."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------

@@ -20,23 +20,24 @@ break, nested ones, other models in between. That is the tree of npugraphs and c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import profiler
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from airgraph.config import Config
 from airgraph.engine.protocol import PLACED, Env, Step, Steps, Symbols
-from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
-from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfInput, OfOutput, Plain, TensorIn
+from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
 from airgraph.runtime.capture_log import FORCED, HELD, MOVED, limit_text, tell_capture, tell_captured, tell_found
-from airgraph.runtime.handout import prepared
+from airgraph.runtime.handout import prepared, saved_only
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
 from airgraph.runtime.parts import (
     BoundPart,
@@ -49,9 +50,11 @@ from airgraph.runtime.parts import (
     steps_work,
     written_inputs,
 )
-from airgraph.runtime.program import Program, quiet, strided, to_host
-from airgraph.runtime.recording import Recording, ResultLayout
-from airgraph.runtime.sample import checked
+from airgraph.runtime.program import Program, strided, to_host
+from airgraph.runtime.recording import Recording, ResultLayout, hooks, retains_graph, tick
+from airgraph.runtime.sharing import SavedPiece, Wanted, shared_places
+from airgraph.runtime.slots import Slot
+from airgraph.torch_types import as_tensor
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
 CHANGES = 8  # values of a number, before the ops that read it are left out of the capture
@@ -86,7 +89,7 @@ class ReplayProgram(Program):
         saved: int | None = None,
     ) -> None:
         super().__init__(name, boundary, executable, journal)
-        self.config = config
+        self.config, self.log = config, journal.log
         self.saved = saved
         self.arena = arena_of(executable.device)
         self.parameters = parameters
@@ -112,6 +115,9 @@ class ReplayProgram(Program):
         self.plain = simple == list(range(len(boundary.results))) == list(range(len(executable.outputs)))
         careful = config.force_eager or config.force_recapture or config.check is not None
         self.fixed_results = all(map(is_fixed, boundary.results))
+        shares = config.output_policy == "lease" and config.check is None  # see sharing.py
+        self.spans = executable.spans() if shares else None
+        self.lends = saved is not None and self.spans is not None
         self.short = not careful and not self.left and self.on_host()
         _PROGRAMS.add(self)
 
@@ -141,14 +147,24 @@ class ReplayProgram(Program):
 
     # -- a call ---------------------------------------------------------------------------------------------------------
     def attempt(self, args: list[Any]) -> list[Any] | None:
-        if not self.short or len(args) != self.width or not quiet(self.journal):
+        # What is written out here are `quiet`, `find`, `Arena.ordered` and, for a recording that is one CUDA graph, its
+        # replay and handout: within Dynamo's frame evaluation every function of Python costs some 0.3 µs more.
+        if not self.short or len(args) != self.width or profiler._is_profiler_enabled:
+            return None
+        if self.log.isEnabledFor(self.log.event_level):
             return None
         entry = self.entries.get(self.key(args) if self.key_sources else ())
         if entry is None:
             return None
-        with self.arena.lock:
-            recording = self.find(entry, args)
-            if recording is None:
+        arena = self.arena
+        with arena.lock:
+            stream = arena.current()
+            if arena.busy or (stream and torch._C._cuda_isCurrentStreamCapturing()):
+                return None
+            for recording in entry.recordings:
+                if recording.fits(args) and recording.free():
+                    break
+            else:
                 return None
             handout = recording.results
             if handout is None or (self.saved is not None and hooks()):
@@ -157,9 +173,13 @@ class ReplayProgram(Program):
                 outputs = self.replay(recording, args, dict(recording.symbols))
                 results = [self.result(r, args, outputs, {}) for r in self.boundary.results]
             elif recording.simple:
-                self.arena.ordered()
-                recording.again()
-                results = handout(args)
+                if stream != arena.last:
+                    arena.ordered()
+                recording.whole()  # type: ignore[misc]
+                recording.hits += 1
+                recording.used = tick()
+                only = handout.only
+                results = handout(args) if only is None else [template.detach() for template in only]
             else:
                 self.repeat(recording, args, dict(recording.symbols))
                 results = handout(args)
@@ -216,14 +236,14 @@ class ReplayProgram(Program):
             outputs = self.outputs(args, given, symbols)
         return [self.result(r, args, outputs, symbols) for r in self.boundary.results]
 
-    def outputs(self, args: Sequence[Any], given: list[Any], symbols: Symbols) -> list[Any]:
+    def outputs(self, args: list[Any], given: list[Any], symbols: Symbols) -> list[Any]:
         if self.config.force_eager or self.arena.busy or capturing(self.arena):
             return self.compute(args, symbols)
         key = self.key(given)
         entry = self.entries.get(key)
         if entry is None:
             self.leave_changing(given)
-            return self.warm_up(args, symbols, self.key(given))
+            return self.warm_up(args, given, symbols)
         forced = self.config.force_recapture and bool(entry.recordings)
         if forced:
             self.forget(entry.recordings)
@@ -232,6 +252,8 @@ class ReplayProgram(Program):
             return self.record(entry, given, symbols, forced)
         tell_found(self.journal, key, recording)
         if self.config.check and recording.hits % self.config.check_every == 0:
+            from airgraph.runtime.sample import checked  # it names nodes as dumps do
+
             return checked(self, recording, given, symbols)
         return self.replay(recording, given, symbols)
 
@@ -250,17 +272,40 @@ class ReplayProgram(Program):
         why = f"its number {self.boundary.arguments[i].name} keeps changing"
         self.refused.update(dict.fromkeys(self.changing[i], why))
 
-    def warm_up(self, args: Sequence[Any], symbols: Symbols, key: Key) -> list[Any]:
+    def warm_up(self, args: list[Any], given: list[Any], symbols: Symbols) -> list[Any]:
         """Run op by op. Libraries make their workspaces now, which they cannot while a graph is captured; and what the
         results look like is known afterwards."""
-        owned = self.compute(args, symbols)
+        key, seen = self.key(given), [TensorAddress.of(a) for a in given]
+        owned = self.spend(args, given, symbols) if self.spends() else self.compute(args, symbols)
+        if self.journal.phase == "backward":
+            tensors = [o for o in owned if isinstance(o, torch.Tensor) and strided(o)]
+            self.arena.gradients[self.name] = [StorageWeakRef(t.untyped_storage()) for t in tensors]
         if len(self.entries) > REMEMBERED:
             self.entries = {k: e for k, e in self.entries.items() if e.recordings}
         found = {
             i: ResultLayout(tuple(o.shape), o.stride(), o.dtype) for i, o in enumerate(owned) if self.slotted(i, o)
         }
-        self.entries[key] = SizeEntry(found, [TensorAddress.of(to_host(a)) for a in args])
+        self.entries[key] = SizeEntry(found, seen)
         return owned
+
+    def spends(self) -> bool:
+        """Saved tensors need not outlive their last reader: no result is one of them, none is written to."""
+        if self.spans is None or self.journal.phase != "backward" or self.written or self.executable.writes:
+            return False
+        inputs = set(self.executable.inputs.values())
+        return all(map(is_made, self.boundary.results)) and inputs.isdisjoint(self.executable.outputs)
+
+    def spend(self, args: list[Any], given: list[Any], symbols: Symbols) -> list[Any]:
+        """As `compute`, with nobody but the steps holding the arguments."""
+
+        def taken() -> dict[str, Any]:
+            inputs = {spec.name: arg for spec, arg in zip(self.boundary.arguments, given)}
+            args.clear()
+            given.clear()
+            return inputs
+
+        outputs, _ = self.executable.run(taken(), symbols)
+        return self.own(outputs, [], symbols)
 
     def slotted(self, index: int, output: Any) -> bool:
         """Whether an output has a slot: those of steps that are not captured, or on another device, have none."""
@@ -279,6 +324,10 @@ class ReplayProgram(Program):
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
         self.count(entry, known)
+        if self.lends and any(r.outlived() for r in known):
+            self.lends = False
+            self.journal.remark(f"gradients are held over the next call of {self.name}: they get memory of their own")
+            self.forget([r for r in known if r.outlived()])
         tell_capture(self.journal, key, FORCED if forced else HELD if known else MOVED if entry.recordings else None)
         self.arena.clear_caches()
         recording = self.bound(entry.layouts, given, symbols, pinned, leased)
@@ -342,10 +391,19 @@ class ReplayProgram(Program):
         self, layouts: dict[int, ResultLayout], given: Sequence[Any], symbols: Symbols, pinned: list[int], leased: bool
     ) -> Recording:
         """A recording with its memory, before anything has run."""
-        indices = list(layouts)
-        slots = self.arena.slots.take([layouts[i].nbytes for i in indices], self.name if leased else None)
-        recording = Recording(self, dict(symbols), dict(zip(indices, slots)), leased)
-        recording.pinned = pinned
+        slots, over = self.laid_over_saved(layouts, given, pinned) if leased else ({}, [])
+        indices = [i for i in layouts if i not in slots]
+        together: Collection[int] = ()
+        if self.lends and leased and not self.arena.gradients_live():
+            only = saved_only(self.boundary, self.saved)
+            together = {n for n, i in enumerate(indices) if i in only}
+        sizes = [layouts[i].nbytes for i in indices]
+        taken = self.arena.slots.take(sizes, self.name if leased else None, together)
+        slots |= dict(zip(indices, taken))
+        recording = Recording(self, dict(symbols), {i: slots[i] for i in layouts}, leased)
+        recording.pinned, recording.overwrites = pinned, over
+        for slot in over:
+            slot.lodgers.add(recording)
         for i, arg in enumerate(given):
             if i in self.numbers:
                 recording.cells.append((i, as_tensor(arg).to(self.arena.device)))
@@ -363,6 +421,32 @@ class ReplayProgram(Program):
         if leased:
             recording.results = prepared(self, recording.templates, recording.slots, recording.symbols, self.saved)
         return recording
+
+    def laid_over_saved(
+        self, layouts: dict[int, ResultLayout], given: Sequence[Any], pinned: Sequence[int]
+    ) -> tuple[dict[int, Slot], list[Slot]]:
+        """Slots for results in the memory of saved tensors (sharing.py), and the slots that they overwrite."""
+        if self.spans is None or self.journal.phase != "backward" or retains_graph():
+            return {}, []
+        last, first = self.spans
+        reads: dict[int, int] = {}  # by address
+        for i in pinned:
+            address = given[i].untyped_storage().data_ptr()
+            reads[address] = max(reads.get(address, -1), last.get(self.boundary.arguments[i].name, -1))
+        lent = [s for s in self.arena.slots.slots if s.block is not None and s.user != self.name and not s.held()]
+        pieces = [SavedPiece(s, reads[s.storage.data_ptr()]) for s in lent if s.storage.data_ptr() in reads]
+        wanted = [Wanted(i, layout.nbytes, first[i]) for i, layout in layouts.items() if layout.nbytes]
+        found: dict[int, Slot] = {}
+        over: dict[Slot, None] = {}
+        for i, place in shared_places(pieces, wanted).items():
+            found[i] = self.arena.slots.piece(place.block, place.start, layouts[i].nbytes, self.name)
+            over |= dict.fromkeys(place.over)
+            for slot in place.over:
+                slot.guests = {g for g in slot.guests if g.templates or g.held()} | {found[i]}
+        if found:
+            share = sum(s.nbytes for s in found.values()) / max(sum(w.nbytes for w in wanted), 1)
+            self.journal.remark(f"{share:.0%} of the results of {self.name} lie in the memory of saved tensors")
+        return found, list(over)
 
     def record_parts(self, recording: Recording, given: Sequence[Any], symbols: Symbols, keep: bool = False) -> None:
         if recording.buffers:
@@ -448,7 +532,10 @@ class ReplayProgram(Program):
         for entry in self.entries.values():
             entry.recordings = [r for r in entry.recordings if r not in gone]
         for recording in gone:
+            lodgers = {lodger for slot in recording.slots.values() for lodger in slot.lodgers}
             recording.drop()
+            for lodger in lodgers:  # it would never be called again: its arguments were the results of this one
+                lodger.program.forget([lodger])
 
     def refuse_overwriting(self, recording: Recording) -> None:
         """Policy "error": a result of a former call is held. `mark_step_begin` says that it is not needed any more."""
@@ -457,6 +544,11 @@ class ReplayProgram(Program):
             where={"held": ", ".join(f"result {i}" for i, s in recording.slots.items() if not s.free())},
             hint='drop it, clone it, or output_policy="lease"',
         )
+
+
+def is_made(result: Any) -> bool:
+    """It is no view of anything."""
+    return isinstance(result, Fresh | Plain | Number)
 
 
 def is_fixed(result: Any) -> bool:
@@ -483,11 +575,6 @@ def reserved(arena: Arena) -> int:
 def bare_replay(graph: Any) -> Callable[[], None]:
     """Without the Python method around PyTorch's own."""
     return super(type(graph), graph).replay if type(graph) is torch.cuda.CUDAGraph else graph.replay
-
-
-def hooks() -> bool:
-    """The user has hooks for what autograd saves, which may hold some of it and drop the rest."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def copy_results(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

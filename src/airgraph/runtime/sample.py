@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from airgraph.engine.protocol import Steps, Symbols
-from airgraph.engine.reference import as_tensor
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import ReplayError
 from airgraph.ir.verify import place
 from airgraph.runtime.arena import Arena
 from airgraph.runtime.recording import Recording
+from airgraph.torch_types import as_tensor
 
 
 def checked(program: Any, recording: Recording, given: Sequence[Any], symbols: Symbols) -> list[Any]:

@@ -22,6 +22,7 @@ from airgraph.source_hash import source_hash
 from airgraph.store.convention import (
     FUNCTIONS,
     PLANNED,
+    TAPED,
     Description,
     StoredModel,
     boundary_data,
@@ -33,6 +34,7 @@ from airgraph.store.program_entry import device_facts, facts_of, planned_by
 if TYPE_CHECKING:
     from airgraph.runtime.buckets import Buckets, Dimension
     from airgraph.store.planned_program import PlannedProgram
+    from airgraph.store.taped_program import TapedProgram
 
 CPU = torch.device("cpu")
 
@@ -42,7 +44,7 @@ class CallableProgram:
     """`weights`: the names of the first arguments; `laid`: arguments that must lie in memory as the example's did;
     `padding`: which sizes are padded to which buckets."""
 
-    image: ProgramImage | PlannedProgram
+    image: ProgramImage | PlannedProgram | TapedProgram
     boundary: Boundary
     contract: Contract
     weights: list[str]
@@ -117,7 +119,11 @@ def device_of(boundary: Boundary) -> torch.device:
     return torch.device(next((d for d in devices if d != "cpu"), "cpu"))
 
 
-def image_of(data: bytes) -> tuple[ProgramImage | PlannedProgram, dict[str, Any]]:
+def image_of(data: bytes) -> tuple[ProgramImage | PlannedProgram | TapedProgram, dict[str, Any]]:
+    if data.startswith(TAPED):
+        from airgraph.store.taped_program import TapedProgram
+
+        return TapedProgram.from_bytes(data)
     if not data.startswith(PLANNED):
         return ProgramImage.from_bytes(data)
     from airgraph.store.planned_program import PlannedProgram

@@ -25,6 +25,7 @@ from airgraph.store.programs import KIND, KeptProgram, KeptPrograms, Remembered
 if TYPE_CHECKING:
     from airgraph.convert import Registry
     from airgraph.store.planned_program import PlannedProgram
+    from airgraph.store.taped_program import TapedProgram
 
 # Options whose result is more than a program, or that have each program compiled: nothing is kept with them.
 REASONS: Mapping[str, str] = {
@@ -35,7 +36,7 @@ REASONS: Mapping[str, str] = {
     "trace": "trace writes every stage",
     "verify": "verify checks the graph after every pass",
     "enable_shape_handling": "gears are chosen by an analysis of the graph",
-    "autotune": "autotune times its products",
+    "autotune": "autotune times its kernels",
     "frozen_parameter": "frozen_parameter makes copies of its weights",
 }
 BROKEN = (ValueError, KeyError, TypeError, AttributeError, LookupError, RuntimeError, AirgraphError)
@@ -213,7 +214,7 @@ def planned_by(config: Config, device: torch.device, executable: Any, boundary: 
     return planned_program(executable, next(candidates(config.engine, device, config.mode)).name, boundary)
 
 
-def keep_objects(cache: Cache, image: ProgramImage | PlannedProgram) -> bool:
+def keep_objects(cache: Cache, image: ProgramImage | PlannedProgram | TapedProgram) -> bool:
     """Whether the object code is there; what this process had compiled for another folder is added. Kernels of other
     engines are not needed: where one is gone, it is compiled again."""
     from airgraph.engine.native.llvm.jit import OBJECTS

@@ -23,7 +23,7 @@ from airgraph.convert.known_calls import is_unchecked
 from airgraph.convert.metadata import NUMBERS
 from airgraph.engine.meanings import USER_KERNELS
 from airgraph.engine.protocol import Env, Step
-from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
+from airgraph.engine.reference import ReferenceExecutable, attributes
 from airgraph.errors import AirgraphError, EngineError, ExportError, Unsupported, VerifyError
 from airgraph.ir.boundary import Boundary, Fresh, NumberIn, OfOutput, TensorIn
 from airgraph.ir.ge import nested_tuple
@@ -33,7 +33,7 @@ from airgraph.ir.ops.rules import axes_of
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.verify import place
 from airgraph.store.convention import StoredModel, layout_refusal
-from airgraph.torch_types import TORCH_TYPES
+from airgraph.torch_types import TORCH_TYPES, as_tensor
 
 LARGEST = 2**46  # bytes of one value: the sum of all of them must not overflow
 TEXT = ("StringFormat", "PrintV2")  # they print; what they take may be anything
@@ -215,6 +215,11 @@ class _Run:
 
     def counts(self, node: Node, env: Env) -> None:
         """As many elements as the kernel will read."""
+        if node.op in ("Conv2D", "Conv3D"):
+            of = {slot.name: env[id(v)] for slot, v in zip(OPS[node.op].slots, node.inputs) if isinstance(v, Value)}
+            if "bias" in of and of["bias"].shape != of["filter"].shape[:1]:
+                sizes = f"{list(of['bias'].shape)}, for {of['filter'].shape[0]} channels"
+                raise self.wrong(node, f"bias of {node.name} has the shape {sizes}")
         if node.op not in PER_CHANNEL and node.op not in PER_ROW:
             return
         given = dict(zip((slot.name for slot in OPS[node.op].slots), node.inputs))

@@ -16,6 +16,7 @@ from cases import BF16, CASES, F16, F32, F64, check
 import airgraph
 from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.executable import CudaExecutable
+from airgraph.journal import JOURNALS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 HALF = {"rtol": 3e-2, "atol": 3e-2}
@@ -43,6 +44,23 @@ def compiled(programs, **options):
         return call
 
     return run
+
+
+@pytest.mark.parametrize(
+    "name", ["elementwise", "softmax", "layer norm", "one row", "normed products", "swiglu", "decode", "images"]
+)
+def test_autotune(name, monkeypatch, tmp_path):
+    """Kernels are timed once, and whatever is chosen gives eager's results."""
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    for timed_before in (False, True):
+        JOURNALS.clear()
+        torch._dynamo.reset()
+        backend = airgraph.backend(autotune=True)
+        check(lambda f: torch.compile(f, backend=backend), CASES[name], "cuda", HALF)  # noqa: B023
+        notes = [
+            note for journal in JOURNALS for stage in journal.stages if stage.name == "tune" for note in stage.notes
+        ]
+        assert notes and all(note.endswith("(timed before)") == timed_before for note in notes), notes
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,3 +127,24 @@ def test_decoding_is_one_kernel():
     (unit,) = [u for u in units if isinstance(u, DecodeAttention)]
     assert unit.query is not None
     assert [cache.made is not None for cache in unit.caches] == [True, False]  # values are written as they come
+
+
+def test_what_kernels_assert_is_that_indices_are_in_range():
+    """Not that no sum of two indices overflows, which Triton would assert at each of them."""
+    binaries = planned(CASES["decode"].function, *CASES["decode"].build("cuda")[1]).kernels.binaries().values()
+    assert any(b"index out of range" in code for code in binaries)
+    assert not any(b"overflow" in code for code in binaries)
+
+
+def test_attention_over_few_keys_clears_no_memory():
+    args = [torch.randn(2, 12, 128, 64, device="cuda", dtype=BF16) for _ in range(3)]
+    run = torch.compile(lambda *x: F.scaled_dot_product_attention(*x) * 2, backend=airgraph.backend())
+    with torch.no_grad():
+        for _ in range(3):
+            run(*args)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run(*args)
+            torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    assert any("flash_fwd" in name for name in names), names
+    assert not any("Memset" in name for name in names), names

@@ -11,37 +11,44 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import CASES, check
+from cases import CASES, TestedEngine, check
 from interpreted import InterpretedKernels, needs_interpreter
 
 import airgraph
 from airgraph.engine import ENGINES, register_engine
-from airgraph.engine.cuda import GPU
 from airgraph.engine.cuda.executable import CudaExecutable
-from airgraph.engine.fold import fold
-from airgraph.plan.groups import make_plan
+from airgraph.engine.cuda.tune import KernelTuner
 
 needs_interpreter()
 SLOW = ("long rows", "symbolic sizes")
 
 
-class Interpreted:
+class Picking:
+    """A clock by which one of the configurations is the fastest."""
+
+    name = "a GPU"
+
+    def __init__(self, number):
+        self.number, self.picked = number, 0
+
+    def expect(self, source):
+        pass
+
+    def seconds(self, sources, value, tensors):
+        self.picked += 1
+        fastest = 1 + self.number % (len(sources) - 1)
+        return [1e-6 if i == fastest else 1.0 for i in range(len(sources))]
+
+
+class Interpreted(TestedEngine):
     """The CUDA engine with other hands."""
 
     name = "interpreted"
-
-    def serves(self, device, mode):
-        return "it is for tests"
-
-    def warm_up(self):
-        pass
-
-    def plan(self, request):
-        fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
+    clock = None
 
     def load(self, request):
-        return CudaExecutable(request, InterpretedKernels())
+        tuner = KernelTuner(request.journal, self.clock) if request.autotune else None
+        return CudaExecutable(request, InterpretedKernels(), tuner)
 
     def program(self, executable, programs):
         return programs.replayed(executable)
@@ -49,8 +56,9 @@ class Interpreted:
 
 @pytest.fixture(autouse=True)
 def engine():
-    register_engine(Interpreted())
-    yield
+    engine = Interpreted()
+    register_engine(engine)
+    yield engine
     del ENGINES["interpreted"]
 
 
@@ -64,6 +72,23 @@ def test_results_are_eagers(name):
         "cpu",
         tolerance,
     )
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("name", ["elementwise", "softmax", "layer norm", "one row", "normed products", "swiglu"])
+def test_every_configuration_gives_the_same(engine, monkeypatch, tmp_path, name, number):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    engine.clock = Picking(number)
+    backend = airgraph.backend(engine="interpreted", autotune=True)
+    check(lambda f: torch.compile(f, backend=backend), CASES[name], "cpu", {"rtol": 1e-4, "atol": 1e-4})
+    assert engine.clock.picked
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", ["decode", "long sums", "images", "reductions"])
+def test_every_configuration_of_slow_ones_gives_the_same(engine, monkeypatch, tmp_path, name, number):
+    test_every_configuration_gives_the_same(engine, monkeypatch, tmp_path, name, number)
 
 
 def test_triton_is_here():

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import ast
 import math
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import sympy
+import torch
 
-from airgraph.engine.cuda import GPU, CudaEngine
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import CASES, TestedEngine
+
+import airgraph
+from airgraph.engine import ENGINES, register_engine
+from airgraph.engine.cuda import CudaEngine
+from airgraph.engine.cuda.attention import AttentionSource
+from airgraph.engine.cuda.executable import CudaExecutable
 from airgraph.engine.cuda.functions import RENDERED
 from airgraph.engine.cuda.order import grouped
 from airgraph.engine.cuda.render import Merged, render
+from airgraph.engine.cuda.target import GPU
 from airgraph.ir.boundary import Boundary, Fresh, Layout, TensorIn
 from airgraph.ir.text import from_py
 from airgraph.ir.types import DataType, TensorType
@@ -383,3 +395,39 @@ def test_what_costs_little_beyond_a_split_reduction_is_computed_again():
     )
     sizes = [math.prod(p.tensor.shape) for p in found.allocations.values() if p.kind == "arena"]
     assert sizes and max(sizes) <= 64 * 16
+
+
+class NoKernels:
+    """Stands in for compile.DriverKernels where nothing is run."""
+
+    def prepare(self, sources):
+        self.sources = sources
+
+
+def test_decoding_waits_for_all_it_loads_at_once():
+    """An assertion, or a load that is exchanged between threads, would hold up the loads behind it."""
+    seen = []
+
+    class Rendering(TestedEngine):
+        name = "rendering"
+
+        def load(self, request):
+            seen.append(CudaExecutable(request, NoKernels()))
+            return seen[-1]
+
+        def program(self, executable, programs):
+            return lambda *args: [torch.zeros(2, 256)]
+
+    register_engine(Rendering())
+    try:
+        function, args = CASES["decode"].build("cpu")
+        torch.compile(function, backend=airgraph.backend(engine="rendering"))(*args)
+    finally:
+        del ENGINES["rendering"]
+    (source,) = [s for s in seen[0].sources if isinstance(s, AttentionSource)]
+    kernel = source.text.partition("def kernel(")[2]
+    assert source.checks
+    assert source.text.count("tl.device_assert") == kernel.partition("tl.atomic_add")[2].count("tl.device_assert") == 2
+    assert source.text.count("def slot") == 1  # keys and values go to the same
+    for i in range(source.unit.pieces):
+        assert f"q{i} = tl.where(own[:, None], q{i}, 0.0)" in kernel

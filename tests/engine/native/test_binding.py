@@ -22,14 +22,6 @@ def native(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def compiled(model, *args, **options):
     """(the function, the native executables that came of calling it)."""
     made = []

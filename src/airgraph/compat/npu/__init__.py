@@ -44,6 +44,7 @@ from airgraph.compat.npu import (
     autocast,
     collectives,
     composites,
+    conditional,
     custom_ops,
     dispatch,
     generator,
@@ -109,6 +110,7 @@ def install(host: str | torch.device = "cpu", devices: int | None = None) -> Non
     emulation.libraries += collectives.install(emulation.host)
     hcom.remap()
     pending.install()
+    conditional.install()
     interface.register_if_loaded()
     register_adapter(DeviceAdapter(DEVICE_TYPE, device, _to_program, from_host, custom_ops.host_op))
 
@@ -129,6 +131,7 @@ def uninstall() -> None:
     accelerator.uninstall()
     collectives.uninstall()
     hcom.unmap()
+    conditional.uninstall()
     pending.uninstall()
     traced_streams.unregister()
     for library in emulation.libraries:

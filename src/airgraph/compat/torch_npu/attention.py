@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 from airgraph.compat.torch_npu import attention_scales
-from airgraph.compat.torch_npu.attention_scales import Int8Steps, Quantised
+from airgraph.compat.torch_npu.attention_scales import FLOAT8, Float8Steps, Int8Steps, Quantised
+from airgraph.compat.torch_npu.mx_quantisation import FORMATS, NUMBERS, narrowed
 from airgraph.compat.torch_npu.quantisation import rounded
-from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, need, need_types, not_emulated
+from airgraph.compat.torch_npu.references import FLOATS, FUNCTIONS, element_type, need, need_types, not_emulated
 from airgraph.errors import CompatError
 
 OP = "npu_fused_infer_attention_score"
@@ -132,6 +133,7 @@ def first(
     value_shared_prefix: Tensor | None = None,
     actual_shared_prefix_len: Lengths | None = None,
     learnable_sink: Tensor | None = None,
+    out_dtype: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     bits = Quantised(**{name: others.pop(name) for name in Quantised._fields if name in others})
@@ -141,11 +143,11 @@ def first(
     check(query_rope, key_rope, input_layout, sparse_mode)
     layout, _, result_layout = input_layout.partition("_")
     attention_scales.check(OP, bits, query, key, value, layout in PACKED)
-    whole, in_int8 = key.dtype in attention_scales.CODES, query.dtype == torch.int8
+    whole, in_int8, in_float8 = key.dtype in attention_scales.CODES, query.dtype == torch.int8, query.dtype == FLOAT8
     not_emulated(
         f"{OP} with keys in {key.dtype}",
         **({"query_rope": query_rope} if whole else {}),
-        **({"key_shared_prefix": key_shared_prefix} if in_int8 else {}),
+        **({"key_shared_prefix": key_shared_prefix} if in_int8 or in_float8 else {}),
     )
     check_packed(layout, sparse_mode, atten_mask, query_padding_size, kv_padding_size, pse_shift, key_shared_prefix)
     check_padding(actual_seq_lengths, actual_seq_lengths_kv, query_padding_size, kv_padding_size)
@@ -156,8 +158,15 @@ def first(
     starts = [read(attention_scales.codes(t)) for t in (key_shared_prefix, value_shared_prefix) if t is not None]
     if whole and not in_int8:
         scales = [how for how in bits.caches() if how is not None]
+        if in_float8 and block_table is not None:  # scales of a paged cache are paged, too
+            scales = [how._replace(mode=5) if how.mode == 3 else how for how in scales]
         starts = attention_scales.dequantised_prefixes(OP, starts, scales)
         k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip((k, v), scales))
+    if in_float8 and bits.dequant_scale_query is not None:
+        numbers, mode = bits.dequant_scale_query, bits.query_quant_mode
+        if mode == 3:  # as the query without its last axis
+            numbers = split(numbers.unsqueeze(-1), "BSND" if layout == "BSH" else layout, num_heads)
+        q = attention_scales.scaled_query(OP, q, numbers, mode)
     if query_rope is not None and key_rope is not None:
         q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, read(key_rope)], -1)
     if layout in PACKED:
@@ -171,14 +180,26 @@ def first(
     if starts:
         k, v = (torch.cat([start.expand(t.shape[0], -1, -1, -1), t], 2) for start, t in zip(starts, (k, v)))
         hidden = torch.cat(joint(q, k, prefix, of_prefix, actual_shared_prefix_len, hidden), -1)
-    result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink, bits.int8_steps())
+    result, lse = attention(q, k, v, scale, pse_shift, hidden, places.outside, learnable_sink, bits.steps(query.dtype))
     if bits.quant_scale2 is not None:
         result = attention_scales.to_int8(OP, result, bits.quant_scale2, bits.quant_offset2)
     else:
-        result = result.to(torch.float16 if query.dtype == torch.int8 else query.dtype)
+        result = result.to(result_type(query.dtype, out_dtype))
     out = joined(result, result_layout or layout)
     lse = lse[0].transpose(0, 1) if layout in PACKED else lse
     return out, lse.contiguous() if softmax_lse_flag else lse.new_zeros(1)
+
+
+def result_type(query: torch.dtype, number: int | None) -> torch.dtype:
+    """`out_dtype` is for quantised queries: attention in floating point has results of the query's type."""
+    usual = {torch.int8: torch.float16, FLOAT8: torch.bfloat16}.get(query, query)
+    if number is None:
+        return usual
+    known = NUMBERS.get(number)
+    need(known is not None, OP, f"out_dtype {number} is none of torch.float16, torch.bfloat16 and torch.float32")
+    need(query in (torch.int8, FLOAT8) or known == query, OP, f"out_dtype is {known}, and query {query}")
+    assert known is not None
+    return known
 
 
 def reader(layout: str, heads: int, block_table: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -232,8 +253,17 @@ def second(
     value_quant_mode: int = 0,
     quant_scale_out: Tensor | None = None,
     quant_offset_out: Tensor | None = None,
+    dequant_scale_query: Tensor | None = None,
+    query_quant_mode: int = 0,
+    quant_scale_p: Tensor | None = None,
+    out_dtype: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
+    tensors = {"query": query, "key": key, "value": value, "query_rope": query_rope, "key_rope": key_rope}
+    tensors |= {"dequant_scale_query": dequant_scale_query, "dequant_scale_key": dequant_scale_key}
+    tensors |= {"dequant_scale_value": dequant_scale_value}
+    check_declared(f"{OP}_v2", tensors, {n: others.pop(n) for n in [*others] if n.endswith("_dtype")})
+    element_type(f"{OP}_v2", "out_dtype", out_dtype)
     not_emulated(f"{OP}_v2", **others)
     return first(
         query,
@@ -265,7 +295,23 @@ def second(
         value_antiquant_mode=value_quant_mode,
         quant_scale2=quant_scale_out,
         quant_offset2=quant_offset_out,
+        dequant_scale_query=dequant_scale_query,
+        query_quant_mode=query_quant_mode,
+        quant_scale_p=quant_scale_p,
+        out_dtype=out_dtype,
     )
+
+
+def check_declared(op: str, tensors: dict[str, Tensor | None], numbers: dict[str, int | None]) -> None:
+    """`query_dtype` and its like say the type of a tensor whose torch type does not: here each tensor has its own."""
+    for name, number in numbers.items():
+        tensor = tensors.get(name.removesuffix("_dtype"))
+        if element_type(op, name, number) is None:
+            continue
+        need(tensor is not None, op, f"{name} is given, and {name.removesuffix('_dtype')} is not", hint="leave it out")
+        assert tensor is not None
+        said = {**NUMBERS, **{n: f.dtype for n, f in FORMATS.items()}, 1: torch.int8, 3: torch.int32}.get(number or 0)
+        need(said == tensor.dtype, op, f"{name} {number} says {said}, and the tensor is {tensor.dtype}", "leave it out")
 
 
 def check(query_rope: Tensor | None, key_rope: Tensor | None, layout: str, sparse_mode: int) -> None:
@@ -477,11 +523,11 @@ def attention(
     hidden: Tensor | None,
     outside: Tensor | None,
     sink: Tensor | None,
-    int8: Int8Steps | None,
+    steps: Int8Steps | Float8Steps | None,
 ) -> tuple[Tensor, Tensor]:
     groups = q.shape[1] // k.shape[1]
     k, v = (t.float().unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (k, v))
-    scores = q.float() @ k.transpose(-1, -2) * (scale if int8 is None else scale * int8.scores)
+    scores = q.float() @ k.transpose(-1, -2) * (scale * steps.scores if isinstance(steps, Int8Steps) else scale)
     if shift is not None:
         scores = scores + shift[..., : scores.shape[-2], : scores.shape[-1]].float()
     if hidden is not None:
@@ -491,11 +537,16 @@ def attention(
     if sink is not None:
         lse = torch.logaddexp(lse, sink.float().view(1, -1, 1, 1))
     assert nothing is not None
-    weights = (scores - lse).exp()
-    if int8 is None:
-        result = weights @ v
-    else:  # in float64 sums of products of whole numbers are exact
-        result = (rounded(weights * int8.weights, torch.int8).double() @ v.double()).float() * int8.result
+    match steps:
+        case None:
+            result = (scores - lse).exp() @ v
+        case Int8Steps():  # in float64 sums of products of whole numbers are exact
+            weights = rounded((scores - lse).exp() * steps.weights, torch.int8)
+            result = (weights.double() @ v.double()).float() * steps.result
+        case Float8Steps():
+            top = scores.amax(-1, keepdim=True)
+            weights = narrowed((scores - top).exp() * steps.weights, 24).float()  # torch.float8_e4m3fn
+            result = weights @ v * ((top - lse).exp() / steps.weights)
     return result.masked_fill(nothing, 0.0), lse
 
 

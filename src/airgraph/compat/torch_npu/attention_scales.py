@@ -14,6 +14,15 @@ keys and values in int8, in int4 (eight to an int32 along the last axis) or in e
 queries, keys and values in int8:
     scores = q·kᵀ · dequant_scale1,  weights = round(softmax · quant_scale1),  result = weights·v · dequant_scale2
 
+queries, keys and values in eight-bit floats, each with scales (`dequant_scale_query`, …), modes of query, key and value:
+
+        3 0 0   one per token and head, one number, one number            [batch, queries, heads] as the query is laid out
+        3 3 2   one per token and head of queries and keys, one per head  [batch, heads, keys] or in blocks as in mode 5
+        7 7 7   one per 128 queries, 256 keys and 256 values of a head    [batch, heads, length / 128 or 256, 1]
+
+    scores = (q · scale)·(k · scale)ᵀ,  weights = float8(exp(scores − max) · quant_scale_p),  result = weights·(v · scale)
+    divided by quant_scale_p and by the sum of what was not rounded
+
 results in int8:
     round(result · quant_scale2 + quant_offset2), with one number, or one per head and element
 """
@@ -28,8 +37,11 @@ from torch import Tensor
 from airgraph.compat.torch_npu.quantisation import rounded, unpacked, unpacked_int4
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types
 
-CODES = (torch.int8, torch.int32, torch.float8_e4m3fn)
+FLOAT8 = torch.float8_e4m3fn
+CODES = (torch.int8, torch.int32, FLOAT8)
 BLOCKED = (4, 5)
+FLOAT8_MODES = ((3, 0, 0), (3, 3, 2), (7, 7, 7))
+QUERY_ROWS, KEY_ROWS = 128, 256  # rows that share a scale in mode 7
 
 
 class CacheScales(NamedTuple):
@@ -48,8 +60,14 @@ class Int8Steps(NamedTuple):
     result: Tensor
 
 
+class Float8Steps(NamedTuple):
+    """The factor of the weights of attention in eight-bit floats, by which they are rounded."""
+
+    weights: Tensor | float
+
+
 class Quantised(NamedTuple):
-    """The arguments, as `npu_fused_infer_attention_score` names them."""
+    """The arguments, as `npu_fused_infer_attention_score` names them, and those of its second version alone."""
 
     dequant_scale1: Tensor | None = None
     quant_scale1: Tensor | None = None
@@ -65,6 +83,9 @@ class Quantised(NamedTuple):
     value_antiquant_scale: Tensor | None = None
     value_antiquant_offset: Tensor | None = None
     value_antiquant_mode: int = 0
+    dequant_scale_query: Tensor | None = None
+    query_quant_mode: int = 0
+    quant_scale_p: Tensor | None = None
 
     def caches(self) -> tuple[CacheScales | None, CacheScales | None]:
         """Of keys and of values; separate ones take precedence."""
@@ -80,7 +101,9 @@ class Quantised(NamedTuple):
             CacheScales(value_scale, value_offset, self.antiquant_mode),
         )
 
-    def int8_steps(self) -> Int8Steps | None:
+    def steps(self, query: torch.dtype) -> Int8Steps | Float8Steps | None:
+        if query == FLOAT8:
+            return Float8Steps(1.0 if self.quant_scale_p is None else factor(self.quant_scale_p))
         if self.dequant_scale1 is None or self.quant_scale1 is None or self.dequant_scale2 is None:
             return None
         return Int8Steps(factor(self.dequant_scale1), factor(self.quant_scale1), factor(self.dequant_scale2))
@@ -103,14 +126,19 @@ def check(op: str, given: Quantised, query: Tensor, key: Tensor, value: Tensor, 
     steps = {"dequant_scale1": given.dequant_scale1, "quant_scale1": given.quant_scale1}
     steps["dequant_scale2"] = given.dequant_scale2
     need_types(op, (torch.float32, torch.int64, torch.uint64), **steps)
-    need_types(op, (*FLOATS, torch.int8), query=query)
+    need_types(op, (*FLOATS, torch.int8, FLOAT8), query=query)
     need_types(op, (*FLOATS, *CODES), key=key, value=value)
     need(key.dtype == value.dtype, op, f"key is {key.dtype} and value is {value.dtype}: they have to have one type")
     whole, int8 = key.dtype in CODES, query.dtype == torch.int8
-    need(not (whole and packed), op, "quantised keys and values with layouts TND and NTD are not emulated")
+    need(
+        not (key.dtype == torch.int8 and packed),
+        op,
+        "key and value in int8 do not go with layouts TND and NTD, by the documents of all chips",
+        hint="BSND or BNSD; or keys in int4 or torch.float8_e4m3fn",
+    )
+    check_queries(op, given, query, key)
     offsets = (given.antiquant_offset, given.key_antiquant_offset)
-    floats = key.dtype == torch.float8_e4m3fn
-    need(not (floats and any(o is not None for o in offsets)), op, f"keys in {key.dtype} have no offsets")
+    need(not (key.dtype == FLOAT8 and any(o is not None for o in offsets)), op, f"keys in {key.dtype} have no offsets")
     missing = [name for name, scale in steps.items() if scale is None]
     need(not (int8 and missing), op, f"query, key and value in int8 need {', '.join(missing)}")
     need(not int8 or key.dtype == torch.int8, op, f"query is in int8, and key in {key.dtype}")
@@ -124,6 +152,46 @@ def check(op: str, given: Quantised, query: Tensor, key: Tensor, value: Tensor, 
     scales = given.antiquant_scale is not None or given.key_antiquant_scale is not None
     need(not cache or scales, op, f"key in {key.dtype} needs {needed}")
     need(whole or query.dtype == key.dtype, op, "query, key and value have to have one type")
+
+
+def check_queries(op: str, given: Quantised, query: Tensor, key: Tensor) -> None:
+    """Scales of the query itself."""
+    floats = query.dtype == FLOAT8
+    named = [name for name in ("dequant_scale_query", "quant_scale_p") if getattr(given, name) is not None]
+    named += ["query_quant_mode"] if given.query_quant_mode else []
+    need(
+        floats or not named,
+        op,
+        f"{', '.join(named)}: only with query, key and value in {FLOAT8}, and query is {query.dtype}",
+        hint="attention in int8 with a scale for each token rounds its weights in a way that the documents do not say"
+        if query.dtype == torch.int8
+        else "leave it out: queries in floating point have no scales",
+    )
+    if not floats:
+        return
+    need(key.dtype == FLOAT8, op, f"query is in {FLOAT8}, and key in {key.dtype}")
+    scales = (given.dequant_scale_query, given.key_antiquant_scale, given.value_antiquant_scale)
+    need(all(s is not None for s in scales), op, f"query in {FLOAT8} needs scales of query, key and value")
+    modes = (given.query_quant_mode, given.key_antiquant_mode, given.value_antiquant_mode)
+    known = ", ".join(map(str, FLOAT8_MODES))
+    need(modes in FLOAT8_MODES, op, f"modes {modes} of query, key and value are not emulated, only {known}")
+
+
+def scaled_query(op: str, q: Tensor, scale: Tensor, mode: int) -> Tensor:
+    """[batch, heads, queries, size] in float32, of a scale that is laid out as q is."""
+    if mode == 7:
+        return q.float() * by_rows(op, scale, q, QUERY_ROWS)
+    need(
+        scale.shape == (*q.shape[:3], 1), op, f"dequant_scale_query is {list(scale.shape)} for a query {list(q.shape)}"
+    )
+    return q.float() * scale.float()
+
+
+def by_rows(op: str, scale: Tensor, x: Tensor, rows: int) -> Tensor:
+    """A scale for each `rows` rows of a head, as one for each row."""
+    shape = [x.shape[0], x.shape[1], (x.shape[2] + rows - 1) // rows]
+    need(list(scale.shape[:3]) == shape, op, f"{list(scale.shape)} scales, where {[*shape, 1]} are needed")
+    return scale.float().reshape(shape).repeat_interleave(rows, 2)[:, :, : x.shape[2]].unsqueeze(-1)
 
 
 def codes(x: Tensor) -> Tensor:
@@ -143,7 +211,8 @@ def dequantised_prefixes(op: str, starts: list[Tensor], scales: list[CacheScales
     need(
         not per_token,
         op,
-        "a shared prefix with scales per token is not emulated: where its own scales are is not known",
+        "a shared prefix with scales per token is not emulated: the documents do not say where its own scales lie",
+        hint="scales per channel or head (modes 0 and 2), or the prefix as part of key and value",
     )
     return [dequantised(op, t, how, None) for t, how in zip(starts, scales)]
 
@@ -151,7 +220,9 @@ def dequantised_prefixes(op: str, starts: list[Tensor], scales: list[CacheScales
 def laid_out(op: str, numbers: Tensor, mode: int, x: Tensor, table: Tensor | None) -> Tensor:
     """The numbers of a mode, as what broadcasts to [batch, heads, keys, size]."""
     batch, heads, keys, size = x.shape
-    need(mode in range(6), op, f"antiquant mode {mode} is not emulated, only 0 to 5")
+    need(
+        mode in (*range(6), 7), op, f"antiquant mode {mode} is not emulated, only 0 to 5, and 7 with scales of queries"
+    )
     need(mode not in BLOCKED or table is not None, op, f"antiquant mode {mode} needs block_table")
     numbers = numbers.float()
     match mode:
@@ -165,6 +236,8 @@ def laid_out(op: str, numbers: Tensor, mode: int, x: Tensor, table: Tensor | Non
             return fitted(op, numbers, (1, heads, 1, 1))
         case 3:
             return fitted(op, numbers[..., :keys], (batch, heads, keys, 1))
+        case 7:
+            return by_rows(op, numbers, x, KEY_ROWS)
     assert table is not None
     blocks = numbers[table.long().clamp(0, numbers.shape[0] - 1)]  # [batch, blocks, (heads,) block]
     if mode == 5:

@@ -78,9 +78,8 @@ class Placement(NamedTuple):
 
 def placement(op: str, ranks: int, rank: int, experts: int, named: dict[str, Any]) -> Placement:
     usual = {"tp_world_size": (0, 1), "tp_rank_id": (0,), "expert_shard_type": (0,), "comm_quant_mode": (0, 2)}
-    for name, allowed in usual.items():
-        need(named.get(name, allowed[0]) in allowed, op, f"{name} {named.get(name)!r} is not emulated")
-    not_emulated(op, **{name: named.get(name) for name in ("elastic_info", "performance_info")})
+    others = {name: named[name] for name, allowed in usual.items() if named.get(name, allowed[0]) not in allowed}
+    not_emulated(op, **others, **{name: named.get(name) for name in ("elastic_info", "performance_info")})
     need(0 <= rank < ranks, op, f"ep_rank_id {rank} is none of {ranks} ranks")
     shared_ranks = named.get("shared_expert_rank_num", 0)
     shared = named.get("shared_expert_num", 1) if shared_ranks else 0

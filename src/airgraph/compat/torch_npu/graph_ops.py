@@ -35,6 +35,9 @@ TYPE_NUMBERS = {
     23: int(DataType.DT_FLOAT8_E5M2),
     24: int(DataType.DT_FLOAT8_E4M3FN),
 }
+# A ScalarType is a byte: of the numbers that torch_npu adds, what is above 256 arrives, as a type that no tensor has.
+HIFLOAT8_BYTE, _E5M2, _E4M3FN = (getattr(torch, name) for name in ("uint5", "uint6", "uint7"))
+FROM_BYTES = {_E5M2: torch.float8_e5m2, _E4M3FN: torch.float8_e4m3fn}
 
 
 class Argument(NamedTuple):
@@ -62,7 +65,7 @@ class Argument(NamedTuple):
         if isinstance(value, Value) or (isinstance(value, list | tuple) and any(isinstance(v, Value) for v in value)):
             raise UnsupportedConversion(f"its attribute {self.slot} is symbolic")
         if isinstance(value, torch.dtype):
-            return int(GE_TYPES[value])
+            return int(GE_TYPES[FROM_BYTES.get(value, value)])
         if self.words:
             return self.words[value]
         if self.numbers:

@@ -106,7 +106,8 @@ def result_type(op: str, x: Tensor, number: int | None, usual: torch.dtype | Non
 def check(op: str, **named: Any) -> None:
     """Arguments that have one value only, in the originals as well."""
     for name, value in named.items():
-        need(value in (None, 0, "sum"), op, f"{name} is {value!r}, and is not one of the op's in any version")
+        known = f"{name} is {value!r}, and is not one of the op's in any version"
+        need(value in (None, 0, "sum"), op, known, hint="leave it out")
 
 
 # -- reductions -----------------------------------------------------------------------------------------------------
@@ -318,7 +319,8 @@ def npu_all_to_all_quant_matmul(
     """Modes 7 and 2, the usual ones: rows to eight bits behind the exchange, each with a scale of its own. 6 and 6: pairs
     of powers of two, which are exchanged, too. Without x2_scale the plain product (`npu_all_to_all_matmul`)."""
     op = "npu_all_to_all_quant_matmul"
-    not_emulated(op, **{name: reserved.get(name) for name in ("common_scale", "x1_offset", "x2_offset")})
+    others = ("common_scale", "x1_offset", "x2_offset", "comm_quant_dtype")
+    not_emulated(op, **{name: reserved.get(name) for name in others})
     axes(op, all2all_axes, [-2, -1])
     got = beside(op, x1, world_size, hcom)
     rows = got.flatten(1)
@@ -405,6 +407,7 @@ def npu_quant_matmul_all_to_all(
     6 and 6: pairs of powers of two. Without scales the plain product (`npu_matmul_all_to_all`)."""
     op = "npu_quant_matmul_all_to_all"
     not_emulated(op, common_scale=common_scale, x1_offset=x1_offset, x2_offset=x2_offset)
+    not_emulated(op, comm_quant_dtype=comm_quant_dtype)
     check(op, common_quant_mode=common_quant_mode)
     axes(op, all2all_axes, [-1, -2])
     need((x1_quant_mode, x2_quant_mode) in ((3, 2), (6, 6)), op, "quant modes are 3 and 2, or 6 and 6")
@@ -477,8 +480,9 @@ def beside_experts(op: str, like: Tensor, named: dict[str, Any]) -> Tensor:
 def of_experts(
     op: str, x: Tensor, weight: Tensor, s: Tensor, t: Tensor, named: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    not_emulated(op, **{k: named.get(k) for k in ("send_counts_tensor", "recv_counts_tensor", "comm_quant_scale")})
-    check(op, comm_quant_mode=named.get("comm_quant_mode"))
+    others = ("send_counts_tensor", "recv_counts_tensor", "comm_quant_scale", "comm_quant_dtype")
+    not_emulated(op, **{name: named.get(name) for name in others})
+    not_emulated(op, comm_quant_mode=named.get("comm_quant_mode") or None)
     modes = named.get("gmm_x_quant_mode"), named.get("gmm_weight_quant_mode")
     return operands(op, x, weight, (s, t), modes, (named.get("gmm_x_dtype"), named.get("gmm_weight_dtype")))
 

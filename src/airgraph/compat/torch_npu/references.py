@@ -18,6 +18,7 @@ which returns the new values after the op's own results.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,13 +27,14 @@ import torch
 from torch import Tensor
 
 from airgraph.capture.inlining import add_formula
-from airgraph.compat.torch_npu.graph_ops import add_graph_op
+from airgraph.compat.torch_npu.graph_ops import FROM_BYTES, HIFLOAT8_BYTE, add_graph_op
 from airgraph.errors import CompatError
 
 NAMESPACE = "npu"
 REFERENCES: dict[str, Any] = {}
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # their meanings, for those who read them
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+HIFLOAT8 = 290  # torch_npu.hifloat8
 
 
 def reference(
@@ -65,8 +67,9 @@ def reference(
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops, NAMESPACE), packet)
         REFERENCES[name] = getattr(op, overload) if overload else op
-        FUNCTIONS[name] = meaning
         target = getattr(op, overload or "default")
+        meaning = with_element_types(name, target, meaning)
+        FUNCTIONS[name] = meaning
         given = in_two_steps(target, schema, meaning, ge) if writes else meaning
         key = "CompositeImplicitAutograd" if opened or writes else "CompositeExplicitAutograd"
         torch.library.impl(f"{NAMESPACE}::{name}", key)(given)
@@ -78,6 +81,35 @@ def reference(
         return REFERENCES[name]
 
     return register
+
+
+def with_element_types(name: str, op: torch._ops.OpOverload, meaning: Callable[..., Any]) -> Callable[..., Any]:
+    """The meaning, called with element types that exist: where an argument says HiFloat8, the op is refused."""
+    names = [a.name for a in op._schema.arguments]
+    types = {n for n in names if n.endswith("dtype") or n in ("dst_type", "src_type")}
+    if not types:
+        return meaning
+
+    @functools.wraps(meaning)
+    def typed(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args)), **kwargs}
+        known = {n: element_type(name, n, given[n]) for n in types if n in given}
+        return meaning(
+            *(known.get(n, value) for n, value in zip(names, args)), **{n: known.get(n, v) for n, v in kwargs.items()}
+        )
+
+    return typed
+
+
+def element_type(op: str, name: str, value: Any) -> Any:
+    """A type, or the number of one, as an op's argument says it."""
+    if value in (HIFLOAT8, HIFLOAT8_BYTE):
+        raise CompatError(
+            f"{op}: {name} says HiFloat8 (torch_npu.hifloat8), which is not emulated",
+            where={"because": "PyTorch has no such type: only ops written for its bytes could read or write them"},
+            hint="torch.float8_e4m3fn or torch.float8_e5m2",
+        )
+    return FROM_BYTES.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def in_two_steps(op: Any, schema: str, meaning: Callable[..., Any], ge: str) -> Callable[..., Any]:
@@ -169,13 +201,26 @@ def need_types(op: str, allowed: Sequence[torch.dtype], **tensors: Tensor | None
             raise CompatError(f"{op}: {name} is {tensor.dtype}, and has to be one of {known}")
 
 
-_PROBABILITIES = "how the probabilities of an attention in eight bits are rounded between its two products"
+# What the documents do not say of an argument, and what to do instead where there is something.
+_ROPE = "what it means: it is reserved, and has no effect in any version"
 UNKNOWN = {
-    **dict.fromkeys(
-        ("dequant_scale_query", "dequant_scale_key_rope", "key_rope_antiquant_scale", "quant_scale_p"), _PROBABILITIES
-    ),
+    "dequant_scale_key_rope": _ROPE,
+    "key_rope_antiquant_scale": _ROPE,
     "comm_quant_mode": "how many values share a scale on the wire",
+    "comm_quant_scale": "how many values share a scale on the wire",
+    "comm_quant_dtype": "how many values share a scale on the wire",
     "padding_mask": "what it adds to the scores",
+    "tp_world_size": "where the rows of each rank lie if the ranks of the second group have different counts",
+    "tp_rank_id": "where the rows of each rank lie if the ranks of the second group have different counts",
+    "expert_shard_type": "how experts and shared experts are placed other than on ranks of their own",
+    "elastic_info": "how its rows name the ranks that are left",
+    "performance_info": "what is measured: it counts clock cycles of the chip",
+}
+INSTEAD = {
+    "comm_quant_mode": "0: values are sent as they are",
+    "tp_world_size": "1, and torch.distributed.all_gather of the rows behind it",
+    "tp_rank_id": "0, with tp_world_size=1",
+    "expert_shard_type": "0",
 }
 
 
@@ -187,5 +232,6 @@ def not_emulated(op: str, **arguments: object) -> None:
         raise CompatError(
             f"{op}: {', '.join(given)} is not emulated",
             where={"the documents do not say": unknown} if unknown else {},
-            hint="leave it out, or add a reference of your own under another name",
+            hint="; ".join(f"{name}={INSTEAD[name]}" for name in given if name in INSTEAD)
+            or "leave it out, or add a reference of your own under another name",
         )

@@ -6,25 +6,31 @@ This module needs neither Triton nor a GPU: it says when the engine is chosen, a
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU, GpuTarget
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.ir.graph import Graph, Node
-from airgraph.plan.steps import Plan
 
 if TYPE_CHECKING:
     from airgraph.engine.cuda.executable import CudaExecutable
+    from airgraph.engine.cuda.target import GpuTarget
+    from airgraph.plan.steps import Plan
 
 
 class CudaEngine:
     """Plans rendered as Triton kernels, for NVIDIA GPUs."""
 
     name = "cuda"
-    targets = (GPU, CHANNELS_FIRST)
+
+    @property
+    def targets(self) -> Sequence[GpuTarget]:
+        from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU  # a program from the cache needs none
+
+        return GPU, CHANNELS_FIRST
 
     def serves(self, device: torch.device, mode: str) -> str | None:
         if device.type != "cuda":
@@ -55,8 +61,11 @@ class CudaEngine:
     def load(self, request: Request) -> CudaExecutable:
         from airgraph.engine.cuda.compile import DriverKernels
         from airgraph.engine.cuda.executable import CudaExecutable
+        from airgraph.engine.cuda.tune import GpuClock, KernelTuner
 
-        executable = CudaExecutable(request, DriverKernels(request.device))
+        kernels = DriverKernels(request.device)
+        tuner = KernelTuner(request.journal, GpuClock(kernels)) if request.autotune else None
+        executable = CudaExecutable(request, kernels, tuner)
         for note in executable.plan.notes:
             request.journal.remark(note)
         return executable
@@ -76,6 +85,8 @@ def problem() -> str | None:
 
 def target_for(request: Request) -> GpuTarget:
     """Images lie with channels first where others read them so: the backward graph, or PyTorch's norms, say."""
+
+    from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 
     def takes_images(node: Node) -> bool:
         shapes = [v.type.shape or () for v in node.values()]

@@ -10,7 +10,7 @@ last program of a head to finish combines the stretches: `count` says how many a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,14 +19,14 @@ from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
 from airgraph.engine.cuda.kernel_source import ONCE
 from airgraph.engine.cuda.render import HEAD, Renderer, element_count
 from airgraph.engine.cuda.target import GPU
-from airgraph.engine.cuda.tiles import PROGRAMS, Tile, power_of_two
+from airgraph.engine.cuda.tiles import PROGRAMS, Tile, other_warps, power_of_two
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
 from airgraph.plan.index import Affine, same
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest
 from airgraph.plan.steps import MaskKind, Matrix
-from airgraph.plan.tensors import Expr, Pick, Tensor
+from airgraph.plan.tensors import Expr, Tensor
 
 BLOCK = 32
 NARROW = 64  # elements of a head that two warps take
@@ -42,10 +42,14 @@ class AttentionSource:
 
     unit: DecodeAttention
     ahead: bool = False
+    block: int = BLOCK  # slots of the cache at a time
+    given_warps: int = 0  # 0: by rule
     fuses = False
 
     @property
     def warps(self) -> int:
+        if self.given_warps:
+            return self.given_warps
         return 2 if int(self.unit.attention.sizes.depth) <= NARROW else 4
 
     @cached_property
@@ -94,7 +98,7 @@ class AttentionSource:
             "ROWS": max(16, power_of_two(self.group)),
             "DEPTH": depth,
             "WIDTH": depth // self.unit.pieces,
-            "BLOCK": BLOCK,
+            "BLOCK": self.block,
             "SPLITS": SPLITS,
             "CHUNK": max(1, min(power_of_two(self.group), COMBINED // SPLITS // depth)),
             "AHEAD": self.ahead,
@@ -102,7 +106,7 @@ class AttentionSource:
 
     def splits(self, value: Callable[[Dim], int]) -> int:
         b, _, hk, _, length, *_ = (value(n) for n in self.unit.attention.sizes)
-        return max(1, min(-(-length // BLOCK), -(-PROGRAMS // max(b * hk, 1)), SPLITS))
+        return max(1, min(-(-length // max(self.block, BLOCK)), -(-PROGRAMS // max(b * hk, 1)), SPLITS))
 
     def numbers(self, value: Callable[[Dim], int]) -> list[int]:
         return [*(value(s) for s in self.written.sizes), self.splits(value)]
@@ -114,6 +118,12 @@ class AttentionSource:
     def grid(self, value: Callable[[Dim], int]) -> int:
         return self.pairs(value) * self.splits(value)
 
+    def alternatives(self) -> list[AttentionSource]:
+        """With other blocks and warps. None has more splits, so that the scratch memory of this one is enough."""
+        blocks = [replace(self, block=block) for block in (self.block // 2, self.block * 2)]
+        warps = [replace(source, given_warps=n) for source in (self, *blocks) for n in other_warps(self.warps)]
+        return [*blocks, *warps]
+
     def scratch(self, value: Callable[[Dim], int]) -> Sequence[int]:
         """Floats of `part` and `stat`, and the number of counters."""
         programs = self.grid(value)
@@ -122,8 +132,8 @@ class AttentionSource:
 
 
 class HeadRenderer(Renderer):
-    """A loop over heads as a function of b, h and d that returns what it would store, and the slot where there is one.
-    `given` has been computed: it is the argument `made`."""
+    """A loop over heads as a function of b, h and d that returns what it would store. `given` has been computed: it is the
+    argument `made`."""
 
     def __init__(self, loop: HeadLoop, given: Tensor | None = None) -> None:
         part = loop.part
@@ -148,9 +158,20 @@ class HeadRenderer(Renderer):
         return super().load(e)
 
     def store(self, s: Store) -> None:
-        value = f"({self.value(s.value)}).to(tl.{STORED[s.target.dtype]})"
-        slots = self.picked(s.numbers, [Pick(1, p.size, p.wraps) for p in s.picks])
-        self.line(f"return {', '.join([value, *slots])}")
+        self.line(f"return ({self.value(s.value)}).to(tl.{STORED[s.target.dtype]})")
+
+
+class SlotRenderer(HeadRenderer):
+    """The slot that such a loop writes to, as a function of b, and whether there is one of that number."""
+
+    def store(self, s: Store) -> None:
+        (number,), (pick,) = s.numbers, s.picks
+        limit = self.size(pick.size)
+        self.line(f"slot = {self.value(number)}.to(tl.int64)")
+        if pick.wraps:
+            self.line(f"slot = tl.where(slot < 0, slot + {limit}, slot)")
+        self.line(f"good = (slot >= 0) & (slot < {limit})")
+        self.line("return tl.where(good, slot, 0), good")
 
 
 class DecodeWriter(KernelOperands):
@@ -161,6 +182,7 @@ class DecodeWriter(KernelOperands):
         self.source, self.unit, self.step = source, source.unit, source.unit.attention
         self.pieces = range(source.unit.pieces)
         self.functions: list[str] = []
+        self.slots: set[str] = set()  # names of functions for slots
         self.checks = False
         lines = [*self.start(), *self.first(), *self.rest(), *self.end()]
         parameters = [*source_pointers(self), "part", "stat", "count", *(f"s{i}" for i in range(len(self.sizes)))]
@@ -197,16 +219,31 @@ class DecodeWriter(KernelOperands):
         return f"{function}({', '.join(args)})"
 
     def written_token(self, name: str, cache: CacheWrite, d: str) -> list[str]:
-        """The new token's part of a cache as `new_{name}`, in pieces, and its slot."""
-        lines = []
+        """The new token's part of a cache as `new_{name}`, in pieces, and its slot. (That there is one is asserted at the
+        end: an assertion waits for what it reads, and nothing behind it is loaded meanwhile.)"""
+        lines = [f"slot_{name}, good_{name} = {self.slot(cache)}"]
         for i in self.pieces:
             made = None
             if cache.made is not None:
                 made = (f"made_{name}{i}", cache.made.roots[0])
                 lines.append(f"{made[0]} = {self.called(f'make_{name}', cache.making, i, ('head', d))}")
-            call = self.called(f"write_{name}", cache.loops, i, ("head", d), made)
-            lines.append(f"new_{name}{i}, slot_{name} = {call}")
+            lines.append(f"new_{name}{i} = {self.called(f'write_{name}', cache.loops, i, ('head', d), made)}")
         return lines
+
+    def slot(self, cache: CacheWrite) -> str:
+        """A call of the function for its slot: the same one for keys and values where they go to the same."""
+        self.checks = True
+        renderer = SlotRenderer(cache.loops[0])
+        body = renderer.body()
+        parameters = ["b", *source_pointers(renderer), *(f"s{i}" for i in range(len(renderer.sizes)))]
+        names = ("slot", "slot_of_values")
+        texts = [f"\n\n@triton.jit\ndef {n}({', '.join(parameters)}, INDEX: tl.constexpr):\n{body}" for n in names]
+        name, text = next((n, t) for n, t in zip(names, texts) if t in self.functions or n not in self.slots)
+        self.slots.add(name)
+        self.functions += [] if text in self.functions else [text]
+        return (
+            f"{name}({', '.join(['b', *map(self.pointer, renderer.tensors), *map(self.size, renderer.sizes)])}, INDEX)"
+        )
 
     # -- the kernel -------------------------------------------------------------------------------------------------
     def start(self) -> list[str]:
@@ -254,18 +291,22 @@ class DecodeWriter(KernelOperands):
         return lines
 
     def queries(self) -> list[str]:
+        """(Of nothing but loads, Triton would exchange each one between the threads before it issues the next.)"""
         if self.unit.querying:
-            return [f"q{i} = {self.called('query', self.unit.querying, i, ('h', 'd[None, :]'))}" for i in self.pieces]
-        at = [self.place(self.step.q, "h", "0", f"d[None, :] + {i} * WIDTH") for i in self.pieces]
-        return [f"q{i} = tl.load({place})" for i, place in enumerate(at)]
+            made = [self.called("query", self.unit.querying, i, ("h", "d[None, :]")) for i in self.pieces]
+        else:
+            at = [self.place(self.step.q, "h", "0", f"d[None, :] + {i} * WIDTH") for i in self.pieces]
+            made = [f"tl.load({place})" for place in at]
+        lines = [f"q{i} = {q}" for i, q in enumerate(made)]
+        return [*lines, *(f"q{i} = tl.where(own[:, None], q{i}, 0.0).to(q{i}.dtype)" for i in self.pieces)]
 
     def first(self) -> list[str]:
         keys, values = self.unit.keys, self.unit.values
         return [
+            *self.masks(),
             *self.queries(),
             *(self.written_token("key", keys, "d[:, None]") if keys is not None else []),
             *(self.written_token("value", values, "d[None, :]") if values is not None else []),
-            *self.masks(),
             "top = tl.full([ROWS], float('-inf'), tl.float32)",
             "total = tl.zeros([ROWS], tl.float32)",
             *(f"sums{i} = tl.zeros([ROWS, WIDTH], tl.float32)" for i in self.pieces),
@@ -335,7 +376,6 @@ class DecodeWriter(KernelOperands):
             "tl.store(stat + pid * 2 * GROUP + GROUP + rows, total, own)",
             "tl.debug_barrier()",
             "done = tl.atomic_add(count + pair, 1, sem='acq_rel')",
-            *self.kept(),
             "if done == splits - 1:",
             "    tl.store(count + pair, 0)",
             "    each = tl.arange(0, SPLITS)",
@@ -354,6 +394,7 @@ class DecodeWriter(KernelOperands):
             "        result = tl.sum(parts * shares[:, :, None], 0) / tl.sum(totals * shares, 0)[:, None]",
             "        out_at = (pair * GROUP + row).to(INDEX)[:, None] * DEPTH + column[None, :]",
             f"        tl.store({out} + out_at, result.to({out}.dtype.element_ty), (row < GROUP)[:, None])",
+            *self.kept(),
         ]
 
     def kept(self) -> list[str]:
@@ -363,7 +404,8 @@ class DecodeWriter(KernelOperands):
             if cache is None:
                 continue
             d = "d[:, None]" if name == "key" else "d[None, :]"
-            lines.append(f"mine = (slot_{name} >= first) & (slot_{name} < last)")
+            lines.append(f'tl.device_assert(good_{name}, "index out of range")')
+            lines.append(f"mine = good_{name} & (slot_{name} >= first) & (slot_{name} < last)")
             for i in self.pieces:
                 place = self.place(m, "head", f"slot_{name}", f"{d} + {i} * WIDTH")
                 lines.append(f"tl.store({place}, new_{name}{i}, mine)")

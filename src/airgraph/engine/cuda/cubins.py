@@ -42,13 +42,18 @@ class Binary:
 
 def kept(key: Key, make: Callable[[], Binary]) -> Binary:
     """What was offered, from the cache, or what `make` gives."""
-    found = _offered.get(key.digest)
-    return Binary.from_bytes(found or open_cache().made(KIND, key, lambda: make().to_bytes()))
+    offered = _offered.get(key.digest)
+    return Binary.from_bytes(offered or open_cache().made(KIND, key, lambda: make().to_bytes()))
 
 
 def key_of(fields: Mapping[str, str]) -> Key:
     """`fields`: what a kernel depends on besides our sources and Triton."""
     return Key(sources=source_hash(), triton=triton_version(), **fields)
+
+
+def found(digest: str) -> bytes | None:
+    """What was offered or is in the cache, by the digest of its key."""
+    return _offered.get(digest) or open_cache().get(KIND, Key.known(digest))
 
 
 def offer(digest: str, code: bytes) -> None:

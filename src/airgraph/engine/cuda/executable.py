@@ -21,9 +21,10 @@ from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
 from airgraph.engine.cuda.render import Merged, render
 from airgraph.engine.cuda.target import is_patches
+from airgraph.engine.cuda.tune import KernelTuner
 from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
 from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
-from airgraph.engine.reference import ReferenceExecutable, as_tensor, attributes
+from airgraph.engine.reference import ReferenceExecutable, attributes
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
 from airgraph.errors import EngineError
 from airgraph.ir.boundary import TensorIn
@@ -34,7 +35,7 @@ from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
 from airgraph.plan.tensors import TO_LAST, Tensor
-from airgraph.torch_types import TORCH_TYPES
+from airgraph.torch_types import TORCH_TYPES, as_tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
 COUNTERS = 4096  # pairs of batch and head whose stretches of a cache are counted
@@ -74,11 +75,11 @@ class CudaExecutable:
     inputs are those of a reference executable of the same graph, which also runs the calls of PyTorch.
     """
 
-    def __init__(self, request: Request, kernels: Kernels) -> None:
+    def __init__(self, request: Request, kernels: Kernels, tuner: KernelTuner | None = None) -> None:
         assert request.plan is not None
         self.graph, self.boundary, self.device = request.graph, request.boundary, request.device
         self.plan: Plan = request.plan
-        self.kernels = kernels
+        self.kernels, self.tuner = kernels, tuner
         self.reference = ReferenceExecutable(request.graph, request.device, request.map_device)
         self.inputs = self.reference.inputs
         self.cells = self.reference.cells
@@ -109,6 +110,8 @@ class CudaExecutable:
         self.steps = self.schedule()
         self.collect()
         kernels.prepare(self.sources)
+        if tuner is not None and not self.sizes.symbols:
+            tuner.expect(self.sources, self.bound({}).value)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     def home(self, t: Tensor) -> Allocation:
@@ -144,7 +147,9 @@ class CudaExecutable:
         for place in self.plan.allocations.values():
             for x in (*place.strides, place.offset, *place.tensor.shape):
                 self.sizes.add(x)
-        for source in self.sources:
+        for source in (
+            self.sources if self.tuner is None else [s for one in self.sources for s in self.tuner.every(one)]
+        ):
             for x in (*source.sizes, *source.elements):
                 self.sizes.add(x)
         for v in self.plan.output_values:
@@ -192,11 +197,22 @@ class CudaExecutable:
             steps.append(self.write_back())
         return self.with_last_uses(steps)
 
+    def spans(self) -> tuple[dict[str, int], list[int]]:
+        last: dict[int, int] = {key: i for i, step in enumerate(self.steps) for key in step.reads}
+        last |= dict.fromkeys(self.outputs, len(self.steps))  # read when all is done
+        first = {key: i for i, step in reversed([*enumerate(self.steps)]) for key in step.makes}
+        read = {name: last.get(key, -1) for name, key in self.inputs.items()}
+        for place in self.plan.allocations.values():
+            if place.kind == "input":
+                read[place.source] = max(read[place.source], last.get(self.key(place.tensor), -1))
+        return read, [first.get(key, len(self.steps)) for key in self.outputs]
+
     def with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
+        """(An argument dies with its last reader, too: see `run`.)"""
         kept = {*self.outputs, *self.constants}
         result: list[Step] = []
         for step in reversed(steps):
-            dying = {k for k in (*step.reads, *step.makes) if k < 0} - kept
+            dying = {k for k in (*step.reads, *step.makes) if k < 0 or k in self.inputs.values()} - kept
             kept |= dying
             result.append(Step(step.nodes, step.run, step.reads, step.makes, tuple(dying)))
         return result[::-1]
@@ -295,8 +311,9 @@ class CudaExecutable:
             bound = self.bound(symbols)
             fresh = {k: self.memory(k, t, env, bound) for k, t in new.items()}
             for source, row in zip(chosen(env), keys):
-                launch = bound.launches.get(source) or self.launch(source, bound)
-                launch([fresh[k] if k in fresh else env[k] for k in row])
+                tensors = [fresh[k] if k in fresh else env[k] for k in row]
+                launch = bound.launches.get(source) or self.launch(source, bound, tensors)
+                launch(tensors)
             return list(fresh.values())
 
         return Step((self.node_of(roots[-1]),), run, reads, dict.fromkeys(new))
@@ -323,9 +340,9 @@ class CudaExecutable:
             part, stat, pairs = source.scratch(bound.value)
             scratch = torch.empty(part + stat, dtype=torch.float32, device=self.device)
             counters = self.counters if pairs <= COUNTERS else scratch.new_zeros(pairs, dtype=torch.int32)
-            launch = bound.launches.get(source) or self.launch(source, bound)
-            tensors = [made if k == out else env[k] for k in keys]
-            launch([*tensors, scratch[:part], scratch[part:], counters])
+            tensors = [*(made if k == out else env[k] for k in keys), scratch[:part], scratch[part:], counters]
+            launch = bound.launches.get(source) or self.launch(source, bound, tensors)
+            launch(tensors)
             return [made]
 
         return Step((self.node_of(step.out),), run, reads, {out: None})
@@ -350,10 +367,13 @@ class CudaExecutable:
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
 
-    def launch(self, source: KernelSource, bound: Bound) -> Launch:
+    def launch(self, source: KernelSource, bound: Bound, tensors: Sequence[torch.Tensor]) -> Launch:
         value = bound.value
         wide = any(value(e) >= WIDE for e in source.elements)
-        found = bound.launches[source] = self.kernels.bind(source, source.numbers(value), source.grid(value), wide)
+        chosen = source
+        if self.tuner is not None and not wide and not capturing():
+            chosen = self.tuner.chosen(source, value, tensors)
+        found = bound.launches[source] = self.kernels.bind(chosen, chosen.numbers(value), chosen.grid(value), wide)
         return found
 
     def node_of(self, t: Tensor) -> Node:
@@ -436,13 +456,19 @@ class CudaExecutable:
     def run(
         self, inputs: Mapping[str, Any], symbols: Symbols
     ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
-        """Op by op, without a capture; arguments are written to on the way."""
+        """Op by op, without a capture; arguments are written to on the way, and freed if only `inputs` holds them."""
         env: Env = dict(self.constants)
         for name, key in self.inputs.items():
             env[key] = as_tensor(inputs[name])
+        del inputs
         for step in self.steps:
             step.advance(env, symbols, self.graph)
         return [env[key] for key in self.outputs], []
+
+
+def capturing() -> bool:
+    """Nothing can be timed now."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def product_into(place: torch.Tensor | None, node: Node, scope: Env) -> list[torch.Tensor] | None:

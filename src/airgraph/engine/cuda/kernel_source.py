@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from airgraph.ir.types import Dim
@@ -55,3 +55,6 @@ class KernelSource(Protocol):
 
     def grid(self, value: Value) -> int:
         """How many programs there are."""
+
+    def alternatives(self) -> Sequence[KernelSource]:
+        """The same kernel in other configurations, on the same tensors."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from airgraph.engine.cuda import functions
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED, literal
 from airgraph.engine.cuda.kernel_source import Value
-from airgraph.engine.cuda.tiles import Tile, choose, total
+from airgraph.engine.cuda.tiles import Tile, choose, other_warps, others, total
 from airgraph.engine.rendering import CodeBlock, KernelOperands, find
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Affine, Var, expand, same
@@ -42,6 +42,7 @@ class Source:
     tile: Tile
     checks: bool  # it asserts that indices are in range
     elements: tuple[Dim, ...] = ()  # of the memory it touches: decides whether indices need 64 bits
+    nest: Nest | None = None  # that it was rendered from
     fuses = False  # eager rounds twice
 
     @property
@@ -73,6 +74,12 @@ class Source:
     def grid(self, value: Value) -> int:
         across = -(-value(self.programs) // self.tile.x)
         return across * -(-value(self.row) // self.tile.r) if self.tile.blocks else across
+
+    def alternatives(self) -> list[Source]:
+        if self.nest is None:
+            return []
+        found = [Renderer(self.nest, tile).source() for tile in others(self.tile)]
+        return [s for s in found if s.tensors == self.tensors]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +144,14 @@ class Merged:
 
     def grid(self, value: Value) -> int:
         return sum(s.grid(value) for s in self.sources)
+
+    def alternatives(self) -> list[Merged]:
+        """With other numbers of warps: all parts have the same."""
+        return [Merged(tuple(with_warps(s, count) for s in self.sources)) for count in other_warps(self.warps)]
+
+
+def with_warps(source: Source, count: int) -> Source:
+    return replace(source, tile=replace(source.tile, warps=count))
 
 
 def render(nest: Nest) -> Source:
@@ -212,6 +227,7 @@ class Renderer(KernelOperands):
             self.tile,
             self.checks,
             (outer, self.row, *elements),
+            self.nest,
         )
 
     def start(self, outer: Dim) -> list[str]:

@@ -9,7 +9,7 @@ A row that fits into one tile is read once, whatever the number of stages (`whol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import Var, expand
@@ -20,6 +20,7 @@ LONGEST = 16384  # elements of a row in one tile
 BYTES = 32  # of each tensor per thread: two accesses of 16
 LIGHT = 32  # formulas: what computes more has fewer elements per thread
 SIZES = {DataType.DT_FLOAT16: 2, DataType.DT_BF16: 2, DataType.DT_DOUBLE: 8, DataType.DT_INT64: 8, DataType.DT_BOOL: 1}
+MOST = 1 << 14  # elements of a tile that is tried
 UNKNOWN = 1 << 16  # a symbolic size is taken for this
 
 
@@ -86,6 +87,19 @@ def warps_for(elements: int, nest: Nest) -> int:
     )
     each = BYTES // widest if len(nest.exprs) <= LIGHT else 8
     return max(1, min(16, power_of_two(elements // (32 * each))))
+
+
+def others(tile: Tile) -> list[Tile]:
+    """Tiles to be timed against one that was chosen by rule: half and twice the rows or elements, and the warps."""
+    wider = [t for t in (tile.x // 2, tile.x * 2, tile.x * 4) if t and t * max(tile.r, 1) <= MOST]
+    shapes = [replace(tile, x=x) for x in wider]
+    if tile.r and not tile.whole:
+        shapes += [replace(tile, r=r) for r in (tile.r // 2, tile.r * 2) if tile.x * r <= MOST]
+    return [*shapes, *(replace(tile, warps=count) for count in other_warps(tile.warps))]
+
+
+def other_warps(count: int) -> list[int]:
+    return [n for n in (count // 2, count * 2) if 1 <= n <= 16]
 
 
 def total(loops: tuple[Var, ...]) -> Dim:

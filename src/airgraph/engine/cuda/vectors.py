@@ -11,7 +11,7 @@ is the kernel. The loop that makes the row (`prologue`) is repeated by every pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
 from airgraph.engine.cuda.kernel_source import ONCE, Value
 from airgraph.engine.cuda.render import HEAD, Renderer, divides, element_count
-from airgraph.engine.cuda.tiles import Tile, power_of_two, total
+from airgraph.engine.cuda.tiles import Tile, other_warps, power_of_two, total
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
 from airgraph.plan.index import same
@@ -191,6 +191,8 @@ class VectorSource:
 
     unit: VectorProducts
     ahead: bool = True
+    held: int = HELD
+    given_warps: int = 0  # 0: by rule
     fuses = True
 
     @property
@@ -205,10 +207,12 @@ class VectorSource:
     def rows(self) -> int:
         """Of each matrix that a program holds."""
         together = len(self.unit.products) if self.unit.epilogue is not None else 1
-        return max(1, power_of_two(HELD // self.tile // together + 1) // 2)
+        return max(1, power_of_two(self.held // self.tile // together + 1) // 2)
 
     @property
     def warps(self) -> int:
+        if self.given_warps:
+            return self.given_warps
         beside = len(self.unit.products) > 1 and self.unit.epilogue is None  # few programs of each product
         return 8 if self.tile >= WIDE_ROW or beside else 4
 
@@ -254,6 +258,14 @@ class VectorSource:
     def grid(self, value: Value) -> int:
         products = self.unit.products
         return self.programs(products[0]) if self.unit.epilogue is not None else sum(map(self.programs, products))
+
+    def alternatives(self) -> list[VectorSource]:
+        """With more or fewer rows in a program, and other warps."""
+        held = [replace(self, held=count) for count in (self.held // 2, self.held * 2)]
+        warps = [replace(source, given_warps=n) for source in (self, *held) for n in other_warps(self.warps)]
+        same_rows = [source for source in held if source.rows == self.rows]
+        found = {(s.rows, s.warps): s for s in (*held, *warps) if s not in same_rows and s.tensors == self.tensors}
+        return [s for at, s in found.items() if at != (self.rows, self.warps)]
 
 
 class VectorWriter(KernelOperands):

@@ -146,6 +146,9 @@ class FrameRunner(TakesArguments):
         self.writes: list[tuple[str, int]] = []  # for capture: the one step has done them
         self.cells: set[int] = set()
 
+    def spans(self) -> None:
+        """It has one step."""
+
     # -- what the two kinds do in their own way -----------------------------------------------------------------------
     def learn(self, symbols: Symbols) -> None:
         """Before the first frame, outside of all locks."""

@@ -1,7 +1,8 @@
 """The steps of a frame, as LLVM text: kernels in parallel regions, calls of PyTorch between them.
 
 Steps between two library calls are one parallel region, with a barrier where a step reads what another thread wrote. The
-calling thread looks for signals between steps, so that Ctrl-C ends a long call.
+calling thread looks for signals between steps, so that Ctrl-C ends a long call. A thread whose core is taken by another
+process holds all others up, for milliseconds; its frame does without other threads for a while after that (`held_up`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.cpu import X86_MACHINES
 from airgraph.engine.native.tables import RAISED, TORCH_FAILED, ContextWords, FrameWords, ReleaseWords, StepWords
 
-SPINS = 256  # iterations of waiting before the processor is offered to somebody else: ten microseconds
-COARSE_CLOCK = 6  # Linux's CLOCK_MONOTONIC_COARSE: a few nanoseconds to read
+SPINS = 16384  # iterations of waiting before the core is offered to somebody else: a millisecond (x86-64)
+NOTICED = 256  # iterations from which on waiting is timed
+FINE_CLOCK, COARSE_CLOCK = 1, 6  # Linux's CLOCK_MONOTONIC, and CLOCK_MONOTONIC_COARSE: a few nanoseconds to read
 SIGNALS = 100  # milliseconds between two looks at pending signals
+LONG_WAIT = 300_000  # nanoseconds, see `held_up`
+ALONE = 15  # milliseconds without other threads after such a wait: few enough where it was a thread that slept
 
 
 def idle(x86_64: bool) -> str:
@@ -34,12 +38,15 @@ def idle(x86_64: bool) -> str:
 
 def barrier() -> str:
     """All of `n` threads come here for the k-th time before one goes on: a counter that only grows. (Or none waits any
-    more: STOP is set, and every thread leaves at its next step.)"""
-    f = Function("barrier", "ptr %counter, i64 %target, ptr %stop")
+    more: STOP is set, and every thread leaves at its next step.) How long a thread waited after its first spins is added
+    to `waited`."""
+    f = Function("barrier", "ptr %counter, i64 %target, ptr %stop, ptr %waited")
+    f.do("%since = alloca i64")
+    f.set("%since", 0, "0")
     f.do("%old = atomicrmw add ptr %counter, i64 1 acq_rel")
     f.do("br label %wait")
     f.label("wait")
-    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %again ]")
+    f.do("%spins = phi i64 [ 0, %entry ], [ %next, %rest ]")
     f.do("%now = load atomic i64, ptr %counter acquire, align 8")
     f.do("%stopped = load atomic i64, ptr %stop monotonic, align 8")
     f.do("%arrived = icmp sge i64 %now, %target")
@@ -48,9 +55,15 @@ def barrier() -> str:
     f.do("br i1 %done, label %out, label %again")
     f.label("again")
     f.do("%next = add i64 %spins, 1")
+    f.when(f.test("eq", "%next", NOTICED), lambda: f.set("%since", 0, f.op("call i64 @nanoseconds()")))
+    f.do("br label %rest")
+    f.label("rest")
     f.invoke("@idle", ("i64", "%next"))
     f.do("br label %wait")
     f.label("out")
+    since = f.word("%since", 0)
+    f.leave(f.test("eq", since, 0), lambda: None)
+    f.set("%waited", 0, f.add(f.word("%waited", 0), f.sub(f.op("call i64 @nanoseconds()"), since)))
     return f.text()
 
 
@@ -59,6 +72,13 @@ def milliseconds() -> str:
     f.do("%time = alloca [2 x i64]")
     f.op(f"call i32 @clock_gettime(i32 {COARSE_CLOCK}, ptr %time)")
     return f.text(f"i64 {f.add(f.mul(f.word('%time', 0), 1000), f.div(f.word('%time', 1), 1_000_000))}")
+
+
+def nanoseconds() -> str:
+    f = Function("nanoseconds", "", "i64")
+    f.do("%time = alloca [2 x i64]")
+    f.op(f"call i32 @clock_gettime(i32 {FINE_CLOCK}, ptr %time)")
+    return f.text(f"i64 {f.add(f.mul(f.word('%time', 0), 1_000_000_000), f.word('%time', 1))}")
 
 
 def interrupted() -> str:
@@ -105,6 +125,8 @@ def worker() -> str:
     scratch = f.at(base, f.mul(me, f.word(frame, FrameWords.SCRATCH)), "i8")
     counter, stop = f.at("%context", ContextWords.COUNTER, "i64"), f.at("%context", ContextWords.STOP, "i64")
     several, caller = f.test("sgt", threads, 1), f.test("eq", me, 0)
+    f.do("%own = alloca i64")
+    f.set("%own", 0, "0")
 
     def halt() -> None:
         f.when(
@@ -131,13 +153,50 @@ def worker() -> str:
         due = f.op(f"and i1 {several}, {f.test('ne', f.word(row, StepWords.SYNC), 0)}")
         return f.when(due, lambda: [wait(f, counter, target, threads, stop)], ("i64", target))
 
+    def note() -> None:
+        f.set("%context", ContextWords.WAITED, f.word("%own", 0))
+        f.set("%context", ContextWords.FINISHED, f.op("call i64 @nanoseconds()"))
+
     f.loop(first, last, 1, step, ("i64", threads))
+    f.when(caller, note)
     return f.text()
 
 
 def wait(f: Function, counter: str, target: str, threads: str, stop: str) -> str:
-    f.invoke("@barrier", ("ptr", counter), ("i64", target), ("ptr", stop))
+    f.invoke("@barrier", ("ptr", counter), ("i64", target), ("ptr", stop), ("ptr", "%own"))
     return f.add(target, threads)
+
+
+def held_up() -> str:
+    """Whether the calling thread waited for others longer than it worked, in a region that began at `start`. The cores are
+    busy with something else then, and the thread alone would have been as fast."""
+    f = Function("held_up", "ptr %context, i64 %start", "i1")
+    now, finished = f.op("call i64 @nanoseconds()"), f.word("%context", ContextWords.FINISHED)
+    waited = f.add(f.word("%context", ContextWords.WAITED), f.sub(now, finished))
+    worked = f.sub(f.sub(now, "%start"), waited)
+    long = f.test("sgt", waited, LONG_WAIT)
+    longer = f.test("sgt", waited, worked)
+    return f.text(f"i1 {f.op(f'and i1 {long}, {longer}')}")
+
+
+def others_come(f: Function) -> str:
+    """Whether the regions of `%frame` may use several threads now."""
+    return f.test("sge", f.op("call i64 @milliseconds()"), f.word("%frame", FrameWords.ALONE_UNTIL))
+
+
+def started(f: Function) -> str:
+    """When a region of several threads begins; it has not waited yet."""
+    start = f.op("call i64 @nanoseconds()")
+    f.set("%context", ContextWords.WAITED, "0")
+    f.set("%context", ContextWords.FINISHED, start)
+    return start
+
+
+def alone_if_held_up(f: Function, start: str) -> None:
+    """After the region: its frame does without other threads for a while where they kept the calling one waiting."""
+    until = f.add(f.op("call i64 @milliseconds()"), ALONE)
+    held = f.op(f"call i1 @held_up(ptr %context, i64 {start})")
+    f.when(held, lambda: f.set("%frame", FrameWords.ALONE_UNTIL, until))
 
 
 def run() -> str:
@@ -179,11 +238,13 @@ def run() -> str:
     f.set("%context", ContextWords.COUNTER, "0")
     wide = f.op(f"call i1 @wide(ptr {table}, i64 %i, i64 {after})")
     both = f.op(f"and i1 {wide}, {f.test('sgt', threads, 1)}")
-    f.do(f"br i1 {both}, label %many, label %one")
+    f.do(f"br i1 {f.op(f'and i1 {both}, {others_come(f)}')}, label %many, label %one")
     f.label("many")
     f.set("%context", ContextWords.THREADS, threads)
+    start = started(f)
     parallel = f.op(f"call i32 @torch_parallel_for(i64 0, i64 {threads}, i64 1, ptr @worker, ptr %context)")
     f.give(f.test("ne", parallel, 0, "i32"), f"i64 {TORCH_FAILED}")
+    alone_if_held_up(f, start)
     f.do("br label %whole")
     f.label("one")
     f.set("%context", ContextWords.THREADS, "1")
@@ -243,5 +304,5 @@ def wide() -> str:
 
 def source() -> str:
     """For this machine, whatever is built in this process."""
-    parts = (milliseconds, interrupted, by_python, barrier, worker, release, wide, run)
+    parts = (milliseconds, nanoseconds, interrupted, by_python, barrier, worker, held_up, release, wide, run)
     return "\n".join([idle(platform.machine().lower() in X86_MACHINES), *(part() for part in parts)])

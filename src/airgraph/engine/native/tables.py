@@ -26,7 +26,7 @@ class FrameWords:
     NUMBER, THREADS, ERRORS, ERROR_TABLE, OBJECTS, LIST, CALLBACK, TENSOR_TYPE, PARAMETER_TYPE = range(12, 21)
     DISPATCH, LET_GO, MADE, MADE_TABLE, SCRATCH = range(21, 26)
     BINDING, VALUES, SIZED, WORD_TABLE, NONE = range(26, 31)  # SIZED: words that depend on sizes (binding.py)
-    SWEEPS, SWEEP_TABLE, WORDS = range(31, 34)  # see SweepWords
+    SWEEPS, SWEEP_TABLE, ALONE_UNTIL, WORDS = range(31, 35)  # see SweepWords; steps.py, in milliseconds
 
 
 class BindingWords:
@@ -93,11 +93,12 @@ class ReleaseWords:
 
 class ContextWords:
     """What the threads of a parallel region share. STOP: leave at the next step. CHECKED: when signals were looked at.
+    WAITED: nanoseconds that the calling thread waited at barriers. FINISHED: when its share was done.
 
     COUNTER, which all of them write, has a line of the cache to itself.
     """
 
-    FRAME, FIRST, LAST, THREADS, STOP, CHECKED = range(6)
+    FRAME, FIRST, LAST, THREADS, STOP, CHECKED, WAITED, FINISHED = range(8)
     COUNTER, WORDS = 14, 22
 
 

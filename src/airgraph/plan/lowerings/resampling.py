@@ -11,8 +11,8 @@ from airgraph.plan.tensors import Tensor, converted, permute, reshape
 def pad(view: LoweringView) -> Tensor:
     paddings, x = known(view, "paddings"), view["x"]
     flat = [n for p in paddings for n in (p if isinstance(p, tuple) else (p,))]
-    whole = len(flat) == 2 * len(x.shape) and all(isinstance(n, int) and n >= 0 for n in flat)
-    if view.attr("mode") != "constant" or not whole:
+    flat = [0] * (2 * len(x.shape) - len(flat)) + flat  # of the last axes
+    if view.attr("mode") != "constant" or not all(isinstance(n, int) and n >= 0 for n in flat):
         raise UnsupportedLowering("other than by a constant, or cutting")
     value = number_of(view["constant_values"]) if view.has("constant_values") else 0
     if value is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -30,9 +31,7 @@ def render(data: dict[str, Any]) -> str:
     library = (FOLDER / "dagre.min.js").read_text("utf-8").partition("//# sourceMappingURL")[0]
     parts = {"CSS": (FOLDER / "report.css").read_text("utf-8"), "DATA": text, "DAGRE": library}
     parts["JS"] = (FOLDER / "report.js").read_text("utf-8")
-    for name, content in parts.items():
-        page = page.replace(f"/*{name}*/", content, 1)
-    return page
+    return re.sub(r"/\*(CSS|DATA|DAGRE|JS)\*/", lambda place: parts[place[1]], page)  # once: data may have such words
 
 
 class HtmlReport:
