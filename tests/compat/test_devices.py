@@ -51,6 +51,24 @@ def test_with_four_devices_compiled(name: str, compiled: dict[str, str]) -> None
     assert compiled[name] == "ok", compiled[name]
 
 
+FIRST_BACKWARDS = """
+import os, torch
+torch.set_num_threads(2)
+torch.get_num_threads()
+for _ in range(20):
+    if not os.fork():
+        torch.ones(3, device="npu", requires_grad=True).sum().backward()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_the_first_backward_is_in_a_forked_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FIRST_BACKWARDS)
+    done = forked.run("-m", "airgraph", "run", "--devices", "16", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 # How many there are.
 
 

@@ -87,10 +87,10 @@ def become(request: dict[str, Any]) -> None:
     for target, file in enumerate((os.devnull, *request["files"])):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), target)
     sys.stdin = os.fdopen(0)
-    if "OMP_NUM_THREADS" in os.environ:
-        import torch
+    import torch
 
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # Also makes PyTorch's thread pool anew while there is one thread: the threads of a backward may get none otherwise.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     first, *rest = request["args"]
     if first == "-m":
         sys.argv, sys.path[0] = rest, os.getcwd()

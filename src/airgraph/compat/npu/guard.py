@@ -21,6 +21,7 @@ With one device nothing of this is done.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,18 @@ import torch
 
 from airgraph.compat.npu import tables
 from airgraph.errors import CompatError
+
+
+def thread_pool_after_fork() -> None:
+    """In a forked child: PyTorch's thread pool, replaced here, in the only thread there is.
+
+    The first thread that asks for its size replaces it, without a lock. Autograd starts a thread for every device, and
+    each asks: with several devices the first backward of such a process ended in "Invalid thread pool!" and SIGABRT.
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
+os.register_at_fork(after_in_child=thread_pool_after_fork)
 
 TYPE = int(torch._C._autograd.DeviceType.PrivateUse1.value)
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
