@@ -35,7 +35,7 @@ import torch
 
 from airgraph.engine.native.kernels import blas, conv_last, gemm, panels
 from airgraph.engine.native.kernels.products import COLUMNS, ProductShape
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernel
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.builder import Function, declarations, vector
 from airgraph.engine.native.llvm.cpu import vector_lanes
@@ -147,7 +147,7 @@ def ours(o: Operands, form: str, packed: bool = False, in_panels: bool = False) 
         dims[conv_last.PREPACKED] = 1
         table, copies = (i64 * len(dims))(*dims), [panels.in_panels(w, s, tile) for w in o.weights]
         addresses = [w.data_ptr() for w in copies]
-        known |= {Gemm.PACKED: kernels()["step_panels"], Gemm.PANELS: ctypes.addressof(table)}
+        known |= {Gemm.PACKED: kernel("step_panels"), Gemm.PANELS: ctypes.addressof(table)}
         scratch_bytes = conv_last.offsets(s, tile)["packed"]
         kept += [table, copies]
     for index, number in known.items():
@@ -159,7 +159,7 @@ def ours(o: Operands, form: str, packed: bool = False, in_panels: bool = False) 
         held = (i64 * 4)(o.a.data_ptr(), address, o.c.data_ptr(), 0)
         tables.append((ptr * 4)(*(ctypes.addressof(held) + 8 * i for i in range(4))))
         kept.append(held)
-    step = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, ptr)(kernels()["step_gemm"])
+    step = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, ptr)(kernel("step_gemm"))
     turn = turns(tables)
 
     def calls(count: int) -> None:

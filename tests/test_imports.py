@@ -1,6 +1,6 @@
 """Imports go one way, and the graph layers need no torch.
 
-compat, tools → building, named_models → artifacts → api → deploy → pipeline → compilation → store → capture, runtime → engine → plan → analysis, passes, convert → aten_call, torch_types → ir → config, errors, journal
+compat, tools → building, named_models, torch_backend → artifacts → api → deploy → pipeline → compilation → store → capture, runtime → engine → plan → analysis, passes, convert → aten_call, torch_types → ir → config, errors, journal
 """
 
 import ast
@@ -21,7 +21,7 @@ ORDER = [
     {"__main__"},
     {"__init__"},
     {"compat", "tools"},
-    {"building", "named_models"},
+    {"building", "named_models", "torch_backend"},
     {"artifacts"},
     {"api"},
     {"deploy"},

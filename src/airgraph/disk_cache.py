@@ -207,6 +207,10 @@ class Cache:
                 self.count_hit(path)
         return found
 
+    def has(self, kind: str, key: Key) -> bool:
+        """Whether there is an entry, usable or not."""
+        return self.mode != "off" and self.path(kind, key).exists()
+
     def count_hit(self, path: Path) -> None:
         """A file beside the entries grows by a byte: several processes can do that at the same time."""
         counter = hits_of(path)

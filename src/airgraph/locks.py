@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 class Depth(IntEnum):
     """A lock that is taken inside another stands below it."""
 
-    LOADING, TUNING, BINDING, POOL, IMPORTING, COMPILING, LLVM, CACHE = range(8)
+    LOADING, TUNING, BINDING, POOL, KERNELS, IMPORTING, COMPILING, LLVM, CACHE = range(9)
 
 
 class AnyLock(Protocol):

@@ -55,7 +55,13 @@ def template() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-ACTING = ("__main__", ".cuda", ".torch_npu", ".pytest")  # they need a GPU or the emulation, or act when imported
+ACTING = (
+    "__main__",
+    ".cuda",
+    ".torch_npu",
+    ".torch_backend",
+    ".pytest",
+)  # they need a GPU or the emulation, or act when imported
 
 
 # -- in the process that is copied ------------------------------------------------------------------------------------

@@ -302,6 +302,6 @@ class ProgramWriter:
         runtime = RuntimeWriter(self.name, self.constants, self.rows, file.identity)
         functions = runtime.source()  # (first: it adds strings)
         own = "\n".join([self.declared(), self.constants.source(), functions])
-        shared = [*(module.source() for module in shared_kernels.MODULES), shared_kernels.source()]
+        shared = [family.source() for family in shared_kernels.FAMILIES]
         loops = [module_text(self.executable.loops)] if self.executable.loops else []
         return BuiltProgram([own, *loops, *shared], runtime.exports)

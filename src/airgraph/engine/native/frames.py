@@ -47,7 +47,7 @@ from airgraph.engine.native.kernels.products import (
     rule_of_sizes,
     unit_of,
 )
-from airgraph.engine.native.kernels.shared_kernels import MODULES, ConvLast, Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernel, name_of
 from airgraph.engine.native.tables import DefinitionWords, EntryWords, FrameWords, LocationWords, StepWords, in_a_word
 from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
@@ -212,7 +212,7 @@ def number_word(x: Any, sizes: Sizes) -> Amount:
 
 def ask(sizes: Sizes, name: str, dims: Sequence[Amount]) -> Amount:
     """What a native function says about these sizes."""
-    return sizes.ask(native_answer(name), kernels()[name], dims)
+    return sizes.ask(native_answer(name), kernel(name), dims)
 
 
 def barriers(time: Timeline, single: Sequence[Amount]) -> dict[int, Amount]:
@@ -270,8 +270,7 @@ class Shared:
         index = {s: i for i, s in enumerate(self.sizes.symbols)}
         used = [s for s in self.sources if s.symbol in self.sizes.used]
         rows = [[index[s.symbol], s.argument, SOURCES[s.kind], s.axis, s.factor, s.offset] for s in used]
-        named = {kernels()[name]: name for m in MODULES for name in m.EXPORTS} if self.sizes.questions else {}
-        questions = [named[address] for _, address in self.sizes.questions]
+        questions = [name_of(address) for _, address in self.sizes.questions]
         return SizesImage(len(self.sizes.symbols), [n for row in rows for n in row], code_words(self.sizes), questions)
 
 
@@ -485,6 +484,7 @@ class FrameBuilder:
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
         if tuned is not None and tuned.strategy.panels:
             self.words[sizes.at + Gemm.PANELS] = self.panels(tuned.product, self.words[sizes.at + Gemm.SPLIT])
+            kernel("step_panels")  # which a stored program needs, too
             self.packs.append(Pack(slot, sizes.at, args.at, IN_PANELS, tagged))
         elif tuned is not None:
             self.packs.append(Pack(slot, sizes.at, args.at, tuned.strategy.unit(tuned.product), tagged))

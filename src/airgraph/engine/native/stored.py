@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from airgraph.engine.native.bound import BindingTable, BoundFrame, native_answer
 from airgraph.engine.native.calls import dispatch
 from airgraph.engine.native.image import ProgramImage
-from airgraph.engine.native.kernels.shared_kernels import kernels
+from airgraph.engine.native.kernels.shared_kernels import kernel
 from airgraph.engine.native.llvm.jit import Code, known_object, load
 from airgraph.engine.native.runner import FrameRunner
 from airgraph.errors import EngineError, Unsupported
@@ -54,7 +54,7 @@ class StoredExecutable(FrameRunner):
         self.sources = symbol_sources(boundary.arguments)
         self.codes = {digest: object_by_digest(stored, digest, find) for digest in stored.digests()}
         self.functions = [
-            0 if f is None else (self.codes[f.code] if f.code else kernels())[f.name] for f in stored.functions
+            0 if f is None else (self.codes[f.code][f.name] if f.code else kernel(f.name)) for f in stored.functions
         ]
         self.binding = BindingTable(stored.sizes)
 
@@ -64,7 +64,7 @@ class StoredExecutable(FrameRunner):
         sizes = Sizes(["threads", *dict.fromkeys(s.symbol for s in self.sources)])
         numbers = iter(self.stored.sizes.code)
         sizes.code = [Operation(SizeOp(op), a, b, c) for op, a, b, c in zip(numbers, numbers, numbers, numbers)]
-        sizes.questions = [(native_answer(name), kernels()[name]) for name in self.stored.sizes.questions]
+        sizes.questions = [(native_answer(name), kernel(name)) for name in self.stored.sizes.questions]
         return sizes
 
     def interpreter(self, name: str) -> int:

@@ -6,8 +6,7 @@ from functools import partial
 
 from airgraph.engine.native.llvm.builder import Function
 
-DECLARES = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\ndeclare i64 @llvm.smin.i64(i64, i64)\n"
-DECLARES += "declare i64 @llvm.smax.i64(i64, i64)\n"
+DECLARED = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"  # beside what gemm.py declares
 
 
 def step_grouped(ends_at: int) -> str:
@@ -44,4 +43,4 @@ def step_grouped(ends_at: int) -> str:
 
     _, reach = f.loop("0", groups, 1, group, ("i64", "0"), ("i64", "0"))
     f.loop(f.max(reach, m0), m1, 1, clear)
-    return f.text()
+    return DECLARED + f.text()

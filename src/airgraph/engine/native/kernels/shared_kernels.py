@@ -1,20 +1,24 @@
 """The kernels that serve every graph (matrix products, attention, convolution) as steps that a frame can list.
 
-step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
+    step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
+    kernel("step_gemm")                             → its address
+
+They come in three families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it, or before,
+while PyTorch reads the model (airgraph.engine.native.warm_up).
 """
 
 from __future__ import annotations
 
-from functools import cache
+import threading
+from collections.abc import Callable, Iterable
+from types import ModuleType
 
 from airgraph.engine.native.kernels import attention, conv, conv_last, conv_last_kernels, experts, gemm
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
+from airgraph.locks import Depth, held_at_fork
 
 CHANNELS_LAST = conv_last.this_tile() is not None
-CONVOLUTION = conv_last_kernels if CHANNELS_LAST else conv
-MODULES = (gemm, attention, CONVOLUTION)
-STEPS = ("step_gemm", "step_grouped", "step_attention", "step_conv", *(("step_panels",) if CHANNELS_LAST else ()))
 
 
 class Gemm:
@@ -115,25 +119,49 @@ def step_conv_last() -> str:
     return f.text()
 
 
-def source() -> str:
-    gemm_params = "ptr, i64, ptr, i64, ptr, i64, i64, i64, i64, i64, i64, ptr, i64, ptr"
-    parts = [f"declare void @ag_gemm_{name}({gemm_params})" for name in ("nt", "nn", "tn")]
-    parts += [
-        "declare void @ag_attention(ptr, ptr, ptr, ptr, ptr, ptr, float, i64, i64, ptr, ptr)",
-        "declare void @ag_conv_last(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)"
-        if CHANNELS_LAST
-        else "declare void @ag_conv2d(ptr, ptr, ptr, ptr, ptr, i64, i64, ptr)",
-    ]
-    convolution = [step_conv_last(), step_panels()] if CHANNELS_LAST else [step_conv()]
-    return "\n".join(
-        [experts.DECLARES, *parts, step_gemm(), experts.step_grouped(Gemm.WORDS), step_attention(), *convolution]
-    )
+class Family:
+    """The kernels of a module and the steps that call them: one LLVM module, compiled at most once in a process."""
+
+    def __init__(self, module: ModuleType, **steps: Callable[[], str]) -> None:
+        self.module, self.steps = module, steps
+        self.names = (*module.EXPORTS, *steps)
+        self.unit = Unit(self.source, self.names, name=module.__name__)
+        self.lock = held_at_fork(threading.Lock(), Depth.KERNELS)
+        self.built: Code | None = None
+
+    def source(self) -> str:
+        return "\n".join([self.module.source(), *(step() for step in self.steps.values())])
+
+    def code(self) -> Code:
+        with self.lock:
+            if self.built is None:
+                self.built = build([self.unit])
+            return self.built
 
 
-@cache
-def kernels() -> Code:
-    """All of them, compiled once in a process."""
-    code = build([Unit(m.source, m.EXPORTS, name=m.__name__) for m in MODULES])
-    imports = {name: code[name] for m in MODULES for name in m.EXPORTS}
-    steps = build([Unit(source, STEPS, imports, name=__name__)])
-    return Code([*code.trackers, *steps.trackers])
+CONVOLUTION = (
+    Family(conv_last_kernels, step_conv=step_conv_last, step_panels=step_panels)
+    if CHANNELS_LAST
+    else Family(conv, step_conv=step_conv)
+)
+PRODUCTS = Family(gemm, step_gemm=step_gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
+ATTENTION = Family(attention, step_attention=step_attention)
+FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)
+FAMILY_OF = {name: family for family in FAMILIES for name in family.names}
+
+
+def kernel(name: str) -> int:
+    """Its address. Compiles its family if nothing of it was needed before."""
+    return FAMILY_OF[name].code()[name]
+
+
+def begin(names: Iterable[str]) -> None:
+    """Compile their families side by side, as far as nobody does."""
+    for family in {FAMILY_OF[name] for name in names}:
+        if family.built is None and not family.lock.locked():
+            workers().submit(family.code)
+
+
+def name_of(address: int) -> str:
+    """Of a kernel, by what `kernel` gave."""
+    return next(n for f in FAMILIES if f.built is not None for n in f.names if f.built[n] == address)

@@ -24,7 +24,7 @@ import torch
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED, ProductShape, ProductStrategy, best, rule, strategies
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernels
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernel
 from airgraph.engine.native.llvm.machine import machine
 from airgraph.engine.native.runtime import entry
 from airgraph.engine.native.tables import FrameWords, StepWords
@@ -138,7 +138,7 @@ class Trial:
         for i in range(memory.repeats):
             addresses = self.keep([memory.a, memory.weights[i % len(memory.weights)], memory.out, memory.bias])
             for index, number in {
-                StepWords.FUNCTION: kernels()["step_gemm"],
+                StepWords.FUNCTION: kernel("step_gemm"),
                 StepWords.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
                 StepWords.SIZES: held,
                 StepWords.JOBS: strategy.jobs(p),

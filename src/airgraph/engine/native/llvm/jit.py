@@ -50,6 +50,10 @@ class Unit:
             return Key(module=self.name, sources=source_hash(), **machine())
         return Key(text=self.source(), **machine())
 
+    def is_cached(self) -> bool:
+        """Whether an earlier process compiled it."""
+        return open_cache().has("object", self.key())
+
 
 class Code:
     """Loaded machine code; unloaded when the last reference to it is gone."""
