@@ -304,7 +304,7 @@ def conv(node: Node, of: Of) -> Convolution:
     top, bottom, left, right = attrs["pads"]
     (_, _, sh, sw), (_, _, dh, dw) = attrs["strides"], attrs["dilations"]
     groups = attrs.get("groups", 1)
-    out = new_buffer(node.output)
+    out = new_buffer(node.output, x.dtype)
     if top != bottom or left != right or any(s == 0 for s in (*x.shape, *out.shape)):
         raise UnsupportedLowering("a convolution of an empty image, or padded on one side")
     if x.shape[1] != w.shape[1] * groups:

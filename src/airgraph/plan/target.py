@@ -42,7 +42,7 @@ class Target:
     prologue_columns: int = 0  # columns up to which a product takes the loop that makes its rows as its prologue
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
-    widens: tuple[DataType, ...] = ()  # the half precisions whose matrix products are done in float32
+    widens: tuple[DataType, ...] = ()  # the half precisions whose products and convolutions are done in float32
 
     def refuses(self, step: KernelStep) -> str | None:
         """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.

@@ -1,12 +1,14 @@
-"""Products in half precision: their operands as float32, each widened once, and the result rounded once.
+"""Products and convolutions in half precision: operands as float32, each widened once, and the result rounded once.
 
 PyTorch's kernels also add up in float32 and round at the end. Without instructions for bfloat16 they convert inside, which
-takes 2.4 to 4 times as long as the same product in float32 (a Xeon with AVX-512); float16 takes 8 to 100 times as long.
+takes 2.4 to 4 times as long as the same product in float32 (a Xeon with AVX-512), and 5 to 8 times as long as the same
+convolution; products in float16 take 8 to 100 times as long.
 Widening costs a pass over each operand, which is part of the loop that computes it, where one does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
 from airgraph.ir.graph import Node, Value
@@ -43,7 +45,8 @@ class Widening:
 
 def pays(node: Node, dtypes: Collection[DataType]) -> bool:
     """Whether a node is a product in half precision that is better done in float32. `dtypes`: see Target.widens."""
-    if node.op not in PRODUCTS or not all(v.dtype in dtypes for v in (*node.values(), node.output)):
+    if node.op not in (*PRODUCTS, "Conv2D") or not all(v.dtype in dtypes for v in (*node.values(), node.output)):
         return False
     shape = node.output.type.shape or ()
-    return len(shape) > 1 and not (isinstance(shape[-2], int) and shape[-2] < FEW_ROWS)
+    rows = [*shape[:1], *shape[2:]] if node.op == "Conv2D" else shape[-2:-1]  # how often a weight is used
+    return len(shape) > 1 and not (all(isinstance(n, int) for n in rows) and math.prod(rows) < FEW_ROWS)

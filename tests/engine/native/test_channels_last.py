@@ -15,6 +15,7 @@ import airgraph.engine.native
 from airgraph.plan import groups
 from airgraph.plan.origins import title
 from airgraph.plan.steps import ConvStep, LoopStep, step_reads
+from airgraph.plan.widening import HALVES
 
 
 @pytest.fixture
@@ -161,3 +162,24 @@ def test_gradients():
         results.append([x.grad, *(p.grad.clone() for p in model.parameters())])
     for found, wanted in zip(results[1], results[0]):
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_convolutions_in_half_precision_are_done_in_float32(dtype, monkeypatch):
+    """The error against float64 is eager's; PyTorch does none of them."""
+    plans, make = [], groups.make_plan
+
+    def made(graph, boundary, target):
+        plans.append(make(graph, boundary, replace(target, widens=HALVES)))
+        return plans[-1]
+
+    monkeypatch.setattr(groups, "make_plan", made)
+    torch.manual_seed(0)
+    model, x = Network().eval().to(dtype), torch.randn(2, 3, 43, 50, dtype=dtype)
+    with torch.no_grad():
+        found, eager = airgraph.compile(model, x)(x), model(x)
+        exact = model.double()(x.double())
+    convolutions = [step for step in plans[0].steps if isinstance(step, ConvStep)]
+    assert len(convolutions) == 4, "all but the squeeze, whose weights are used twice"
+    assert found.dtype == dtype and found.stride() == eager.stride()
+    assert (found - exact).norm() <= 1.2 * (eager - exact).norm()

@@ -40,7 +40,7 @@ class CudaEngine:
         return problem()
 
     def warm_up(self) -> None:
-        """Triton takes half a second to import; PyTorch reads the model meanwhile."""
+        """There is nothing to prepare: an import of Triton in a thread would hold Python's lock, which PyTorch needs."""
 
     def plan(self, request: Request) -> Plan:
         from airgraph.engine.fold import fold
