@@ -2,7 +2,7 @@
 
 Forward, backward and inference graphs all go to the same compiler, which is told which one it gets. Writes to inputs stay
 in the graph as a closing `copy_`. Ops are decomposed only where PyTorch itself does so on the way (and where the user
-asks for it): a graph of the user's own ops is what people want to read.
+asks for it): a graph of the user's own ops is what people want to read. LSTMs go on where PyTorch stops (recurrent.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
 from airgraph.capture.dtypes import correct_dtypes
+from airgraph.capture.recurrent import lstm_layer
 from airgraph.convert.names import names_of, tell
 
 aten = torch.ops.aten
@@ -240,6 +241,9 @@ def compile_by_aot(
             _state.reset(token)
 
     inference: FxCompiler = corrected
+    trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    # (A backward graph would need the workspace of oneDNN's forward.)
+    own = {} if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     run = aot_module_simplified(
         gm,
@@ -248,7 +252,7 @@ def compile_by_aot(
         bw_compiler=phase("backward"),
         inference_compiler=inference,
         partition_fn=partial(partition, lean=lean),
-        decompositions=dict(decompositions or {}),
+        decompositions={**own, **(decompositions or {})},
         keep_inference_input_mutations=keep_input_mutations,
     )
     context = TracingContext.try_get()
