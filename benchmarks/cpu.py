@@ -355,8 +355,8 @@ def main() -> int:
 
 
 def show(path: Path, wanted: list[str] | None = None, markdown: bool = False) -> None:
-    """Tables of the runs (all that are kept, if none are named), and a plot for each processor's with the most threads."""
-    for name, run in sorted(stored(path).items(), key=lambda item: item[1]["settings"]["threads"]):
+    """Tables of the runs (all that are kept, if none are named), and for each kind of processor a plot of the largest."""
+    for name, run in sorted(stored(path).items(), key=lambda item: len(item[1]["models"])):
         if wanted is not None and name not in wanted:
             continue
         title = f"{name}, torch {run['versions'].get('torch', '?')}"

@@ -264,5 +264,5 @@ def dress(axes: Any, names: list[str], hardware: str) -> None:
     axes.grid(axis="x", color="#e5e5e5", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("best peer's time / time (1 is the best peer, right of it is faster)")
-    axes.set_title(f"One call, float32, {hardware}", fontsize=10)
+    axes.set_title(f"One call, {hardware}", fontsize=10)
     axes.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.45, -0.09 - 0.6 / len(names)), frameon=False)
