@@ -4,9 +4,15 @@ import pytest
 import torch
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def with_threads(count):
+    @pytest.fixture
+    def threads():
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        yield
+        torch.set_num_threads(before)
+
+    return threads
+
+
+two_threads, four_threads = with_threads(2), with_threads(4)

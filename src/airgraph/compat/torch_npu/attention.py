@@ -157,16 +157,9 @@ def first(
     q, k, v = split(query, layout, num_heads), *(read(attention_scales.codes(t)) for t in (key, value))
     starts = [read(attention_scales.codes(t)) for t in (key_shared_prefix, value_shared_prefix) if t is not None]
     if whole and not in_int8:
-        scales = [how for how in bits.caches() if how is not None]
-        if in_float8 and block_table is not None:  # scales of a paged cache are paged, too
-            scales = [how._replace(mode=5) if how.mode == 3 else how for how in scales]
-        starts = attention_scales.dequantised_prefixes(OP, starts, scales)
-        k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip((k, v), scales))
+        k, v, starts = cached_numbers(bits, (k, v), starts, block_table, paged=in_float8 and block_table is not None)
     if in_float8 and bits.dequant_scale_query is not None:
-        numbers, mode = bits.dequant_scale_query, bits.query_quant_mode
-        if mode == 3:  # as the query without its last axis
-            numbers = split(numbers.unsqueeze(-1), "BSND" if layout == "BSH" else layout, num_heads)
-        q = attention_scales.scaled_query(OP, q, numbers, mode)
+        q = query_numbers(bits, q, layout, num_heads)
     if query_rope is not None and key_rope is not None:
         q, k = torch.cat([q, split(query_rope, layout, num_heads)], -1), torch.cat([k, read(key_rope)], -1)
     if layout in PACKED:
@@ -188,6 +181,27 @@ def first(
     out = joined(result, result_layout or layout)
     lse = lse[0].transpose(0, 1) if layout in PACKED else lse
     return out, lse.contiguous() if softmax_lse_flag else lse.new_zeros(1)
+
+
+def cached_numbers(
+    bits: Quantised, cache: tuple[Tensor, Tensor], starts: list[Tensor], block_table: Tensor | None, paged: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Keys, values and their shared prefixes from codes. `paged`: scales by token of a paged cache are paged, too."""
+    scales = [how for how in bits.caches() if how is not None]
+    if paged:
+        scales = [how._replace(mode=5) if how.mode == 3 else how for how in scales]
+    starts = attention_scales.dequantised_prefixes(OP, starts, scales)
+    k, v = (attention_scales.dequantised(OP, t, how, block_table) for t, how in zip(cache, scales))
+    return k, v, starts
+
+
+def query_numbers(bits: Quantised, q: Tensor, layout: str, heads: int) -> Tensor:
+    """Queries from codes of eight bits."""
+    numbers, mode = bits.dequant_scale_query, bits.query_quant_mode
+    assert numbers is not None
+    if mode == 3:  # as the query without its last axis
+        numbers = split(numbers.unsqueeze(-1), "BSND" if layout == "BSH" else layout, heads)
+    return attention_scales.scaled_query(OP, q, numbers, mode)
 
 
 def result_type(query: torch.dtype, number: int | None) -> torch.dtype:

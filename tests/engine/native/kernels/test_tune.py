@@ -38,14 +38,6 @@ def native(monkeypatch):
 
 
 @pytest.fixture
-def four_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def force(monkeypatch):
     """From now on `wanted` is the fastest strategy wherever it is one; gives the list of what was asked for."""
 
