@@ -269,7 +269,7 @@ def stream(requests: int = 2000) -> dict[str, Any]:
 
 
 def captures() -> int:
-    return sum(p.journal.counters["captured"] for p in replay._PROGRAMS)
+    return sum(p.journal.counters["captured"] for p in replay.PROGRAMS)
 
 
 def tokens(programs: list[Any]) -> tuple[int, int]:

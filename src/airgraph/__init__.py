@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airgraph.convert import register_converter
     from airgraph.engine.meanings import register_kernel
     from airgraph.named_models import compile
+    from airgraph.runtime.captured import graphs, release
     from airgraph.runtime.recording import mark_step_begin
-    from airgraph.runtime.replay import graphs, release
     from airgraph.tools.bench.run import bench
     from airgraph.tools.compare import compare
     from airgraph.tools.explain import explain
@@ -60,7 +60,7 @@ _HOMES = {
     "explain": "tools.explain",
     "export": "api",
     "get_compiler": "api",
-    "graphs": "runtime.replay",
+    "graphs": "runtime.captured",
     "load": "artifacts",
     "load_export": "api",
     "mark_bucket": "capture.marks",
@@ -68,7 +68,7 @@ _HOMES = {
     "register_converter": "convert",
     "register_kernel": "engine.meanings",
     "register_replacement": "capture.patterns",
-    "release": "runtime.replay",
+    "release": "runtime.captured",
     "report": "tools.report.page",
     "save": "artifacts",
 }

@@ -66,7 +66,7 @@ class Run:
             self.streams.steps.clear()
             self.streams.made.clear()
             self.results.append(compiled(*args))
-        (self.program,) = replay._PROGRAMS
+        (self.program,) = replay.PROGRAMS
         self.nodes = [step.nodes[-1] for step in self.program.executable.steps]
 
     def find(self, name):
@@ -97,7 +97,7 @@ class Run:
 def streams(monkeypatch):
     """Arenas hand out the streams of the run that is being set up."""
     torch._dynamo.reset()
-    replay._PROGRAMS.clear()
+    replay.PROGRAMS.clear()
     made = []
     start = ClockStreams.__init__
 
@@ -139,7 +139,7 @@ def test_a_wait_of_the_program():
     x, y = torch.randn(3), torch.randn(3)
     for wait in (False, True):
         torch._dynamo.reset()
-        replay._PROGRAMS.clear()
+        replay.PROGRAMS.clear()
         run = Run(f, x, y, wait)
         run.check()
         assert run.after("exp", "sin") is wait and not run.after("exp", "tan")
@@ -259,6 +259,6 @@ def test_on_a_gpu(monkeypatch):
     compiled = torch.compile(f, backend=airgraph.backend(mode="reduce-overhead"), fullgraph=True)
     for _ in range(4):
         torch.testing.assert_close(compiled(x, y), f(x, y))
-    (program,) = replay._PROGRAMS
+    (program,) = replay.PROGRAMS
     assert isinstance(program.arena.streams, CudaStreams) and set(program.arena.named) >= {"1", "2"}
     assert "scope.npu_stream_switch('1'): its ops are captured on a stream of their own" in program.journal.remarks

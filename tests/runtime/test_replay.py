@@ -41,7 +41,7 @@ def nothing_stays_behind():
     torch._dynamo.reset()
     airgraph.release()
     _earlier.clear()
-    _earlier.update(replay._PROGRAMS)  # what PyTorch has not let go of yet
+    _earlier.update(replay.PROGRAMS)  # what PyTorch has not let go of yet
     yield
     torch._dynamo.reset()
     airgraph.release()
@@ -55,7 +55,7 @@ def compiled(fn, **options):
 
 
 def programs():
-    return sorted(set(replay._PROGRAMS) - set(_earlier), key=lambda p: p.name)
+    return sorted(set(replay.PROGRAMS) - set(_earlier), key=lambda p: p.name)
 
 
 def captures():

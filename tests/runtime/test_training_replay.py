@@ -74,7 +74,7 @@ def inputs(device, count, rows=4):
 
 
 def forward_program():
-    (found,) = [p for p in replay._PROGRAMS if p.journal.phase == "forward"]
+    (found,) = [p for p in replay.PROGRAMS if p.journal.phase == "forward"]
     return found
 
 

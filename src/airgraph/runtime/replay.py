@@ -35,7 +35,7 @@ from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
 from airgraph.journal import Journal
-from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of, arenas
+from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress, arena_of
 from airgraph.runtime.capture_log import FORCED, HELD, MOVED, limit_text, tell_capture, tell_captured, tell_found
 from airgraph.runtime.handout import prepared, saved_only
 from airgraph.runtime.numbers import free_numbers, is_updatable, other_numbers
@@ -119,7 +119,7 @@ class ReplayProgram(Program):
         self.spans = executable.spans() if shares else None
         self.lends = saved is not None and self.spans is not None
         self.short = not careful and not self.left and self.on_host()
-        _PROGRAMS.add(self)
+        PROGRAMS.add(self)
 
     def on_host(self) -> bool:
         """No argument is of an emulated device."""
@@ -603,54 +603,8 @@ def buffer_for(arg: torch.Tensor) -> torch.Tensor:
 
 
 # -- all programs -------------------------------------------------------------------------------------------------------
-_PROGRAMS: weakref.WeakSet[ReplayProgram] = weakref.WeakSet()
+PROGRAMS: weakref.WeakSet[ReplayProgram] = weakref.WeakSet()
 
 
 def programs_on(arena: Arena) -> list[ReplayProgram]:
-    return [p for p in _PROGRAMS if p.arena is arena]
-
-
-@dataclass(frozen=True)
-class GraphInfo:
-    """One captured program, as `airgraph.graphs()` lists it."""
-
-    name: str
-    phase: str
-    device: str
-    sizes: dict[str, Any]
-    shapes: tuple[tuple[int, ...], ...]
-    hits: int
-    nbytes: int
-    last_use: int  # a counter over all replays: the larger, the later
-    leased: bool
-
-
-def graphs() -> list[GraphInfo]:
-    """The captured programs, most recently used first."""
-    found = [info(r) for p in list(_PROGRAMS) for e in list(p.entries.values()) for r in list(e.recordings)]
-    return sorted(found, key=lambda g: -g.last_use)
-
-
-def info(r: Recording) -> GraphInfo:
-    p = r.program
-    shapes = tuple(
-        tuple(p.size(s, dict(r.symbols)) for s in a.type.shape or ()) if isinstance(a, TensorIn) else ()
-        for a in p.boundary.arguments
-    )
-    sizes = {str(k): v for k, v in r.symbols.items()}
-    return GraphInfo(p.name, p.journal.phase, str(p.arena.device), sizes, shapes, r.hits, r.nbytes, r.used, r.leased)
-
-
-def release() -> int:
-    """Drop every captured program and its memory; returns their number. Results that you hold keep theirs."""
-    count = 0
-    for program in list(_PROGRAMS):
-        with program.arena.lock:
-            gone = [r for e in program.entries.values() for r in e.recordings]
-            program.forget(gone)
-            program.entries.clear()
-            count += len(gone)
-    for arena in arenas():
-        with arena.lock:
-            arena.reset()
-    return count
+    return [p for p in PROGRAMS if p.arena is arena]
