@@ -6,6 +6,8 @@ import torchair
 
 from airgraph.journal import JOURNALS
 
+pytestmark = pytest.mark.usefixtures("own_journals")
+
 
 class Model(torch.nn.Module):
     """The loss is the second result; a buffer counts the calls."""

@@ -7,9 +7,9 @@ import linecache
 import platform
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch._dynamo.utils import get_metrics_context
@@ -19,7 +19,6 @@ from airgraph.capture import dead_compilations
 from airgraph.engine.native import code, runner
 from airgraph.engine.native.llvm import jit
 
-JOURNAL = ("Journal", "StageRecord", "OpUse", "Fallback")
 OPS = ("tanh", "sigmoid", "exp", "sin", "cos", "abs", "relu", "erf")
 
 
@@ -76,19 +75,28 @@ def test_object_files_are_kept_up_to_a_limit(monkeypatch):
     assert cache.get(bytes([1])) is None
 
 
+LEFT = """
+import collections, gc, torch
+model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(3, 8)
+def ours(rounds):
+    for _ in range(rounds):
+        torch.compile(model, backend="airgraph")(x)
+        torch._dynamo.reset()
+        gc.collect()
+    kinds = [type(o) for o in gc.get_objects() if str(type(o).__module__).startswith("airgraph.")]
+    counts = collections.Counter(kind.__qualname__ for kind in kinds)
+    return {kind: n for kind, n in counts.items() if kind not in ("Journal", "StageRecord", "OpUse", "Fallback")}
+first = ours(2)
+after = ours(4)
+assert after == first, {kind: (n, first.get(kind)) for kind, n in after.items() if n != first.get(kind)}
+"""
+
+
 def test_nothing_of_ours_stays_behind_a_reset():
-    """Journals are kept up to a limit."""
-    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(3, 8)
-
-    def ours(rounds):
-        for _ in range(rounds):
-            torch.compile(model, backend="airgraph")(x)
-            settled()
-        kinds = Counter(type(o).__qualname__ for o in gc.get_objects() if is_ours(type(o)))
-        return {kind: count for kind, count in kinds.items() if kind not in JOURNAL}
-
-    first = ours(2)
-    assert ours(4) == first
+    """Journals are kept up to a limit. In a process of its own: what PyTorch keeps of graphs of other tests is released
+    now and then, so the counts would change."""
+    done = forked.run("-c", LEFT)
+    assert done.returncode == 0, done.stderr
 
 
 def kept_by_pytorch():
@@ -153,7 +161,3 @@ print((resets(600) - first) / 600)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 3000, "bytes per reset"
-
-
-def is_ours(kind):
-    return str(kind.__module__).startswith("airgraph.")

@@ -60,11 +60,11 @@ def test_blocks_are_shared_and_kept():
     with torch.no_grad():
         run(x), other(x)
         before = [id(block) for block, _ in runner.POOL.blocks]
-        frames = len(runner._frames)
+        frames = set(runner._frames)
         for _ in range(3):
             run(x), other(x)
     assert [id(block) for block, _ in runner.POOL.blocks] == before
-    assert len(runner._frames) == frames
+    assert set(runner._frames) <= frames  # those of an earlier test may go meanwhile
 
 
 def test_scratch_memory_is_what_the_steps_need():
