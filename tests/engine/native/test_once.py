@@ -1,4 +1,4 @@
-"""Steps that depend on frozen parameters only run once: right results, and none that are out of date."""
+"""Steps that depend on parameters only run once: right results, and none that are out of date."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import airgraph
+from airgraph.engine.native import runner
 from airgraph.engine.native.kernels import conv_last
+from airgraph.engine.native.write_watch import can_watch
+from airgraph.journal import JOURNALS
 
 
 def model() -> nn.Sequential:
@@ -37,7 +40,7 @@ def compiled(module, *args, **options):
     """(the compiled model after a call, its native executable)"""
     made = []
     with airgraph.compilation.wrapping(lambda gm, program, config: made.append(program) or program):
-        run = airgraph.compile(module, args, frozen_parameter=True, **options)
+        run = airgraph.compile(module, args, **{"frozen_parameter": True, **options})
     run(*args)
     return run, made[-1].native
 
@@ -56,7 +59,7 @@ def test_a_folded_batch_norm_is_computed_once():
         assert_as_near_as_eager(run(x), module, x)
         x = image()
     assert len(native.frames) == 1
-    wanted = f"{len(native.once)} steps depend on frozen parameters only: they run once, not in every call"
+    wanted = f"{len(native.once)} steps depend on parameters only: they run once, not in every call"
     assert wanted in native.journal.remarks
     if conv_last.this_tile() is not None:
         assert native.frames[-1].packed
@@ -171,3 +174,93 @@ def test_written_buffers_are_not_frozen():
     run, native = compiled(module, x)
     assert not native.once
     assert torch.equal(run(x), torch.full((5,), 4.0))
+
+
+# -- parameters that may change -----------------------------------------------------------------------------------------
+watched = pytest.mark.skipif(not can_watch(), reason="this kernel does not say which pages were written to")
+
+
+class Reparametrised(nn.Module):
+    """What is multiplied with is computed from the parameter."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.bias = nn.Parameter(torch.randn(256, 192, dtype=dtype)), nn.Parameter(torch.randn(256))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(self.bias.dtype).tanh(), self.bias)
+
+
+def in_place(module):
+    module.weight.data[100, 7] += 3
+
+
+def replaced(module):
+    module.weight = nn.Parameter(torch.randn_like(module.weight))
+
+
+def from_file(module):
+    module.load_state_dict({name: t + 1 for name, t in module.state_dict().items()})
+
+
+@watched
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("change", [in_place, replaced, from_file])
+def test_every_change_of_a_parameter_is_seen(change, dtype):
+    module, x = Reparametrised(dtype).eval(), torch.randn(16, 192)
+    run, native = compiled(module, x, frozen_parameter=False)
+    assert len(native.once) == native.frames[-1].once == 1
+    for _ in range(2):
+        before = run(x)
+        change(module)
+        assert not torch.equal(run(x), before)
+        assert_as_near_as_eager(run(x), module, x)
+        assert native.frames[-1].once == 1
+
+
+@watched
+def test_sizes_that_change_share_what_was_computed():
+    """Products with a symbolic number of rows read the weight as it is: what was computed stays as it is, too."""
+    module, rows = Reparametrised().eval(), torch.export.Dim("rows")
+    run, native = compiled(module, torch.randn(8, 192), frozen_parameter=False, dynamic_shapes={"x": {0: rows}})
+    for n in (3, 40, 8):
+        x = torch.randn(n, 192)
+        assert_as_near_as_eager(run(x), module, x)
+    (frame,) = native.frames
+    assert frame.once == 1 and frame.image.once[0].writes[0][1:] == (4 * 256 * 192, True)
+
+
+@watched
+def test_no_more_is_kept_than_may_be_packed(monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_PACK_MB", "0")
+    module, x = Reparametrised().eval(), torch.randn(16, 192)
+    run, native = compiled(module, x, frozen_parameter=False)
+    assert native.frames[-1].once == 0
+    assert_as_near_as_eager(run(x), module, x)
+
+
+@pytest.mark.parametrize("how", ["frozen", "live"])
+def test_parameters_that_cannot_be_watched_are_read_in_every_call(how, monkeypatch):
+    """Half precision has no samples (AIRGRAPH_PACK=live)."""
+    monkeypatch.setenv("AIRGRAPH_PACK", how)
+    module, x = Reparametrised(torch.bfloat16).eval(), torch.randn(16, 192)
+    run, native = compiled(module, x, frozen_parameter=False)
+    for _ in range(2):
+        assert native.frames[-1].once == 0
+        assert_as_near_as_eager(run(x), module, x)
+        in_place(module)
+
+
+@watched
+def test_a_stored_program_runs_them_once_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")  # a second compilation takes what is stored
+    module, x = Reparametrised().eval(), torch.randn(16, 192)
+    airgraph.compile(module, (x,))(x)
+    run = airgraph.compile(module, (x,))
+    run(x)
+    assert JOURNALS[-1].counters["program hits"] == 1
+    assert max(runner._frames.items())[1].once == 1
+    in_place(module)
+    assert_as_near_as_eager(run(x), module, x)

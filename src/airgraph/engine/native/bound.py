@@ -182,6 +182,9 @@ class BoundFrame:
         for once in self.image.once:
             if any(slot not in known for slot in once.reads):
                 continue
+            given = [slot for slot in once.reads if slot not in places and slot not in outer.constants]
+            if once.tagged and not all(self.tagged(slot, known[slot]) for slot in given):
+                continue
             for slot, size, needed in once.writes:
                 if slot not in places:
                     known[slot] = torch.empty(-(-size // 4))
@@ -192,7 +195,7 @@ class BoundFrame:
                 self.slots[slot] = known[slot].data_ptr()
             self.run_step(once, outer)
             self.once += 1
-            for slot in (s for s in once.reads if s not in places and s not in outer.constants):
+            for slot in given:
                 self.only[slot] = known[slot].data_ptr()
                 self.kept.append(known[slot])
                 if type(known[slot]) is torch.Tensor and slot not in self.tags:
@@ -242,9 +245,9 @@ class BoundFrame:
         rows, columns = (n, k) if transposed else (k, n)
         if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
             return
-        if not self.tagged(pack, weight):
+        if pack.tagged and not self.tagged(pack.slot, weight):
             return
-        content = self.tag_key(pack, weight)
+        content = self.tag_key(pack)
         copy: Any
         if pack.block == IN_PANELS:
             copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
@@ -258,7 +261,7 @@ class BoundFrame:
             address, size = copy.address, copy.bytes
             sizes[Gemm.BLOCK], sizes[Gemm.APART], sizes[Gemm.PACKED] = copy.block, copy.apart, blas.step()
         place = words([address])
-        self.kept += [copy, weight, place]
+        self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
         self.packed_copies[address] = size
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
@@ -270,10 +273,10 @@ class BoundFrame:
         dims = ConvSizes(*sizes[ConvLast.DIMS : ConvLast.DIMS + len(conv_last.SIZES)])
         if sizes[ConvLast.W_AT] // 4 + dims.o * dims.depth > weight.numel():  # not the tensor it was compiled for
             return
-        if not self.tagged(pack, weight):
+        if pack.tagged and not self.tagged(pack.slot, weight):
             return
         at = ctypes.addressof(sizes) + 8 * ConvLast.DIMS
-        copy = self.panels(weight, at, sizes[ConvLast.W_AT], self.tag_key(pack, weight))
+        copy = self.panels(weight, at, sizes[ConvLast.W_AT], self.tag_key(pack))
         place = words([copy.data_ptr()])
         self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
         self.packed_copies[copy.data_ptr()] = copy.nbytes
@@ -309,16 +312,16 @@ class BoundFrame:
                     done.result()
         self.packing.clear()
 
-    def tagged(self, pack: Pack | ConvPack, weight: torch.Tensor) -> bool:
-        """Whether a packed copy can be used: the weight keeps its content, or a tag tells when it does not."""
-        if pack.tagged and pack.slot not in self.tags:
+    def tagged(self, slot: int, weight: torch.Tensor) -> bool:
+        """Whether something made of the weight can be used: a tag tells when its content changes."""
+        if slot not in self.tags:
             found = tag(weight)
             if found is None:
                 return False
-            self.tags[pack.slot] = found
+            self.tags[slot] = found
         return True
 
-    def tag_key(self, pack: Pack | ConvPack, weight: torch.Tensor) -> Any:
+    def tag_key(self, pack: Pack | ConvPack) -> Any:
         """What a packed copy of a weight is kept under, besides its address: its content, where that may change."""
         if not pack.tagged:
             return self.number if pack.slot in self.computed else None

@@ -56,10 +56,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
         self.titles = [shown_title(plan, step) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
-        self.once = once_steps(self.kernels, self.table, self.frozen_state(request.state)) if request.frozen else []
-        self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
         live = request.journal.phase == "inference" and packs_parameters()
         self.tagged = self.unwritten_arguments() if live else frozenset()
+        self.once = once_steps(self.kernels, self.table, self.lasting_state(request.state))
+        self.derived = frozenset(slot for i in self.once for slot in self.table.writes[i])
         self.journal, self.packed_bytes, self.ran_once = request.journal, 0, False  # what it was told of
         self.tapes = plan_calls(plan, self.reference)
         plan.notes += self.tapes.notes()
@@ -125,7 +125,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             sized=steps,
             tuned=tuned,
             packed=packed,
-            once=self.once_table(packed),
+            once=self.once_table(
+                packed | {s for s, t in tuned.items() if t.strategy.packed or t.strategy.panels}, budget
+            ),
             frozen=self.frozen | self.derived,
             time=time,
             memory=self.arrangement(time, {**symbols, THREADS: number_of_threads()}),
@@ -164,24 +166,29 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         slot = self.weight_slot(step)
         return any(slot in known for known in (self.constants, self.frozen, self.derived, self.tagged))
 
-    def frozen_state(self, state: frozenset[int]) -> set[int]:
-        """Slots of constants, and of the parameters and buffers that this graph does not write to."""
+    def lasting_state(self, state: frozenset[int]) -> set[int]:
+        """Slots of constants, and of the parameters and buffers that are frozen or can be tagged."""
         names = [spec.name for i, spec in enumerate(self.boundary.arguments) if i in state]
         slots = {slot for name in names if (slot := self.table.argument(name)) is not None}
-        return {*self.constants} | (slots & self.frozen)
+        return {*self.constants} | (slots & (self.frozen or self.tagged))
 
-    def once_table(self, packed: frozenset[NativeStep]) -> list[OnceStep]:
-        """The steps that frames run when they are made."""
-        needed: set[int] = set()
+    def once_table(self, packed: frozenset[NativeStep], budget: PackingBudget) -> list[OnceStep]:
+        """The steps that frames run when they are made; `packed`: those that read a packed copy of their weight. What is
+        kept beside parameters that are not frozen is part of the budget."""
+        table, needed, found = self.table, set[int](), list[OnceStep]()
         for i, step in enumerate(self.kernels):
             if i not in self.once:
                 rest = (a for j, a in enumerate(step.args) if a is not None and not (j == 1 and step in packed))
-                needed |= {self.table.slot(a) for a in rest}
-        memory, found = self.table.memory, list[OnceStep]()
-        for i in self.once:
-            writes = tuple((slot, bytes_of(memory[slot]), slot in needed) for slot in sorted(self.table.writes[i]))
-            found.append(OnceStep(i, self.kernels[i].scratch, tuple(sorted(self.table.reads[i])), writes))
-        return found
+                needed |= {table.slot(a) for a in rest}
+        for i in reversed(self.once):
+            writes = tuple((slot, bytes_of(table.memory[slot]), slot in needed) for slot in sorted(table.writes[i]))
+            if self.frozen or budget.takes(("once", i), sum(size for _, size, kept in writes if kept)):
+                found.append(
+                    OnceStep(i, self.kernels[i].scratch, tuple(sorted(table.reads[i])), writes, not self.frozen)
+                )
+            else:
+                needed |= table.reads[i]
+        return found[::-1]
 
     def as_image(self, symbols: Symbols) -> ProgramImage | str:
         """The program as plain data, or why it cannot be; `symbols`: for which its memory shall be laid out well."""
@@ -228,9 +235,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         frame.shared = self.shared
         if frame.once and not self.ran_once:
             self.ran_once = True
-            self.journal.remark(
-                f"{frame.once} steps depend on frozen parameters only: they run once, not in every call"
-            )
+            self.journal.remark(f"{frame.once} steps depend on parameters only: they run once, not in every call")
         if frame.packed not in (0, self.packed_bytes):
             self.packed_bytes = frame.packed
             self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters")

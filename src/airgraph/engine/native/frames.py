@@ -341,9 +341,12 @@ class FrameBuilder:
         self.words[FrameWords.SIZED], self.words[FrameWords.WORD_TABLE] = len(sized), self.table_of(sized)
         self.words[FrameWords.VALUES] = values
         image = FrameImage(
-            objects=self.objects, transposes=self.transposes, packs=self.packs, conv_packs=self.conv_packs
+            objects=self.objects,
+            transposes=self.transposes,
+            packs=self.packs,
+            conv_packs=self.conv_packs,
+            once=[*self.shared.once],
         )
-        image.once.extend(self.shared.once)
         for at, x in enumerate(self.words):
             match x:
                 case Link(to):

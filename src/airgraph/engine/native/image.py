@@ -85,12 +85,14 @@ class ConvPack(NamedTuple):
 
 class OnceStep(NamedTuple):
     """A step that a frame runs when it is made (once.py): its number, the slots it reads, and those it writes, with their
-    bytes and whether they are needed when all convolutions that read them have packed copies."""
+    bytes and whether they are needed when all who read them as weights have packed copies; `tagged`: it reads parameters
+    that may change."""
 
     step: int
     scratch: int  # bytes
     reads: tuple[int, ...]
     writes: tuple[tuple[int, int, bool], ...]
+    tagged: bool
 
 
 @dataclass
@@ -108,8 +110,9 @@ class FrameImage:
     once: list[OnceStep] = field(default_factory=list)
 
     def tagged(self) -> set[int]:
-        """Slots of the parameters that may change and have packed copies."""
-        return {p.slot for p in self.packs if p.tagged} | {p.slot for p in self.conv_packs if p.tagged}
+        """Slots of the parameters that may change and have packed copies, or are read by steps that run once."""
+        read = {slot for once in self.once if once.tagged for slot in once.reads}
+        return read | {p.slot for p in self.packs if p.tagged} | {p.slot for p in self.conv_packs if p.tagged}
 
 
 class KernelName(NamedTuple):
@@ -163,6 +166,7 @@ class ProgramImage:
             "objects": self.frame.objects,
             "packs": self.frame.packs,
             "conv_packs": self.frame.conv_packs,
+            "once": self.frame.once,
             "symbols": self.sizes.symbols,
             "questions": self.sizes.questions,
             "functions": self.functions,
@@ -187,8 +191,12 @@ class ProgramImage:
         tables = {name: (start, count) for name, (start, count) in head["tables"].items()}
         slots = head["constants"]
         packs, conv_packs = [Pack(*p) for p in head["packs"]], [ConvPack(*p) for p in head["conv_packs"]]
+        once = [
+            OnceStep(n, scratch, tuple(reads), tuple(map(tuple, to)), tagged)
+            for n, scratch, reads, to, tagged in head["once"]
+        ]
         image = cls(
-            FrameImage(words, links, outside, tables, head["objects"], packs=packs, conv_packs=conv_packs),
+            FrameImage(words, links, outside, tables, head["objects"], packs=packs, conv_packs=conv_packs, once=once),
             SizesImage(head["symbols"], list(definitions), list(code), head["questions"]),
             [None if f is None else KernelName(*f) for f in head["functions"]],
             head["titles"],

@@ -25,6 +25,7 @@ from airgraph.engine.native.kernels import blas, panels
 from airgraph.engine.native.kernels.products import COLUMNS, TRANSPOSED, ProductShape, ProductStrategy, rule
 from airgraph.engine.native.tables import TagWords, words
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 STRIDE = 37  # columns from one sample to the next
 
 
@@ -87,7 +88,7 @@ def packs_parameters() -> bool:
 
 
 def can_be_tagged(weight: object) -> bool:
-    if type(weight) is not torch.nn.Parameter or weight.dtype != torch.float32 or weight.device.type != "cpu":
+    if type(weight) is not torch.nn.Parameter or weight.dtype not in FLOATS or weight.device.type != "cpu":
         return False
     return weight.numel() > 0 and weight.is_contiguous() and not weight.is_inference()
 
@@ -96,7 +97,7 @@ def tag(weight: torch.Tensor) -> Tag | None:
     """For a copy of the weight that is made after this; None: no copy can be used."""
     match KNOBS["AIRGRAPH_PACK"].get():
         case "live":
-            return SampledTag(weight)
+            return SampledTag(weight) if weight.dtype == torch.float32 else None
         case "watched":
             watch = write_watch.watch_memory(weight)
             generation = watch.settle() if watch is not None else None
