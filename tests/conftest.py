@@ -107,6 +107,15 @@ def engine_of_folder(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def same_numbers():
+    """A test's random numbers do not depend on which tests ran before it."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def fresh_dynamo():
     """Compiled code of one test is not another test's."""
     yield

@@ -329,6 +329,9 @@ KNOBS = {
         ),
         Knob("AIRGRAPH_PACK_MB", "1024", (), "MiB of weights that a program may keep packed, beside the parameters"),
         Knob(
+            "AIRGRAPH_WINOGRAD", "on", ("on", "off"), "convolutions of 3 × 3 with fewer multiplications (CPU, x86-64)"
+        ),
+        Knob(
             "AIRGRAPH_BUILD_TARGET",
             "host",
             ("host", "x86-64-v3", "x86-64-v4", "aarch64"),

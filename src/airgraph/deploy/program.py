@@ -18,7 +18,7 @@ from airgraph.engine.native.code import CompiledKernel, NativeStep
 from airgraph.engine.native.engine import NativeExecutable
 from airgraph.engine.native.frames import DTYPE_NUMBER, Tuned
 from airgraph.engine.native.image import KernelName, Outside
-from airgraph.engine.native.kernels import conv_last, gemm, panels, shared_kernels
+from airgraph.engine.native.kernels import conv_last, gemm, panels, shared_kernels, winograd
 from airgraph.engine.native.kernels.loops import Compiled, module_text
 from airgraph.engine.native.kernels.products import rule
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm
@@ -219,10 +219,13 @@ class ProgramWriter:
             first = pack.sizes + ConvLast.DIMS
             dims, start = ConvSizes(*self.image.words[first : first + len(conv_last.SIZES)]), pack.sizes + ConvLast.W_AT
             matrix = part_of(weight, self.image.words[start] // 4, (dims.o, dims.depth), dims.depth)
-            yield self.packed(pack.slot, matrix, dims, pack.args, self.image.words[start])
+            by_squares = self.image.words[first + conv_last.SQUARES] > 0
+            yield self.packed(pack.slot, matrix, dims, pack.args, self.image.words[start], by_squares)
             self.image.words[start], self.image.words[first + conv_last.PREPACKED] = 0, 1
 
-    def packed(self, slot: int, matrix: torch.Tensor, dims: ConvSizes, args: int, how: Hashable) -> PlacedWeight:
+    def packed(
+        self, slot: int, matrix: torch.Tensor, dims: ConvSizes, args: int, how: Hashable, by_squares: bool = False
+    ) -> PlacedWeight:
         """The step whose arguments are at `args` reads the matrix in panels, at an address that a new word has."""
         (name, weight), tile = self.executable.tensor(slot), conv_last.this_tile()
         assert tile is not None
@@ -231,8 +234,10 @@ class ProgramWriter:
         at = image.links[::2].index(args + 1)
         image.links[2 * at + 1] = word
         shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
-        key = (weight.data_ptr(), weight.nbytes, shape, how, tile.panel)
-        constant, copy = slot in self.executable.constants, panels.in_panels(matrix, dims, tile)
+        key = (weight.data_ptr(), weight.nbytes, shape, how, by_squares, tile.panel)
+        kernels = matrix.reshape(dims.o, -1, dims.kh, dims.kw)
+        copy = winograd.in_panels(kernels, tile) if by_squares else panels.in_panels(matrix, dims, tile)
+        constant = slot in self.executable.constants
         return PlacedWeight(f"{name} in panels", copy, word, constant=constant, packed=key)
 
     def weight_rows(self, file: WeightsFile) -> list[list[int]]:

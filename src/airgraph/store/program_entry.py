@@ -89,7 +89,9 @@ def facts_of(config: Config) -> dict[str, str]:
     fields = {f.name for f in dataclasses.fields(config)}
     assert fields.issuperset((*MATTER, *REASONS))
     options = {name: repr(getattr(config, name)) for name in MATTER}
-    knobs = {name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB")}
+    knobs = {
+        name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB", "AIRGRAPH_WINOGRAD")
+    }
     if knobs["AIRGRAPH_PACK"] == "watched" and not can_watch():  # plans as with "frozen"
         knobs["AIRGRAPH_PACK"] = "frozen"
     return {**options, "engines": " ".join(ENGINES), **knobs}

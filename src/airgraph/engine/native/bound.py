@@ -23,7 +23,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import blas, conv_last, gemm
+from airgraph.engine.native.kernels import blas, conv_last, gemm, winograd
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernel
 from airgraph.engine.native.packing import SampledTag, Tag, WatchedTag, tag
@@ -287,16 +287,22 @@ class BoundFrame:
 
     def panels(self, weight: torch.Tensor, dims: int, start: int, content: Any) -> torch.Tensor:
         """A packed copy for the convolution, or the product as one, whose dimensions are at an address."""
-        s, tile = ConvSizes(*(ctypes.c_int64 * len(conv_last.SIZES)).from_address(dims)), conv_last.this_tile()
+        now = (ctypes.c_int64 * len(conv_last.DIMS)).from_buffer_copy(
+            (ctypes.c_int64 * len(conv_last.DIMS)).from_address(dims)
+        )  # which change when the copy has its place
+        s, tile, by_squares = ConvSizes(*now[: len(conv_last.SIZES)]), conv_last.this_tile(), now[conv_last.SQUARES] > 0
         assert tile is not None
-        key = (weight.data_ptr(), start, conv_last.mode_of(s), (s.o, s.c, s.groups, s.kh, s.kw), content)
+        key = (weight.data_ptr(), start, conv_last.mode_of(s), by_squares, (s.o, s.c, s.groups, s.kh, s.kw), content)
         copy: torch.Tensor | None = self.copies.get(key)
         if copy is None:
-            copy = self.copies[key] = torch.empty(conv_last.packed_numbers(s, tile))
-            now = (ctypes.c_int64 * len(conv_last.DIMS)).from_buffer_copy(
-                (ctypes.c_int64 * len(conv_last.DIMS)).from_address(dims)
-            )  # which change when the copy has its place
-            self.packing.append(partial(pack_weights(), weight.data_ptr() + start, now, copy.data_ptr()))
+            numbers = (winograd if by_squares else conv_last).packed_numbers(s, tile)
+            copy = self.copies[key] = torch.empty(numbers)
+            if by_squares:
+                at = weight.storage_offset() + start // 4
+                stored = weight.detach().as_strided((s.o, s.c, s.kh, s.kw), (s.depth, s.kh * s.kw, s.kw, 1), at)
+                self.packing.append(partial(winograd.pack, stored, tile, copy))
+            else:
+                self.packing.append(partial(pack_weights(), weight.data_ptr() + start, now, copy.data_ptr()))
         return copy
 
     def fill_packed(self) -> None:

@@ -22,7 +22,7 @@ from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
 from airgraph.engine.native.image import OnceStep, ProgramImage
-from airgraph.engine.native.kernels import conv_last
+from airgraph.engine.native.kernels import conv_last, winograd
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.kernels.tune import Tuner
@@ -152,7 +152,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
                 assert tile is not None
                 sizes = step.origin.sizes
-                if budget.takes((self.weight_slot(step), sizes), 4 * conv_last.packed_numbers(sizes, tile)):
+                how = winograd if winograd.pays(sizes) else conv_last
+                if budget.takes((self.weight_slot(step), sizes), 4 * how.packed_numbers(sizes, tile)):
                     found.append(step)
         return frozenset(found)
 

@@ -34,7 +34,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import conv, conv_last, gemm
+from airgraph.engine.native.kernels import conv, conv_last, gemm, winograd
 from airgraph.engine.native.kernels.panels import one_by_one
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
@@ -160,6 +160,9 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     by_panels = conv_last.split(s, threads, tile)
     jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
     dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
+    if winograd.pays(s):
+        count = dims[conv_last.SQUARES] = winograd.block(s, tile)
+        scratch = maximum(scratch, conv_last.offsets(s, tile)["packed"] + winograd.scratch_bytes(s, tile, count))
     small = either(less(as_int(step.cost), SINGLE_THREADED), less(jobs, 2))
     sizes = [*words[: ConvLast.DIMS], *dims]
     return SizedStep(sizes, jobs, 1, small, aligned(scratch))

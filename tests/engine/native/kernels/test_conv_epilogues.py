@@ -57,6 +57,8 @@ MODELS = {
     "planes": (lambda: Chain(nn.ReLU6(), 3, 24, 7, stride=2, padding=3), (2, 3, 61, 40), 1),
     "depthwise": (lambda: Chain(nn.GELU(), 48, 48, 5, padding=2, groups=48), (1, 48, 19, 21), 1),
     "groups": (lambda: Chain(nn.LeakyReLU(), 24, 72, 3, groups=3), (1, 24, 12, 12), 1),
+    "squares": (lambda: Chain(nn.SiLU(), 64, 72, 3, padding=1), (3, 64, 13, 11), 1),
+    "squares, panels are divided": (lambda: Residual(130, 200, 3), (1, 130, 10, 10), 1),
     "one pixel": (lambda: Chain(nn.ReLU(), 96, 130, 1), (1, 96, 1, 1), 2),  # planes and channels last are the same
     "by channel": (lambda: Residual(24, 40, 3), (2, 24, 17, 9), 1),
     "by channel, panels are divided": (lambda: Residual(64, 200, 1), (1, 64, 4, 4), 1),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from airgraph.engine.native.kernels import conv_last, conv_last_kernels
+from airgraph.engine.native.kernels import conv_last, conv_last_kernels, winograd
 from airgraph.engine.native.llvm import jit
 from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.sizes import as_int
@@ -70,8 +70,8 @@ def sizes(case):
     return ConvSizes(n, c, h, w, o, *kernel, *stride, *padding, *dilation, groups, *out.shape[2:])
 
 
-def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage, prepacked=False):
-    """The last jobs first, as another thread might."""
+def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage, prepacked=False, squares=0):
+    """The last jobs first, as another thread might. `squares`: of a block, with the weights packed for that."""
     dims = torch.tensor(conv_last.words(s, by_panels, x.stride(), kernel.tile))
     if prepacked:
         packed = torch.full((conv_last.packed_numbers(s, kernel.tile) + 64,), garbage)
@@ -79,6 +79,9 @@ def run_by_jobs(kernel, s, x, weight, bias, by_panels, garbage, prepacked=False)
         assert torch.equal(packed[-64:].nan_to_num(), torch.full((64,), garbage).nan_to_num())
         dims[conv_last.PREPACKED], weight = 1, packed
     need = as_int(conv_last.scratch_bytes(s, by_panels, kernel.tile)) // 4
+    if squares:
+        dims[conv_last.PREPACKED], dims[conv_last.SQUARES] = 1, squares
+        need = (conv_last.offsets(s, kernel.tile)["packed"] + winograd.scratch_bytes(s, kernel.tile, squares)) // 4
     scratch = torch.full((need + 64,), garbage)
     out = torch.full((s.n, s.oh, s.ow, s.o), float("nan"))
     jobs = as_int(conv_last.jobs(s, by_panels, kernel.tile))
@@ -106,6 +109,38 @@ def test_like_float64(kernel, case, garbage):
             assert (found - wanted).abs().max() <= limit
             again = run_by_jobs(kernel, s, image, weight, bias, by_panels, GARBAGE[garbage], prepacked=True)
             assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("padding", [(1, 1), (0, 0), (2, 0)])
+@pytest.mark.parametrize(("n", "c", "h", "w", "o"), [(1, 16, 11, 12, 16), (2, 33, 9, 13, 70), (1, 130, 16, 15, 130)])
+def test_by_squares(kernel, n, c, h, w, o, padding, garbage):
+    """Odd sizes, partial vectors and panels, several blocks, weights that do not stay in level 2."""
+    s = sizes((n, c, h, w, o, (3, 3), (1, 1), padding, (1, 1), 1))
+    assert winograd.pays(s)
+    x = torch.randn(n, c, h, w).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(o, c, 3, 3)
+    packed = winograd.in_panels(weight, kernel.tile)
+    assert packed.numel() == winograd.packed_numbers(s, kernel.tile)
+    for bias in (torch.randn(o), None):
+        wanted = conv2d(x.double(), weight.double(), None if bias is None else bias.double(), padding=padding)
+        limit = 2 * (conv2d(x, weight, bias, padding=padding) - wanted).abs().max() + 2e-6 * weight[0].numel() ** 0.5
+        for by_panels in (0, 1):
+            found = run_by_jobs(kernel, s, x, packed, bias, by_panels, GARBAGE[garbage], squares=24)
+            assert (found - wanted).abs().max() <= limit
+
+
+def test_what_is_not_done_by_squares(monkeypatch):
+    def pays(c=64, size=14, o=64, kernel=3, stride=1, dilation=1, groups=1):
+        case = (1, c, size, size, o, (kernel,) * 2, (stride,) * 2, (1, 1), (dilation,) * 2, groups)
+        return winograd.pays(sizes(case))
+
+    assert pays()
+    assert not any(
+        (pays(c=8), pays(o=8), pays(size=8), pays(kernel=5), pays(stride=2), pays(dilation=2), pays(groups=2))
+    )
+    monkeypatch.setenv("AIRGRAPH_WINOGRAD", "off")
+    assert not pays()
 
 
 def test_what_is_far_is_read_by_few_blocks():

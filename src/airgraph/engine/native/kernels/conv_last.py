@@ -44,11 +44,11 @@ from airgraph.plan.sizes import Amount, ceil, choose, less, minimum
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
 # mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
-# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; x's strides (floats); the epilogue (NO_EPILOGUE …)
-# with its function, arguments and sizes; where PARTS begin
-HOW = ("mode", "split", "prepacked", "tiles", "far", "chunk", "strip")
+# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; squares: in a block (winograd.py) or 0; x's strides
+# (floats); the epilogue (NO_EPILOGUE …) with its function, arguments and sizes; where PARTS begin
+HOW = ("mode", "split", "prepacked", "tiles", "far", "chunk", "strip", "squares")
 DIMS = [*SIZES, *HOW, "xn", "xc", "xh", "xw", "epilogue", "function", "arguments", "numbers", *PARTS]
-PREPACKED = DIMS.index("prepacked")
+PREPACKED, SQUARES = DIMS.index("prepacked"), DIMS.index("squares")
 TABLE, PLANES, DEPTHWISE = range(3)
 NO_EPILOGUE, BY_ELEMENT, BY_CHANNEL = range(3)  # loops of an epilogue
 DEEPEST = 1 << 16  # values of a patch
@@ -148,7 +148,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    how = [tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile)]
+    how = [tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile), 0]
     return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, NO_EPILOGUE, 0, 0, 0, *offsets(s, tile).values()]
 
 

@@ -11,6 +11,10 @@ OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
 
 
+def micro_name(rows: int, vectors: int, far: bool = False) -> str:
+    return f"micro_{rows}x{vectors}{'_far' if far else ''}"
+
+
 class Panels(NamedTuple):
     """How the weights are divided: `parts` panels for each of `groups`, which have `made` output channels each; `depth`
     values for each of them, in `taps` runs of `run`."""
@@ -80,6 +84,17 @@ class LastFunction(Function):
         return self.add(
             self.mul(self.div(number, p.parts), p.made), self.mul(self.rem(number, p.parts), self.host.panel)
         )
+
+    def micros(self, left: str, far: str) -> tuple[str, str]:
+        """The inner kernels (conv_last_kernels.py) for a panel with so many output channels left: of all pixels of a tile,
+        and of few."""
+        rows, full = self.host.rows, self.host.vectors
+        large = self.choose(far, "ptr", "@" + micro_name(rows[0], full, far=True), "@" + micro_name(rows[0], full))
+        small = "@" + micro_name(rows[1], full)
+        for v in reversed(range(1, full)):
+            narrow = self.test("sle", left, v * self.host.lanes)
+            large, small = (self.choose(narrow, "ptr", "@" + micro_name(rows[0], v), wide) for wide in (large, small))
+        return large, small
 
     def prefetch_far(self, base: str, bytes: str) -> None:
         """Into level 2, from memory that may end before."""

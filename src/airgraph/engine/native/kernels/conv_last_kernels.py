@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 
-from airgraph.engine.native.kernels import conv_depthwise, conv_rows
+from airgraph.engine.native.kernels import conv_depthwise, conv_rows, winograd
 from airgraph.engine.native.kernels.conv_last import (
     BY_ELEMENT,
     DEPTHWISE,
@@ -17,7 +17,7 @@ from airgraph.engine.native.kernels.conv_last import (
     ConvTile,
     this_tile,
 )
-from airgraph.engine.native.kernels.conv_last_function import OPERANDS, SIGNATURE, LastFunction
+from airgraph.engine.native.kernels.conv_last_function import OPERANDS, SIGNATURE, LastFunction, micro_name
 from airgraph.engine.native.llvm.builder import Function, declarations
 
 EXPORTS = ("ag_conv_last", "ag_conv_pack")
@@ -50,7 +50,8 @@ def source(tile: ConvTile | None = None) -> str:
         epilogue(host),
         strips(host),
     ]
-    return "".join([*parts, conv_rows.source(host), conv_depthwise.source(host), whole(host)])
+    others = [module.source(host) for module in (conv_rows, conv_depthwise, winograd)]
+    return "".join([*parts, *others, whole(host)])
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
@@ -58,10 +59,6 @@ MICRO = (
     "ptr %table, i64 %taps, i64 %shift, i64 %deep, ptr %panel, ptr %to, i64 %apart, i64 %count, i64 %left, ptr %bias, "
     "ptr %next, i64 %pace, i1 %more"
 )
-
-
-def micro_name(rows: int, vectors: int, far: bool = False) -> str:
-    return f"micro_{rows}x{vectors}{'_far' if far else ''}"
 
 
 def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
@@ -372,12 +369,7 @@ def block(host: ConvTile) -> str:
         part = f.mul(count_taps, run)
         after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
         bias = f.choose(more, "ptr", "null", f.beside("%bias", o))
-        rows, full = host.rows[0], host.vectors
-        large = f.choose(far, "ptr", "@" + micro_name(rows, full, far=True), "@" + micro_name(rows, full))
-        small = "@" + micro_name(host.rows[1], full)
-        for v in reversed(range(1, full)):
-            narrow = f.test("sle", left, v * host.lanes)
-            large, small = (f.choose(narrow, "ptr", "@" + micro_name(rows, v), wide) for wide in (large, small))
+        large, small = f.micros(left, far)
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)
@@ -503,6 +495,8 @@ def whole(host: ConvTile) -> str:
     scratch, found = f.part(d, "packed"), f.panels(d)
     pixels, block = f.mul(d["n"], f.mul(d["oh"], d["ow"])), f.mul(d["tiles"], host.rows[0])
     packs, ready = f.test("eq", d["prepacked"], 0), f.test("ne", d["prepacked"], 0)
+    by_squares = f.op(f"and i1 {ready}, {f.test('ne', d['squares'], 0)}")
+    f.leave(by_squares, lambda: f.call("@winograd", SIGNATURE))
 
     def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
         until = f.min(f.add(p, block), stop)

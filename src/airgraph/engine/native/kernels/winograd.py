@@ -1,0 +1,254 @@
+"""Convolutions of 3 × 3 by Winograd's F(2×2, 3×3): 16 multiplications for four pixels instead of 36.
+
+    out = Aᵀ [(G w Gᵀ) ∘ (Bᵀ x B)] A        for each square of 2 × 2 pixels, from 4 × 4 of the image
+
+A thread takes some squares at a time. What is added up over the channels is a product of matrices for each of the 16 places
+of a square: [squares, channels] × [channels, output channels], by the inner kernel of conv_last_kernels.py. The weights are
+transformed when they are packed, in float64, so this is for weights that are packed before a call.
+
+One core of a Cascade Lake, plain / this, packed weights, milliseconds, medians of 15 alternating calls: 64 channels at 56²
+1.27 / 0.80, 128 at 28² 1.22 / 0.75, 256 at 14² 1.31 / 0.74, 320 at 32² 11.0 / 5.6, 512 at 7² 1.59 / 1.72 (16 squares, which
+is too few), 16 images of it 21.0 / 13.5, 32 at 56² 0.40 / 0.28, 16 at 56² 0.19 / 0.16. The largest error against float64 is
+0.3 to 0.7 of oneDNN's, the plain kernel's 0.4 to 1.5: sums have fewer terms. But an infinity, or a number near the largest,
+makes all four pixels NaN: AIRGRAPH_WINOGRAD=off computes all convolutions plainly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from airgraph.config import KNOBS
+from airgraph.engine.native.kernels.conv_last import SLOTS, TABLE, ConvTile, mode_of
+from airgraph.engine.native.kernels.conv_last_function import SIGNATURE, LastFunction
+from airgraph.plan.convolution import ConvSizes
+
+PLACES = 16  # of a square of 4 × 4
+LEAST, FEW = 16, 24  # channels, and squares: with fewer, reading the weights takes longer, of which there are 16 / 9
+BLOCK, SCRATCH = 54, 4 << 20  # squares of a block, at most, and their bytes before and after they are multiplied
+FAR = 768 << 10  # bytes of weights that do not stay in level 2
+APART = 16  # floats between the matrices of two places, which would share lines of the cache otherwise
+G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+
+
+def pays(s: ConvSizes) -> bool:
+    plain = (s.kh, s.kw, s.sh, s.sw, s.dh, s.dw, s.groups) == (3, 3, 1, 1, 1, 1, 1) and mode_of(s) == TABLE
+    return plain and min(s.c, s.o) >= LEAST and squares(s) >= FEW and KNOBS["AIRGRAPH_WINOGRAD"].get() == "on"
+
+
+def squares(s: ConvSizes) -> int:
+    return s.n * -(-s.oh // 2) * -(-s.ow // 2)
+
+
+def block(s: ConvSizes, tile: ConvTile) -> int:
+    """How many squares a thread takes at a time."""
+    rows = tile.rows[0]
+    most = SCRATCH // (4 * PLACES * (s.c + s.o)) // rows * rows
+    return min(max(most, 2 * rows), BLOCK, -(-squares(s) // rows) * rows)
+
+
+def packed_numbers(s: ConvSizes, tile: ConvTile) -> int:
+    return PLACES * -(-s.o // tile.panel) * tile.panel * s.c
+
+
+def widths(s: ConvSizes, tile: ConvTile) -> tuple[int, int]:
+    """Floats of a square's place: channels, and output channels."""
+    return -(-s.c // tile.lanes) * tile.lanes, -(-s.o // tile.lanes) * tile.lanes
+
+
+def scratch_bytes(s: ConvSizes, tile: ConvTile, count: int) -> int:
+    """A table of addresses, and so many squares before and after they are multiplied."""
+    return 8 * SLOTS * count // tile.rows[0] + 4 * PLACES * sum(count * width + APART for width in widths(s, tile))
+
+
+def in_panels(weight: torch.Tensor, tile: ConvTile) -> torch.Tensor:
+    """From weight[o, c, 3, 3]: for each place the panels of a convolution of 1 × 1 (panels.py)."""
+    o, c = weight.shape[:2]
+    g = torch.tensor(G, dtype=torch.float64)
+    places = (g @ weight.double() @ g.t()).reshape(o, c, PLACES).permute(2, 0, 1)
+    padded = F.pad(places.float(), (0, 0, 0, -o % tile.panel))
+    return padded.reshape(-1, tile.panel, c).transpose(1, 2).contiguous()
+
+
+def pack(weight: torch.Tensor, tile: ConvTile, to: torch.Tensor) -> None:
+    to.view(-1).copy_(in_panels(weight, tile).view(-1))
+
+
+# -- the kernel -------------------------------------------------------------------------------------------------------
+def source(host: ConvTile) -> str:
+    return "".join([before(host), after(host), whole(host)])
+
+
+SQUARES = "ptr %dims, i64 %first, i64 %count"
+
+
+class Square(NamedTuple):
+    """The image it is of, and the first row and column of the result."""
+
+    image: str
+    row: str
+    column: str
+
+
+def square_at(f: LastFunction, d: dict[str, str], number: str) -> Square:
+    high, wide = (f.ceil(d[name], 2) for name in ("oh", "ow"))
+    line = f.div(number, wide)
+    return Square(f.div(line, high), f.mul(f.rem(line, high), 2), f.mul(f.rem(number, wide), 2))
+
+
+def before(host: ConvTile) -> str:
+    """to[place][square][channel] = (Bᵀ x B)[place], zeros behind the last channel."""
+    f = LastFunction(host, "winograd_before", f"ptr %x, {SQUARES}, ptr %zeros, ptr %to, i64 %width, i64 %apart")
+    d, kind = f.dims(), host.kind
+
+    def combined(a: str, b: str, c: str, d: str) -> list[str]:
+        less, more = (f"fsub {kind} {{}}, {{}}".format, f"fadd {kind} {{}}, {{}}".format)
+        return [f.op(less(a, c)), f.op(more(b, c)), f.op(less(c, b)), f.op(less(b, d))]
+
+    def square(t: str) -> None:
+        at = square_at(f, d, f.add("%first", t))
+        image = f.at("%x", f.mul(at.image, d["xn"]))
+        lines = [f.sub(f.add(at.row, i), d["ph"]) for i in range(4)]
+        columns = [f.sub(f.add(at.column, i), d["pw"]) for i in range(4)]
+        high, wide = ([f.test("ult", i, d[name]) for i in which] for which, name in ((lines, "h"), (columns, "w")))
+
+        def place(i: int, j: int) -> str:
+            far = f.add(f.mul(lines[i], d["xh"]), f.mul(columns[j], d["xw"]))
+            inside = f.op(f"and i1 {high[i]}, {wide[j]}")
+            return f.choose(inside, "ptr", f.beyond(image, f.mul(far, 4)), "%zeros")
+
+        places = [[place(i, j) for j in range(4)] for i in range(4)]
+        to = f.at("%to", f.mul(t, "%width"))
+
+        def channels(c: str) -> None:
+            mask = f.mask(f.sub(d["c"], c))
+            x = [combined(*(f.load_part(f.at(p, c), mask) for p in line)) for line in places]
+            for j, column in enumerate(zip(*x)):
+                for i, value in enumerate(combined(*column)):
+                    f.store(kind, value, f.at(f.at(to, f.mul("%apart", 4 * i + j)), c))
+
+        f.loop("0", d["c"], host.lanes, channels)
+
+    f.loop("0", "%count", 1, square)
+    return f.text()
+
+
+def after(host: ConvTile) -> str:
+    """out = Aᵀ from[place][square][channel] A + bias, of some channels, as far as it is inside of the image."""
+    params = f"ptr %from, i64 %width, i64 %apart, {SQUARES}, i64 %low, i64 %high, ptr %bias, ptr %out"
+    f = LastFunction(host, "winograd_after", params)
+    d, kind = f.dims(), host.kind
+    biased = f.test("ne", "%bias", "null", "ptr")
+
+    def combined(a: str, b: str, c: str, d: str) -> list[str]:
+        first = f.fadd(kind, f.fadd(kind, a, b), c)
+        return [first, f.op(f"fsub {kind} {f.op(f'fsub {kind} {b}, {c}')}, {d}")]
+
+    def square(t: str) -> None:
+        at = square_at(f, d, f.add("%first", t))
+        source = f.at("%from", f.mul(t, "%width"))
+
+        def pixel(i: int, j: int) -> str:
+            """Behind the last row or column: where nothing is read any more."""
+            row, column = f.add(at.row, i), f.add(at.column, j)
+            inside = f.op(f"and i1 {f.test('slt', row, d['oh'])}, {f.test('slt', column, d['ow'])}")
+            number = f.add(f.mul(f.add(f.mul(at.image, d["oh"]), row), d["ow"]), column)
+            return f.choose(inside, "ptr", f.beyond("%out", f.mul(f.mul(number, d["o"]), 4)), source)
+
+        pixels = [[pixel(i, j) for j in range(2)] for i in range(2)]
+
+        def channels(o: str) -> None:
+            mask = f.mask(f.sub(d["o"], o))
+            bias = f.either(biased, kind, lambda: f.load_part(f.at("%bias", o), mask), "zeroinitializer")
+            m = [f.load_part(f.at(f.at(source, f.mul("%apart", i)), o), mask) for i in range(PLACES)]
+            x = [combined(*m[4 * i : 4 * i + 4]) for i in range(4)]
+            for j, column in enumerate(zip(*x)):
+                for i, value in enumerate(combined(*column)):
+                    f.store_part(f.fadd(kind, value, bias), f.at(pixels[i][j], o), mask)
+
+        f.loop("%low", "%high", host.lanes, channels)
+
+    f.loop("0", "%count", 1, square)
+    return f.text()
+
+
+def whole(host: ConvTile) -> str:
+    """Jobs are pixels, and the squares are divided like them; or panels."""
+    f = LastFunction(host, "winograd", SIGNATURE)
+    d, rows = f.dims(), host.rows[0]
+    high, wide = (f.ceil(d[name], 2) for name in ("oh", "ow"))
+    pixels, every = (f.mul(d["n"], f.mul(a, b)) for a, b in ((d["oh"], d["ow"]), (high, wide)))
+    panels, by_panels = f.ceil(d["o"], host.panel), f.test("ne", d["split"], 0)
+    begin, end = (f.div(f.mul(job, every), pixels) for job in ("%job0", "%job1"))
+    first, last = f.choose(by_panels, "i64", "0", begin), f.choose(by_panels, "i64", every, end)
+    panel0, panel1 = f.choose(by_panels, "i64", "%job0", "0"), f.choose(by_panels, "i64", "%job1", panels)
+    channel0, channel1 = f.mul(panel0, host.panel), f.min(f.mul(panel1, host.panel), d["o"])
+    mine = f.sub(last, first)
+    blocks = f.max(f.ceil(mine, d["squares"]), 1)
+    block = f.mul(f.ceil(f.ceil(mine, blocks), rows), rows)  # all of about the same size
+    given, made = (f.mul(f.ceil(d[name], host.lanes), host.lanes) for name in ("c", "o"))
+    given_apart, made_apart = (f.add(f.mul(d["squares"], width), APART) for width in (given, made))
+    table, zeros = f.part(d, "packed"), f.part(d, "zeros")
+    squares = f.at(table, f.mul(f.div(d["squares"], rows), SLOTS), "i64")
+    products = f.at(squares, f.mul(given_apart, PLACES))
+    far = f.test("sgt", f.mul(f.mul(panels, d["c"]), 4 * PLACES * host.panel), FAR)
+
+    def some(t: str) -> None:
+        count = f.min(f.sub(last, t), block)
+        tiles = f.ceil(count, rows)
+        pace = f.ceil(str(4 * host.panel), tiles)
+        which = f"ptr %dims, i64 {t}, i64 {count}"
+        f.call("@winograd_before", f"ptr %x, {which}, ptr {zeros}, ptr {squares}, i64 {given}, i64 {given_apart}")
+
+        def line(tile: str) -> None:
+            for slot in range(SLOTS):
+                number = f.min(f.add(f.mul(tile, rows), min(slot, rows - 1)), f.sub(count, 1))
+                place = f.at(squares, f.mul(number, given))
+                f.do(f"store ptr {place}, ptr {f.at(table, f.add(f.mul(tile, SLOTS), slot), 'i64')}, align 8")
+
+        f.loop("0", tiles, 1, line)
+
+        def panel(place: str, part: str) -> None:
+            o, start, size = f.mul(part, host.panel), f.mul(place, panels), f.mul(d["c"], host.panel)
+            left, over = f.sub(d["o"], o), f.test("eq", f.add(part, 1), panel1)
+            weights = f.at("%weight", f.mul(f.add(start, part), size))
+            upcoming = f.choose(over, "i64", f.add(f.add(start, panels), panel0), f.add(f.add(start, part), 1))
+            following = f.beyond("%weight", f.mul(f.mul(upcoming, size), 4))
+            large, small = f.micros(left, far)
+            to, shift = f.at(f.at(products, f.mul(place, made_apart)), o), f.mul(f.mul(place, given_apart), 4)
+
+            def tile(number: str) -> None:
+                here = f.sub(count, f.mul(number, rows))
+                lines, into = f.at(table, f.mul(number, SLOTS), "i64"), f.at(to, f.mul(f.mul(number, rows), made))
+                ahead = f.beyond(following, f.mul(f.mul(number, d["c"]), pace))
+                where = f"ptr {lines}, i64 1, i64 {shift}, i64 {d['c']}, ptr {weights}, ptr {into}, i64 {made}"
+                rest = f"i64 {f.min(here, rows)}, i64 {left}, ptr null, ptr {ahead}, i64 {pace}, i1 false"
+                f.call(f.choose(f.test("sle", here, host.rows[1]), "ptr", small, large), f"{where}, {rest}")
+
+            f.loop("0", tiles, 1, tile)
+
+        f.loop("0", str(PLACES), 1, lambda place: f.loop(panel0, panel1, 1, lambda part: panel(place, part)) and None)
+        made_of = f"i64 {channel0}, i64 {channel1}, ptr %bias, ptr %out"
+        f.call("@winograd_after", f"ptr {products}, i64 {made}, i64 {made_apart}, {which}, {made_of}")
+        until = f.add(t, count)
+
+        def row(number: str) -> None:
+            """Of squares: two rows of pixels."""
+            start = f.mul(number, wide)
+            left, right = f.max(f.sub(t, start), 0), f.min(f.sub(until, start), wide)
+            image, i = f.div(number, high), f.mul(f.rem(number, high), 2)
+            stop = f.min(f.mul(right, 2), d["ow"])
+
+            def pixels_of(j: str) -> None:
+                begin = f.mul(f.add(f.mul(image, d["oh"]), j), d["ow"])
+                p, end = f.add(begin, f.mul(left, 2)), f.add(begin, stop)
+                f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {end}, i64 {channel0}, i64 {channel1}")
+
+            f.loop(i, f.min(f.add(i, 2), d["oh"]), 1, pixels_of)
+
+        f.loop(f.div(t, wide), f.ceil(until, wide), 1, row)
+
+    f.loop(first, last, block, some)
+    return f.text()
