@@ -270,7 +270,7 @@ def test_the_examples_of_the_documentation() -> None:
 
 def test_there_and_back() -> None:
     x = torch.randn(5, 96).half().npu()
-    for kind, near in ((24, 0.07), (296, 0.26), (297, 0.3)):
+    for kind, near in ((24, 0.13), (296, 0.26), (297, 0.3)):  # the largest values are cut off: 448 of 512, 6 of 8
         y, scale = torch_npu.npu_dynamic_mx_quant(x, dst_type=kind)
         again = torch_npu.npu_anti_mx_quant(y, scale, dst_type=6, src_type={24: 292}.get(kind, kind))
         assert (again - x.float()).abs().max() < near * x.float().abs().max()

@@ -10,7 +10,7 @@ where that cannot be, by Python and the reference engine's meaning of the node.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
@@ -109,7 +109,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         budget = PackingBudget()
         tuned |= self.packed_products(symbols, budget)
         packed = self.packed_convolutions(budget)
-        steps = sized_steps(self.kernels, self.sizes, tuned)
+        steps = sized_steps(self.kernels, self.sizes, tuned, packed)
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
             plan=self.plan,
@@ -126,7 +126,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             tuned=tuned,
             packed=packed,
             once=self.once_table(
-                packed | {s for s, t in tuned.items() if t.strategy.packed or t.strategy.panels}, budget
+                {*packed, *(s for s, t in tuned.items() if t.strategy.packed or t.strategy.panels)}, budget
             ),
             frozen=self.frozen | self.derived,
             time=time,
@@ -145,17 +145,18 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
                 found[step] = Tuned(product, strategy)
         return found
 
-    def packed_convolutions(self, budget: PackingBudget) -> frozenset[NativeStep]:
-        """Those with channels last whose weights may be packed."""
-        tile, found = conv_last.this_tile(), list[NativeStep]()
+    def packed_convolutions(self, budget: PackingBudget) -> dict[NativeStep, int]:
+        """Those with channels last whose weights may be packed: see Shared.packed."""
+        tile, found, threads = conv_last.this_tile(), dict[NativeStep, int](), number_of_threads()
         for step in self.kernels:
             if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
                 assert tile is not None
                 sizes = step.origin.sizes
-                how = winograd if winograd.pays(sizes) else conv_last
-                if budget.takes((self.weight_slot(step), sizes), 4 * how.packed_numbers(sizes, tile)):
-                    found.append(step)
-        return frozenset(found)
+                squares = winograd.block(sizes, tile) if winograd.pays(sizes, threads, tile) else 0
+                numbers = (winograd if squares else conv_last).packed_numbers(sizes, tile)
+                if budget.takes((self.weight_slot(step), sizes), 4 * numbers):
+                    found[step] = squares
+        return found
 
     def weight_slot(self, step: NativeStep) -> int:
         """Of the second operand."""
@@ -173,7 +174,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         slots = {slot for name in names if (slot := self.table.argument(name)) is not None}
         return {*self.constants} | (slots & (self.frozen or self.tagged))
 
-    def once_table(self, packed: frozenset[NativeStep], budget: PackingBudget) -> list[OnceStep]:
+    def once_table(self, packed: Collection[NativeStep], budget: PackingBudget) -> list[OnceStep]:
         """The steps that frames run when they are made; `packed`: those that read a packed copy of their weight. What is
         kept beside parameters that are not frozen is part of the budget."""
         table, needed, found = self.table, set[int](), list[OnceStep]()

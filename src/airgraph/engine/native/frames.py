@@ -101,13 +101,16 @@ class Tuned(NamedTuple):
     strategy: ProductStrategy
 
 
-def sized_steps(steps: Sequence[NativeStep], sizes: Sizes, tuned: Mapping[NativeStep, Tuned]) -> list[SizedStep]:
+def sized_steps(
+    steps: Sequence[NativeStep], sizes: Sizes, tuned: Mapping[NativeStep, Tuned], packed: Mapping[NativeStep, int]
+) -> list[SizedStep]:
+    """`packed`: see Shared."""
     found: list[SizedStep] = []
     for step in steps:
         if step.kind == "epilogue":
             found.append(sized_epilogue(step, found[-1], sizes))
         else:
-            found.append(sized(step, sizes, tuned.get(step)))
+            found.append(sized(step, sizes, tuned.get(step), packed.get(step, 0)))
         if len(found) > 1 and steps[len(found) - 2].kind == "prologue":
             found[-2] = sized_prologue(found[-2], found[-1])
     return found
@@ -131,8 +134,8 @@ def sized_epilogue(step: NativeStep, product: SizedStep, sizes: Sizes) -> SizedS
     return product._replace(sizes=[*words, product.sizes[Gemm.SPLIT]], scratch=0)
 
 
-def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
-    """`tuned`: for a matrix product, if it was timed."""
+def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> SizedStep:
+    """`tuned`: for a matrix product, if it was timed; `squares`: of a convolution (winograd.py)."""
     term, threads = sizes.term, sizes.term(THREADS)
     if step.kind == "call":
         return SizedStep([], 0, 1, 1, 0)
@@ -143,7 +146,7 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
     elif isinstance(step.origin, ConvStep) and step.origin.last:
-        return sized_conv(step, words, threads)
+        return sized_conv(step, words, threads, squares)
     elif step.kind == "conv":
         jobs, scratch = ask(sizes, "ag_conv2d_jobs", words[4:]), conv.scratch_bytes(words[4:])
     small = either(less(term(step.cost), SINGLE_THREADED), less(jobs, 2))
@@ -152,7 +155,7 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None) -> SizedStep:
     )
 
 
-def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedStep:
+def sized_conv(step: NativeStep, words: list[Amount], threads: Amount, squares: int) -> SizedStep:
     """With channels last."""
     assert isinstance(step.origin, ConvStep)
     tile, s = conv_last.this_tile(), step.origin.sizes
@@ -160,9 +163,9 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount) -> SizedS
     by_panels = conv_last.split(s, threads, tile)
     jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
     dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
-    if winograd.pays(s):
-        count = dims[conv_last.SQUARES] = winograd.block(s, tile)
-        scratch = maximum(scratch, conv_last.offsets(s, tile)["packed"] + winograd.scratch_bytes(s, tile, count))
+    if squares:
+        dims[conv_last.SQUARES] = squares
+        scratch = maximum(scratch, conv_last.offsets(s, tile)["packed"] + winograd.scratch_bytes(s, tile, squares))
     small = either(less(as_int(step.cost), SINGLE_THREADED), less(jobs, 2))
     sizes = [*words[: ConvLast.DIMS], *dims]
     return SizedStep(sizes, jobs, 1, small, aligned(scratch))
@@ -253,7 +256,7 @@ class Shared:
     released: Mapping[int, Released]  # by the number of a call's step
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
-    packed: frozenset[NativeStep]  # convolutions that read packed weights
+    packed: Mapping[NativeStep, int]  # convolutions that read packed weights: squares of a block (winograd.py), or 0
     once: Sequence[OnceStep]
     frozen: frozenset[int]  # slots of the arguments that never change, and of what is computed from these alone
     time: Timeline

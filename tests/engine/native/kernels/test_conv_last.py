@@ -117,7 +117,7 @@ def test_like_float64(kernel, case, garbage):
 def test_by_squares(kernel, n, c, h, w, o, padding, garbage):
     """Odd sizes, partial vectors and panels, several blocks, weights that do not stay in level 2."""
     s = sizes((n, c, h, w, o, (3, 3), (1, 1), padding, (1, 1), 1))
-    assert winograd.pays(s)
+    assert winograd.pays(s, 1, kernel.tile)
     x = torch.randn(n, c, h, w).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(o, c, 3, 3)
     packed = winograd.in_panels(weight, kernel.tile)
@@ -131,11 +131,12 @@ def test_by_squares(kernel, n, c, h, w, o, padding, garbage):
 
 
 def test_what_is_not_done_by_squares(monkeypatch):
-    def pays(c=64, size=14, o=64, kernel=3, stride=1, dilation=1, groups=1):
+    def pays(c=64, size=14, o=64, kernel=3, stride=1, dilation=1, groups=1, threads=2):
         case = (1, c, size, size, o, (kernel,) * 2, (stride,) * 2, (1, 1), (dilation,) * 2, groups)
-        return winograd.pays(sizes(case))
+        return winograd.pays(sizes(case), threads, conv_last.TILE_OF[16])
 
-    assert pays()
+    assert pays() and not pays(threads=3), "too few squares for each thread"
+    assert pays(c=256, o=256, threads=4), "threads divide panels"
     assert not any(
         (pays(c=8), pays(o=8), pays(size=8), pays(kernel=5), pays(stride=2), pays(dilation=2), pays(groups=2))
     )

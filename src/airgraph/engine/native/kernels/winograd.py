@@ -21,21 +21,24 @@ import torch
 from torch.nn import functional as F
 
 from airgraph.config import KNOBS
-from airgraph.engine.native.kernels.conv_last import SLOTS, TABLE, ConvTile, mode_of
+from airgraph.engine.native.kernels.conv_last import SLOTS, TABLE, ConvTile, mode_of, split
 from airgraph.engine.native.kernels.conv_last_function import SIGNATURE, LastFunction
 from airgraph.plan.convolution import ConvSizes
 
 PLACES = 16  # of a square of 4 × 4
-LEAST, FEW = 16, 24  # channels, and squares: with fewer, reading the weights takes longer, of which there are 16 / 9
+LEAST = 16  # channels
+FEW = 24  # squares of a thread: with fewer, it takes too long to read the weights, of which there are 16 / 9
 BLOCK, SCRATCH = 54, 4 << 20  # squares of a block, at most, and their bytes before and after they are multiplied
 FAR = 768 << 10  # bytes of weights that do not stay in level 2
 APART = 16  # floats between the matrices of two places, which would share lines of the cache otherwise
 G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 
 
-def pays(s: ConvSizes) -> bool:
+def pays(s: ConvSizes, threads: int, tile: ConvTile) -> bool:
     plain = (s.kh, s.kw, s.sh, s.sw, s.dh, s.dw, s.groups) == (3, 3, 1, 1, 1, 1, 1) and mode_of(s) == TABLE
-    return plain and min(s.c, s.o) >= LEAST and squares(s) >= FEW and KNOBS["AIRGRAPH_WINOGRAD"].get() == "on"
+    if not plain or min(s.c, s.o) < LEAST or KNOBS["AIRGRAPH_WINOGRAD"].get() == "off":
+        return False
+    return squares(s) >= FEW * (1 if split(s, threads, tile) else threads)
 
 
 def squares(s: ConvSizes) -> int:
@@ -67,9 +70,9 @@ def in_panels(weight: torch.Tensor, tile: ConvTile) -> torch.Tensor:
     """From weight[o, c, 3, 3]: for each place the panels of a convolution of 1 × 1 (panels.py)."""
     o, c = weight.shape[:2]
     g = torch.tensor(G, dtype=torch.float64)
-    places = (g @ weight.double() @ g.t()).reshape(o, c, PLACES).permute(2, 0, 1)
-    padded = F.pad(places.float(), (0, 0, 0, -o % tile.panel))
-    return padded.reshape(-1, tile.panel, c).transpose(1, 2).contiguous()
+    places = weight.double().reshape(o * c, 9) @ torch.kron(g, g).t()  # G w Gᵀ
+    padded = F.pad(places.float().reshape(o, c, PLACES), (0, 0, 0, 0, 0, -o % tile.panel))
+    return padded.reshape(-1, tile.panel, c, PLACES).permute(3, 0, 2, 1).contiguous()
 
 
 def pack(weight: torch.Tensor, tile: ConvTile, to: torch.Tensor) -> None:
