@@ -120,7 +120,7 @@ class PackingBudget:
         by_mkl, in_panels = blas.pays(p.m, p.n, p.k), panels.pay(p)
         if not by_mkl and not in_panels:
             return None
-        by_mkl = by_mkl and not (in_panels and p.n * p.k < panels.LARGE)
+        by_mkl = by_mkl and not (in_panels and (p.n * p.k < panels.LARGE or p.m <= panels.FEW))
         if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k if by_mkl else panels.size(p)):
             return None
         return ProductStrategy(COLUMNS, rule(p).threads, packed=True) if by_mkl else rule(p)._replace(panels=True)

@@ -150,7 +150,7 @@ def test_what_is_far_is_read_by_few_blocks():
     deep = sizes((1, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     wide = sizes((1, 1024, 14, 14, 256, (1, 1), (1, 1), (0, 0), (1, 1), 1))
     assert [conv_last.tiles(s, tile) for s in (near, deep, wide)] == [9, 33, 17]
-    assert [conv_last.chunk(s) for s in (near, deep, wide)] == [1152, 5 * 256, 1024]
+    assert [conv_last.chunk(s) for s in (near, deep, wide)] == [5 * 128, 3 * 256, 512]
 
 
 def test_threads_divide_panels_where_pixels_are_few():

@@ -140,10 +140,11 @@ def test_the_limit(in_all_products, monkeypatch):
 
 
 @pytest.mark.skipif(blas.functions() is None or vector_lanes() < 16, reason="measured with AVX-512 and MKL")
-def test_small_weights_are_in_panels_and_large_ones_packed_by_mkl():
-    module, x = model(256, 256, 4096), torch.randn(32, 256)
+@pytest.mark.parametrize("rows", [32, 200])
+def test_large_weights_for_many_rows_are_packed_by_mkl_and_others_in_panels(rows):
+    module, x = model(256, 256, 4096), torch.randn(rows, 256)
     _, native = compiled(module, x, frozen_parameter=True)
-    assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [True, False]
+    assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [True, rows == 32]
     assert "4.2 MiB of packed weights beside the parameters" in JOURNALS[-1].remarks
 
 

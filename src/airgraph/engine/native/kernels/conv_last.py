@@ -52,8 +52,9 @@ PREPACKED, SQUARES = DIMS.index("prepacked"), DIMS.index("squares")
 TABLE, PLANES, DEPTHWISE = range(3)
 NO_EPILOGUE, BY_ELEMENT, BY_CHANNEL = range(3)  # loops of an epilogue
 DEEPEST = 1 << 16  # values of a patch
-CHUNK = 1536  # values of a patch, at most, that all tiles of a block are multiplied with, one tile after the other
+CHUNK = 768  # values of a patch, at most, that all tiles of a block are multiplied with, one tile after the other
 IN_CACHE, BLOCK = 768 << 10, 512 << 10  # bytes of weights, and of the pixels of a block
+ONE_BLOCK = 128  # pixels: in this case a block has all of them
 STRIP = 128 << 10  # bytes of planes that are copied
 SLOTS = 8  # addresses in a row of a table, of which a tile has fewer
 PACKED = 4 << 20  # bytes of packed weights that each thread may have
@@ -85,6 +86,11 @@ class ConvTile:
     @property
     def panel(self) -> int:
         return self.lanes * self.vectors
+
+    @property
+    def lines(self) -> int:
+        """Of the cache, in a value of a panel."""
+        return self.panel // 16
 
 
 TILE_OF = {16: ConvTile(16, (6, 3), vectors=4, tiles=9, deep=2), 8: ConvTile(8, (6, 3), vectors=2, tiles=4, deep=4)}
@@ -153,8 +159,10 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
 
 
 def far(s: ConvSizes, tile: ConvTile) -> bool:
-    """Whether there are too many weights for level 2: the next ones are fetched while some are used."""
-    return mode_of(s) == TABLE and 4 * packed_numbers(s, tile) > IN_CACHE
+    """Whether the next weights are fetched while some are used: there are too many of them for level 2, or so few pixels
+    that each is used by one block only."""
+    once = s.n * s.oh * s.ow <= ONE_BLOCK
+    return mode_of(s) == TABLE and (once or 4 * packed_numbers(s, tile) > IN_CACHE)
 
 
 def chunk(s: ConvSizes) -> int:

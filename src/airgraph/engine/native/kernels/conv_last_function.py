@@ -11,8 +11,12 @@ OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
 SIGNATURE = f"{OPERANDS}, i64 %job0, i64 %job1, ptr %scratch"
 
 
-def micro_name(rows: int, vectors: int, far: bool = False) -> str:
-    return f"micro_{rows}x{vectors}{'_far' if far else ''}"
+LINE = 64  # bytes of a line of the cache
+
+
+def micro_name(rows: int, vectors: int, ahead: int = 0) -> str:
+    """See conv_last_kernels.micro."""
+    return f"micro_{rows}x{vectors}{f'_ahead_{ahead}' if ahead else ''}"
 
 
 class Panels(NamedTuple):
@@ -85,11 +89,19 @@ class LastFunction(Function):
             self.mul(self.div(number, p.parts), p.made), self.mul(self.rem(number, p.parts), self.host.panel)
         )
 
-    def micros(self, left: str, far: str) -> tuple[str, str]:
+    def pace(self, count: str) -> str:
+        """How many bytes of the next panel the tiles of so many pixels fetch with each value, all of them together a
+        panel. (A tile of few pixels fetches nothing.)"""
+        rows, few = self.host.rows
+        return self.ceil(str(4 * self.host.panel), self.max(self.ceil(self.sub(count, few), rows), 1))
+
+    def micros(self, left: str, far: str, pace: str) -> tuple[str, str]:
         """The inner kernels (conv_last_kernels.py) for a panel with so many output channels left: of all pixels of a tile,
         and of few."""
         rows, full = self.host.rows, self.host.vectors
-        large = self.choose(far, "ptr", "@" + micro_name(rows[0], full, far=True), "@" + micro_name(rows[0], full))
+        one, all_lines = (f"@{micro_name(rows[0], full, ahead)}" for ahead in (1, self.host.lines))
+        ahead = self.choose(self.test("sgt", pace, LINE), "ptr", all_lines, one)
+        large = self.choose(far, "ptr", ahead, "@" + micro_name(rows[0], full))
         small = "@" + micro_name(rows[1], full)
         for v in reversed(range(1, full)):
             narrow = self.test("sle", left, v * self.host.lanes)

@@ -17,12 +17,11 @@ from airgraph.engine.native.kernels.conv_last import (
     ConvTile,
     this_tile,
 )
-from airgraph.engine.native.kernels.conv_last_function import OPERANDS, SIGNATURE, LastFunction, micro_name
+from airgraph.engine.native.kernels.conv_last_function import LINE, OPERANDS, SIGNATURE, LastFunction, micro_name
 from airgraph.engine.native.llvm.builder import Function, declarations
 
 EXPORTS = ("ag_conv_last", "ag_conv_pack")
 INDEX = f"<{SLOTS} x i64>"
-LINE = 16  # floats in a line of the cache
 
 
 @cache
@@ -37,7 +36,8 @@ def source(tile: ConvTile | None = None) -> str:
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
     parts += [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
-    parts += [micro(host, host.rows[1], host.vectors), micro(host, host.rows[0], host.vectors, far=True)]
+    parts += [micro(host, host.rows[1], host.vectors)]
+    parts += [micro(host, host.rows[0], host.vectors, ahead) for ahead in sorted({1, host.lines})]
     parts += [
         pack(host),
         pack_panel(host),
@@ -61,11 +61,11 @@ MICRO = (
 )
 
 
-def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
+def micro(host: ConvTile, rows: int, vectors: int, ahead: int = 0) -> str:
     """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: their
-    sum is added to what is there. `far`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes
-    with every value."""
-    f = LastFunction(host, micro_name(rows, vectors, far), MICRO)
+    sum is added to what is there. `ahead`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes
+    with every value, in so many lines."""
+    f = LastFunction(host, micro_name(rows, vectors, ahead), MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
 
     def biased() -> list[str]:
@@ -74,14 +74,14 @@ def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
     first = f.when(f.test("ne", "%bias", "null", "ptr"), biased, *[(host.kind, "zeroinitializer")] * vectors)
 
     def values(
-        places: Sequence[str], panel: str, ahead: str, start: str, stop: str, deep: int, acc: Sequence[str]
+        places: Sequence[str], panel: str, upcoming: str, start: str, stop: str, deep: int, acc: Sequence[str]
     ) -> list[str]:
         def body(i: str, *tile: str) -> list[str]:
             out = list(tile)
-            if far:
-                f.prefetch_far(ahead, f.mul(i, "%pace"))
             for j in range(deep):
                 k = f.add(i, j)
+                for n in range(ahead):
+                    f.prefetch_far(upcoming, f.add(f.mul(k, "%pace"), LINE * n))
                 line = f.at(panel, f.mul(k, host.panel))
                 lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
                 for r, place in enumerate(places):
@@ -92,14 +92,14 @@ def micro(host: ConvTile, rows: int, vectors: int, far: bool = False) -> str:
 
         return f.loop(start, stop, deep, body, *[(host.kind, a) for a in acc])
 
-    def tap(t: str, panel: str, ahead: str, *acc: str) -> list[str]:
+    def tap(t: str, panel: str, upcoming: str, *acc: str) -> list[str]:
         line = f.at("%table", f.mul(t, SLOTS), "i64")
         places = [f.at(f.op(f"load ptr, ptr {f.at(line, r, 'i64')}"), "%shift", "i8") for r in range(rows)]
         whole = f.down("%deep", host.deep)
-        found = values(places, panel, ahead, "0", whole, host.deep, acc)
+        found = values(places, panel, upcoming, "0", whole, host.deep, acc)
         if host.deep > 1:
-            found = values(places, panel, ahead, whole, "%deep", 1, found)
-        return [f.at(panel, f.mul("%deep", host.panel)), f.beyond(ahead, f.mul("%deep", "%pace")), *found]
+            found = values(places, panel, upcoming, whole, "%deep", 1, found)
+        return [f.at(panel, f.mul("%deep", host.panel)), f.beyond(upcoming, f.mul("%deep", "%pace")), *found]
 
     start = [(host.kind, first[v]) for _ in range(rows) for v in range(vectors)]
     _, _, *sums = f.loop("0", "%taps", 1, tap, ("ptr", "%panel"), ("ptr", "%next"), *start)
@@ -145,7 +145,7 @@ def pack(host: ConvTile) -> str:
 
     def line(k: str, number: int, inside: str) -> str:
         place = f.at(f.at("%from", f.mul("%depth", number)), k)
-        f.prefetch(place, 4 * LINE)
+        f.prefetch(place, LINE)
         bits = f"<{host.lanes} x i1>"
         return f.load_part(place, f.choose(f.test("slt", str(number), "%rows"), bits, inside, "zeroinitializer"))
 
@@ -348,7 +348,7 @@ def block(host: ConvTile) -> str:
     table = f.part(d, "tables")
     found = f.panels(d)
     taps, deep, of_planes = found.taps, found.run, f.test("eq", d["mode"], PLANES)
-    pace = f.ceil(str(4 * host.panel), f.ceil(count, host.rows[0]))  # all tiles together fetch the next weights
+    pace = f.pace(count)
     many, chunk, far = f.test("sgt", taps, 1), d["chunk"], f.test("ne", d["far"], 0)
 
     def panel(number: str) -> None:
@@ -369,7 +369,7 @@ def block(host: ConvTile) -> str:
         part = f.mul(count_taps, run)
         after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
         bias = f.choose(more, "ptr", "null", f.beside("%bias", o))
-        large, small = f.micros(left, far)
+        large, small = f.micros(left, far, pace)
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)

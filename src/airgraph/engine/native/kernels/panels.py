@@ -3,9 +3,10 @@
     one_by_one(m, n, k)             the rows of a product are pixels, its columns output channels
     in_panels(weight, sizes, tile)  what ag_conv_pack (conv_last_kernels.py) writes, for the tile of any CPU
 
-Products of nn.Linear use this below 2 MiB, and above where there is no MKL (blas.py), as in a program without PyTorch
-(airgraph.deploy). Two threads of a Xeon (Cascade Lake, AVX-512), milliseconds a call by airgraph.compile, medians of 11 to
-15 alternating rounds:
+Products of nn.Linear use this below 2 MiB or with few rows, and for all others where there is no MKL (blas.py), as in a
+program without PyTorch (airgraph.deploy). BERT-base by panels / MKL, two threads of a Xeon (Cascade Lake, AVX-512), ms: 16
+rows 18.0 / 20.8, 32 rows 22.9 / 28.1, 64 rows 39.3 / 42.1, 128 rows 73.4 / 72.7. Smaller models, when the next panel was
+fetched for large weights only, milliseconds a call by airgraph.compile, medians of 11 to 15 alternating rounds:
 
                     MKL from 512 KiB,   with panels      MKL from 2 MiB,   panels
                     nothing below       below            panels below      alone
@@ -15,7 +16,6 @@ Products of nn.Linear use this below 2 MiB, and above where there is no MKL (bla
     BERT, 256 wide  3.22                3.00             2.77              2.74
     ViT             2.01                1.83             1.84              1.82
     GRU             1.97                2.01             1.79              1.82
-    BERT-base       89                  91               –                 97
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from airgraph.plan.convolution import ConvSizes
 
 MOST = 2  # times as many numbers as the weight has, with the zeros of its last panel
 ROWS = 4  # of a product, at least: fewer read the weight once in any case
-WEIGHT, LARGE = 8 << 10, 512 << 10  # numbers: at least so many, and from how many on MKL is faster
+WEIGHT, LARGE = (
+    8 << 10,
+    512 << 10,
+)  # numbers: at least so many, and from how many on MKL is faster with more than FEW rows
+FEW = 128
 
 
 def one_by_one(m: int, n: int, k: int) -> ConvSizes:

@@ -201,7 +201,7 @@ def whole(host: ConvTile) -> str:
     def some(t: str) -> None:
         count = f.min(f.sub(last, t), block)
         tiles = f.ceil(count, rows)
-        pace = f.ceil(str(4 * host.panel), tiles)
+        pace = f.pace(count)
         which = f"ptr %dims, i64 {t}, i64 {count}"
         f.call("@winograd_before", f"ptr %x, {which}, ptr {zeros}, ptr {squares}, i64 {given}, i64 {given_apart}")
 
@@ -219,7 +219,7 @@ def whole(host: ConvTile) -> str:
             weights = f.at("%weight", f.mul(f.add(start, part), size))
             upcoming = f.choose(over, "i64", f.add(f.add(start, panels), panel0), f.add(f.add(start, part), 1))
             following = f.beyond("%weight", f.mul(f.mul(upcoming, size), 4))
-            large, small = f.micros(left, far)
+            large, small = f.micros(left, far, pace)
             to, shift = f.at(f.at(products, f.mul(place, made_apart)), o), f.mul(f.mul(place, given_apart), 4)
 
             def tile(number: str) -> None:
