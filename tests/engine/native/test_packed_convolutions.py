@@ -53,6 +53,23 @@ def test_frozen_parameters_are_packed():
     assert any("MiB of packed weights beside the parameters" in remark for remark in JOURNALS[-1].remarks)
 
 
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_squares(setting, live, monkeypatch):
+    monkeypatch.setenv("AIRGRAPH_WINOGRAD", setting)
+    module, x = (
+        nn.Sequential(nn.Conv2d(32, 48, 3), nn.SiLU(), nn.Conv2d(48, 40, 3, padding=1)),
+        torch.randn(2, 32, 15, 18),
+    )
+    run, native = compiled(module.eval(), x)
+    said = "2 convolutions by Winograd's F(2×2, 3×3) (AIRGRAPH_WINOGRAD)" in JOURNALS[-1].remarks
+    assert (
+        packed_steps(native) == 2 and native.frames[-1].by_squares == (2 if said else 0) and said == (setting == "on")
+    )
+    for _ in range(2):
+        assert_as_near_as_eager(run(x), module, x)
+        module[2].weight.data.mul_(2)
+
+
 def test_by_default_every_write_is_seen():
     """Also one of a single number that PyTorch does not count: small parameters are packed only if they are frozen."""
     module, x = model(), image()

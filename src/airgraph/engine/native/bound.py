@@ -112,6 +112,7 @@ class BoundFrame:
         self.packed_copies: dict[int, int] = {}  # bytes of packed weights, by their addresses
         self.packing: list[Callable[[], None]] = []  # what fills packed copies, while it is made
         self.once = 0  # steps that ran when it was made
+        self.by_squares = 0  # convolutions by Winograd's transformation (winograd.py)
         self.symbols: dict[Any, Any] = {}  # of the call that runs: those of its arguments, and what running could tell
         self.owner: Callable[[], Any] = lambda: None  # the executable, as long as it lives
         self.results: dict[int, Any] = {}  # what library calls made: (as PyTorch made it, contiguous)
@@ -283,6 +284,7 @@ class BoundFrame:
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
+        self.by_squares += sizes[ConvLast.DIMS + conv_last.SQUARES] > 0
         args[1] = ctypes.addressof(place)
 
     def panels(self, weight: torch.Tensor, dims: int, start: int, content: Any) -> torch.Tensor:

@@ -241,6 +241,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         if frame.packed not in (0, self.packed_bytes):
             self.packed_bytes = frame.packed
             self.journal.remark(f"{frame.packed / 2**20:.1f} MiB of packed weights beside the parameters")
+            if frame.by_squares:
+                self.journal.remark(f"{frame.by_squares} convolutions by Winograd's F(2×2, 3×3) (AIRGRAPH_WINOGRAD)")
         return frame
 
     def unchanging(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:

@@ -87,11 +87,6 @@ class ConvTile:
     def panel(self) -> int:
         return self.lanes * self.vectors
 
-    @property
-    def lines(self) -> int:
-        """Of the cache, in a value of a panel."""
-        return self.panel // 16
-
 
 TILE_OF = {16: ConvTile(16, (6, 3), vectors=4, tiles=9, deep=2), 8: ConvTile(8, (6, 3), vectors=2, tiles=4, deep=4)}
 

@@ -36,8 +36,7 @@ def source(tile: ConvTile | None = None) -> str:
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
     parts += [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
-    parts += [micro(host, host.rows[1], host.vectors)]
-    parts += [micro(host, host.rows[0], host.vectors, ahead) for ahead in sorted({1, host.lines})]
+    parts += [micro(host, host.rows[1], host.vectors), micro(host, host.rows[0], host.vectors, ahead=True)]
     parts += [
         pack(host),
         pack_panel(host),
@@ -61,10 +60,10 @@ MICRO = (
 )
 
 
-def micro(host: ConvTile, rows: int, vectors: int, ahead: int = 0) -> str:
+def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
     """count ≤ rows pixels times `left` channels of a panel; `shift`: bytes to the channels of the group. `more`: their
     sum is added to what is there. `ahead`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes
-    with every value, in so many lines."""
+    with every value."""
     f = LastFunction(host, micro_name(rows, vectors, ahead), MICRO)
     masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
 
@@ -80,8 +79,8 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: int = 0) -> str:
             out = list(tile)
             for j in range(deep):
                 k = f.add(i, j)
-                for n in range(ahead):
-                    f.prefetch_far(upcoming, f.add(f.mul(k, "%pace"), LINE * n))
+                if ahead:
+                    f.prefetch_far(upcoming, f.mul(k, "%pace"))
                 line = f.at(panel, f.mul(k, host.panel))
                 lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
                 for r, place in enumerate(places):
