@@ -54,7 +54,7 @@ def test_frozen_parameters_are_packed():
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
-def test_squares(setting, live, monkeypatch):
+def test_squares(setting, live, two_threads, monkeypatch):
     monkeypatch.setenv("AIRGRAPH_WINOGRAD", setting)
     module, x = (
         nn.Sequential(nn.Conv2d(32, 48, 3), nn.SiLU(), nn.Conv2d(48, 40, 3, padding=1)),
