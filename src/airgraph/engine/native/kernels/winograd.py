@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from airgraph.config import KNOBS
-from airgraph.engine.native.kernels.conv_last import SLOTS, TABLE, ConvTile, mode_of, split
+from airgraph.engine.native.kernels.conv_last import IN_CACHE, SLOTS, TABLE, ConvTile, mode_of, split
 from airgraph.engine.native.kernels.conv_last_function import SIGNATURE, LastFunction
 from airgraph.plan.convolution import ConvSizes
 
@@ -29,7 +29,6 @@ PLACES = 16  # of a square of 4 × 4
 LEAST = 16  # channels
 FEW = 24  # squares of a thread: with fewer, it takes too long to read the weights, of which there are 16 / 9
 BLOCK, SCRATCH = 54, 4 << 20  # squares of a block, at most, and their bytes before and after they are multiplied
-FAR = 768 << 10  # bytes of weights that do not stay in level 2
 APART = 16  # floats between the matrices of two places, which would share lines of the cache otherwise
 G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 
@@ -81,7 +80,7 @@ def pack(weight: torch.Tensor, tile: ConvTile, to: torch.Tensor) -> None:
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
 def source(host: ConvTile) -> str:
-    return "".join([before(host), after(host), whole(host)])
+    return "".join(part(host) for part in (before, products, after, epilogues, whole))
 
 
 SQUARES = "ptr %dims, i64 %first, i64 %count"
@@ -99,6 +98,12 @@ def square_at(f: LastFunction, d: dict[str, str], number: str) -> Square:
     high, wide = (f.ceil(d[name], 2) for name in ("oh", "ow"))
     line = f.div(number, wide)
     return Square(f.div(line, high), f.mul(f.rem(line, high), 2), f.mul(f.rem(number, wide), 2))
+
+
+def matrix(f: LastFunction, d: dict[str, str], channels: str) -> tuple[str, str]:
+    """Floats from one square of a block to the next, and from one place to the next; see `scratch_bytes`."""
+    width = f.mul(f.ceil(d[channels], f.host.lanes), f.host.lanes)
+    return width, f.add(f.mul(d["squares"], width), APART)
 
 
 def before(host: ConvTile) -> str:
@@ -177,81 +182,107 @@ def after(host: ConvTile) -> str:
     return f.text()
 
 
+def products(host: ConvTile) -> str:
+    """to[place][square] = from[place][square] × the weights of panels low .. high - 1, of `count` squares.
+
+    `table`: room for the addresses of the squares, as the inner kernel reads them.
+    """
+    params = "ptr %weight, ptr %dims, i64 %count, i64 %low, i64 %high, ptr %table, ptr %from, ptr %to"
+    f = LastFunction(host, "winograd_products", params)
+    d, rows = f.dims(), host.rows[0]
+    (given, given_apart), (made, made_apart) = matrix(f, d, "c"), matrix(f, d, "o")
+    tiles, pace, panels, size = (
+        f.ceil("%count", rows),
+        f.pace("%count"),
+        f.ceil(d["o"], host.panel),
+        f.mul(d["c"], host.panel),
+    )
+    far = f.test("sgt", f.mul(f.mul(panels, size), 4 * PLACES), IN_CACHE)
+
+    def line(tile: str) -> None:
+        for slot in range(SLOTS):
+            number = f.min(f.add(f.mul(tile, rows), min(slot, rows - 1)), f.sub("%count", 1))
+            place = f.at("%from", f.mul(number, given))
+            f.do(f"store ptr {place}, ptr {f.at('%table', f.add(f.mul(tile, SLOTS), slot), 'i64')}, align 8")
+
+    f.loop("0", tiles, 1, line)
+
+    def panel(place: str, part: str) -> None:
+        o, start = f.mul(part, host.panel), f.mul(place, panels)
+        left, over = f.sub(d["o"], o), f.test("eq", f.add(part, 1), "%high")
+        weights = f.at("%weight", f.mul(f.add(start, part), size))
+        upcoming = f.choose(over, "i64", f.add(f.add(start, panels), "%low"), f.add(f.add(start, part), 1))
+        following = f.beyond("%weight", f.mul(f.mul(upcoming, size), 4))
+        large, small = f.micros(left, far, pace)
+        to, shift = f.at(f.at("%to", f.mul(place, made_apart)), o), f.mul(f.mul(place, given_apart), 4)
+
+        def tile(number: str) -> None:
+            here = f.sub("%count", f.mul(number, rows))
+            lines, into = f.at("%table", f.mul(number, SLOTS), "i64"), f.at(to, f.mul(f.mul(number, rows), made))
+            ahead = f.beyond(following, f.mul(f.mul(number, d["c"]), pace))
+            where = f"ptr {lines}, i64 1, i64 {shift}, i64 {d['c']}, ptr {weights}, ptr {into}, i64 {made}"
+            rest = f"i64 {f.min(here, rows)}, i64 {left}, ptr null, ptr {ahead}, i64 {pace}, i1 false"
+            f.call(f.choose(f.test("sle", here, host.rows[1]), "ptr", small, large), f"{where}, {rest}")
+
+        f.loop("0", tiles, 1, tile)
+
+    f.loop("0", str(PLACES), 1, lambda place: f.loop("%low", "%high", 1, lambda part: panel(place, part)) and None)
+    return f.text()
+
+
+def epilogues(host: ConvTile) -> str:
+    """Of the pixels of some squares, and of channels low .. high - 1."""
+    f = LastFunction(host, "winograd_epilogues", f"{SQUARES}, i64 %low, i64 %high")
+    d = f.dims()
+    high, wide = (f.ceil(d[name], 2) for name in ("oh", "ow"))
+    until = f.add("%first", "%count")
+
+    def row(number: str) -> None:
+        """Of squares: two rows of pixels."""
+        start = f.mul(number, wide)
+        left, right = f.max(f.sub("%first", start), 0), f.min(f.sub(until, start), wide)
+        image, i = f.div(number, high), f.mul(f.rem(number, high), 2)
+        stop = f.min(f.mul(right, 2), d["ow"])
+
+        def pixels(j: str) -> None:
+            begin = f.mul(f.add(f.mul(image, d["oh"]), j), d["ow"])
+            p, end = f.add(begin, f.mul(left, 2)), f.add(begin, stop)
+            f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {end}, i64 %low, i64 %high")
+
+        f.loop(i, f.min(f.add(i, 2), d["oh"]), 1, pixels)
+
+    f.loop(f.div("%first", wide), f.ceil(until, wide), 1, row)
+    return f.text()
+
+
 def whole(host: ConvTile) -> str:
     """Jobs are pixels, and the squares are divided like them; or panels."""
     f = LastFunction(host, "winograd", SIGNATURE)
     d, rows = f.dims(), host.rows[0]
-    high, wide = (f.ceil(d[name], 2) for name in ("oh", "ow"))
-    pixels, every = (f.mul(d["n"], f.mul(a, b)) for a, b in ((d["oh"], d["ow"]), (high, wide)))
-    panels, by_panels = f.ceil(d["o"], host.panel), f.test("ne", d["split"], 0)
+    pixels = f.mul(d["n"], f.mul(d["oh"], d["ow"]))
+    every = f.mul(d["n"], f.mul(f.ceil(d["oh"], 2), f.ceil(d["ow"], 2)))
+    by_panels, panels = f.test("ne", d["split"], 0), f.ceil(d["o"], host.panel)
     begin, end = (f.div(f.mul(job, every), pixels) for job in ("%job0", "%job1"))
     first, last = f.choose(by_panels, "i64", "0", begin), f.choose(by_panels, "i64", every, end)
     panel0, panel1 = f.choose(by_panels, "i64", "%job0", "0"), f.choose(by_panels, "i64", "%job1", panels)
-    channel0, channel1 = f.mul(panel0, host.panel), f.min(f.mul(panel1, host.panel), d["o"])
+    low, high = f.mul(panel0, host.panel), f.min(f.mul(panel1, host.panel), d["o"])
     mine = f.sub(last, first)
     blocks = f.max(f.ceil(mine, d["squares"]), 1)
     block = f.mul(f.ceil(f.ceil(mine, blocks), rows), rows)  # all of about the same size
-    given, made = (f.mul(f.ceil(d[name], host.lanes), host.lanes) for name in ("c", "o"))
-    given_apart, made_apart = (f.add(f.mul(d["squares"], width), APART) for width in (given, made))
+    (given, given_apart), (made, made_apart) = matrix(f, d, "c"), matrix(f, d, "o")
     table, zeros = f.part(d, "packed"), f.part(d, "zeros")
     squares = f.at(table, f.mul(f.div(d["squares"], rows), SLOTS), "i64")
-    products = f.at(squares, f.mul(given_apart, PLACES))
-    far = f.test("sgt", f.mul(f.mul(panels, d["c"]), 4 * PLACES * host.panel), FAR)
+    results = f.at(squares, f.mul(given_apart, PLACES))
 
     def some(t: str) -> None:
         count = f.min(f.sub(last, t), block)
-        tiles = f.ceil(count, rows)
-        pace = f.pace(count)
-        which = f"ptr %dims, i64 {t}, i64 {count}"
+        which, channels = f"ptr %dims, i64 {t}, i64 {count}", f"i64 {low}, i64 {high}"
         f.call("@winograd_before", f"ptr %x, {which}, ptr {zeros}, ptr {squares}, i64 {given}, i64 {given_apart}")
-
-        def line(tile: str) -> None:
-            for slot in range(SLOTS):
-                number = f.min(f.add(f.mul(tile, rows), min(slot, rows - 1)), f.sub(count, 1))
-                place = f.at(squares, f.mul(number, given))
-                f.do(f"store ptr {place}, ptr {f.at(table, f.add(f.mul(tile, SLOTS), slot), 'i64')}, align 8")
-
-        f.loop("0", tiles, 1, line)
-
-        def panel(place: str, part: str) -> None:
-            o, start, size = f.mul(part, host.panel), f.mul(place, panels), f.mul(d["c"], host.panel)
-            left, over = f.sub(d["o"], o), f.test("eq", f.add(part, 1), panel1)
-            weights = f.at("%weight", f.mul(f.add(start, part), size))
-            upcoming = f.choose(over, "i64", f.add(f.add(start, panels), panel0), f.add(f.add(start, part), 1))
-            following = f.beyond("%weight", f.mul(f.mul(upcoming, size), 4))
-            large, small = f.micros(left, far, pace)
-            to, shift = f.at(f.at(products, f.mul(place, made_apart)), o), f.mul(f.mul(place, given_apart), 4)
-
-            def tile(number: str) -> None:
-                here = f.sub(count, f.mul(number, rows))
-                lines, into = f.at(table, f.mul(number, SLOTS), "i64"), f.at(to, f.mul(f.mul(number, rows), made))
-                ahead = f.beyond(following, f.mul(f.mul(number, d["c"]), pace))
-                where = f"ptr {lines}, i64 1, i64 {shift}, i64 {d['c']}, ptr {weights}, ptr {into}, i64 {made}"
-                rest = f"i64 {f.min(here, rows)}, i64 {left}, ptr null, ptr {ahead}, i64 {pace}, i1 false"
-                f.call(f.choose(f.test("sle", here, host.rows[1]), "ptr", small, large), f"{where}, {rest}")
-
-            f.loop("0", tiles, 1, tile)
-
-        f.loop("0", str(PLACES), 1, lambda place: f.loop(panel0, panel1, 1, lambda part: panel(place, part)) and None)
-        made_of = f"i64 {channel0}, i64 {channel1}, ptr %bias, ptr %out"
-        f.call("@winograd_after", f"ptr {products}, i64 {made}, i64 {made_apart}, {which}, {made_of}")
-        until = f.add(t, count)
-
-        def row(number: str) -> None:
-            """Of squares: two rows of pixels."""
-            start = f.mul(number, wide)
-            left, right = f.max(f.sub(t, start), 0), f.min(f.sub(until, start), wide)
-            image, i = f.div(number, high), f.mul(f.rem(number, high), 2)
-            stop = f.min(f.mul(right, 2), d["ow"])
-
-            def pixels_of(j: str) -> None:
-                begin = f.mul(f.add(f.mul(image, d["oh"]), j), d["ow"])
-                p, end = f.add(begin, f.mul(left, 2)), f.add(begin, stop)
-                f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {end}, i64 {channel0}, i64 {channel1}")
-
-            f.loop(i, f.min(f.add(i, 2), d["oh"]), 1, pixels_of)
-
-        f.loop(f.div(t, wide), f.ceil(until, wide), 1, row)
+        memory = f"ptr {table}, ptr {squares}, ptr {results}"
+        f.call("@winograd_products", f"ptr %weight, ptr %dims, i64 {count}, i64 {panel0}, i64 {panel1}, {memory}")
+        made_of = f"ptr {results}, i64 {made}, i64 {made_apart}, {which}, {channels}"
+        f.call("@winograd_after", f"{made_of}, ptr %bias, ptr %out")
+        f.call("@winograd_epilogues", f"{which}, {channels}")
 
     f.loop(first, last, block, some)
     return f.text()
