@@ -56,15 +56,13 @@ def test_frozen_parameters_are_packed():
 @pytest.mark.parametrize("setting", ["on", "off"])
 def test_squares(setting, live, two_threads, monkeypatch):
     monkeypatch.setenv("AIRGRAPH_WINOGRAD", setting)
-    module, x = (
-        nn.Sequential(nn.Conv2d(32, 48, 3), nn.SiLU(), nn.Conv2d(48, 40, 3, padding=1)),
-        torch.randn(2, 32, 15, 18),
-    )
-    run, native = compiled(module.eval(), x)
+    module = nn.Sequential(nn.Conv2d(32, 48, 3), nn.SiLU(), nn.Conv2d(48, 40, 3, padding=1)).eval()
+    x = torch.randn(2, 32, 15, 18)
+    run, native = compiled(module, x)
+    wanted = 2 if setting == "on" else 0
+    assert packed_steps(native) == 2 and native.frames[-1].by_squares == wanted
     said = "2 convolutions by Winograd's F(2×2, 3×3) (AIRGRAPH_WINOGRAD)" in JOURNALS[-1].remarks
-    assert (
-        packed_steps(native) == 2 and native.frames[-1].by_squares == (2 if said else 0) and said == (setting == "on")
-    )
+    assert said == (wanted == 2)
     for _ in range(2):
         assert_as_near_as_eager(run(x), module, x)
         module[2].weight.data.mul_(2)
