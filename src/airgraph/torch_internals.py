@@ -30,7 +30,7 @@ PYTHON = (
     Internal("torch._functorch", "AOTAutograd: functional forward and backward graphs"),
     Internal("torch._guards", "the compile id, and the fake mode and parameters of the graph that is compiled"),
     Internal("torch._subclasses", "fake tensors"),
-    Internal("torch._prims_common", "the memory format a tensor's strides suggest"),
+    Internal("torch._prims_common", "the memory format a tensor's strides suggest, and whether it is contiguous"),
     Internal("torch._inductor", "its pattern matcher for user patterns; compat: its backend for graphs of npu tensors"),
     Internal("torch._logging", "explain: the structured trace of graph breaks and recompilations"),
     Internal("torch._dispatch", "compat: the Python dispatcher while a fallback graph is traced"),

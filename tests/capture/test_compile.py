@@ -316,3 +316,19 @@ def test_compiling_leaves_the_models_state(name, tmp_path, monkeypatch):
         torch.testing.assert_close(compiled(x), eager(x))
     for ours, theirs in zip(model.state(), eager.state(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_the_engine_of_the_models_device_is_prepared(monkeypatch):
+    """Also where the arguments are elsewhere: a model on a GPU does not have the CPU's kernels compiled."""
+
+    class Prepared(Exception):
+        pass
+
+    def prepare(config, device):
+        raise Prepared(device.type)
+
+    monkeypatch.setattr("airgraph.api.prepare", prepare)
+    with pytest.raises(Prepared, match="meta"):
+        airgraph.compile(torch.nn.Linear(4, 4, device="meta"), torch.randn(2, 4))
+    with pytest.raises(Prepared, match="cpu"):
+        airgraph.compile(torch.nn.Linear(4, 4), torch.randn(2, 4))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops import while_loop
 
 INPUTS = {
     "transposed": lambda: torch.randn(5, 4).t(),
@@ -88,3 +89,17 @@ def test_gradients_of_a_batch_norm(dynamic):
 def test_a_reshape_that_only_the_fake_strides_allow_as_a_view():
     x = torch.randn(4, 4, 32).transpose(1, 2)
     check(lambda x: F.batch_norm(x, torch.zeros(32), torch.ones(32)).transpose(1, 2).reshape(16, 32) + 1, x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_branches_and_loops_that_read_a_corrected_tensor(dynamic):
+    def branches(x):
+        y = F.logsigmoid(x)
+        return torch.cond(y.sum() > 0, lambda y: y + 1, lambda y: y * 2, (y,))
+
+    def loop(x):
+        start = torch.zeros((), dtype=torch.int64), F.logsigmoid(x)
+        return while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y + 1), start)[1]
+
+    for function in (branches, loop):
+        check(function, INPUTS["rows last"](), dynamic=dynamic)

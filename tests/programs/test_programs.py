@@ -32,7 +32,11 @@ def test_random_networks_are_eager(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [21628, 52000], ids=["strides of isin", "a size that only an expression tells"])
+@pytest.mark.parametrize(
+    "seed",
+    [21628, 52000, 702030, 702360],
+    ids=["strides of isin", "a size that only an expression tells", "strides after a write", "a view after a write"],
+)
 def test_networks_that_were_not_eager_once(seed, capsys):
     assert run.run_programs("networks", [seed], "native", 1) == {"passed": 1}, capsys.readouterr().out
 

@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 
 from airgraph.capture.dtypes import correct_dtypes
 from airgraph.capture.recurrent import lstm_layer
+from airgraph.capture.write_strides import WritesKeepStrides
 from airgraph.convert.names import names_of, tell
 
 aten = torch.ops.aten
@@ -222,11 +223,13 @@ def compile_by_aot(
     and buffers (of those that Dynamo lists PyTorch knows). `lean`: see `partition`.
     """
     known = names_of(gm) if names is None else names
+    strides = WritesKeepStrides()
 
     def phase(name: str) -> FxCompiler:
         def compile_named(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
             tell(graph, known)
-            return compiler(graph, inputs, name)
+            with strides.paused():
+                return compiler(graph, inputs, name)
 
         return compile_named
 
@@ -236,7 +239,8 @@ def compile_by_aot(
         same = len(inputs) == len(example_inputs)  # PyTorch hands in once what is given twice
         token = _state.set(frozenset(range(state if same else 0)))
         try:
-            return compiler(graph, inputs, "inference")
+            with strides.paused():
+                return compiler(graph, inputs, "inference")
         finally:
             _state.reset(token)
 
@@ -245,16 +249,17 @@ def compile_by_aot(
     # (A backward graph would need the workspace of oneDNN's forward.)
     own = {} if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
 
-    run = aot_module_simplified(
-        gm,
-        list(example_inputs),
-        fw_compiler=phase("forward"),
-        bw_compiler=phase("backward"),
-        inference_compiler=inference,
-        partition_fn=partial(partition, lean=lean),
-        decompositions={**own, **(decompositions or {})},
-        keep_inference_input_mutations=keep_input_mutations,
-    )
+    with strides:
+        run = aot_module_simplified(
+            gm,
+            list(example_inputs),
+            fw_compiler=phase("forward"),
+            bw_compiler=phase("backward"),
+            inference_compiler=inference,
+            partition_fn=partial(partition, lean=lean),
+            decompositions={**own, **(decompositions or {})},
+            keep_inference_input_mutations=keep_input_mutations,
+        )
     context = TracingContext.try_get()
     meta: Any = context.fw_metadata if context else None
     if meta is None:

@@ -115,8 +115,8 @@ def source_of(node: torch.fx.Node) -> Any:
     return node.args[1 if node.target in TAKES_THE_SECOND else 0]
 
 
-def same_tensor(node: torch.fx.Node) -> bool:
-    """The result is that argument in everything that can be seen of it."""
+def same_tensor(node: torch.fx.Node, strides: bool = True) -> bool:
+    """The result is that argument in everything that can be seen of it, or in everything but its strides."""
     source = source_of(node)
     if not isinstance(source, torch.fx.Node):
         return False
@@ -125,8 +125,16 @@ def same_tensor(node: torch.fx.Node) -> bool:
         return False
     if (a.dtype, a.device, a.ndim) != (b.dtype, b.device, b.ndim):
         return False
-    # (Sizes that only running can tell are not asked whether they are equal.)
-    return all(statically_known_true(x == y) for x, y in zip((*a.shape, *a.stride()), (*b.shape, *b.stride())))
+    return all(map(same_size, a.shape, b.shape)) and (not strides or all(map(same_size, a.stride(), b.stride())))
+
+
+def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """As far as is known: sizes that only running can tell are not asked whether they are equal."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr:
+        return True  # asking PyTorch takes 0.1 ms
+    return statically_known_true(a == b)
 
 
 def storage(node: torch.fx.Node) -> int | None:
@@ -211,6 +219,8 @@ def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
         gm.graph.erase_node(
             node
         )  # torch.export's: what it asserts was true when tracing, and types do not change later
+    for node in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        write_at_once(node)
     for node in list(gm.graph.nodes):
         test = NOOPS.get(node.target)
         if test is None or any(user.op == "output" for user in node.users) or not test(node):
@@ -222,6 +232,15 @@ def remove_noops(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
             continue
         node.replace_all_uses_with(source)
         gm.graph.erase_node(node)
+
+
+def write_at_once(write: torch.fx.Node) -> None:
+    """copy_(x, copy(x, new))   ⟶   copy_(x, new), where the copy gives `new` other strides and nothing else"""
+    source = write.args[1]
+    if isinstance(source, torch.fx.Node) and source.target is aten.copy.default and same_tensor(source, strides=False):
+        write.replace_input_with(source, source_of(source))
+        if not source.users:
+            write.graph.erase_node(source)
 
 
 # -- symbols --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ Seen with torch 2.13; where PyTorch corrects its fake tensors, nothing is left t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -82,10 +83,17 @@ def again(node: torch.fx.Node) -> Any:
     mode = next((v.fake_mode for v in tree_leaves(value) if isinstance(v, FakeTensor)), None)
     if mode is None or any(free_unbacked_symbols(v) for v in tree_leaves(value) if isinstance(v, torch.Tensor)):
         return value
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
     target = aten.reshape.default if node.target is aten.view.default else node.target
     with mode:
         return target(*args, **kwargs)  # type: ignore[operator]
+
+
+def value_of(node: torch.fx.Node) -> Any:
+    """Its metadata; a branch of a `cond`, or the body of a loop, is a graph and has none."""
+    if node.op == "get_attr" and "val" not in node.meta:
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return node.meta["val"]
 
 
 def strides(value: Any) -> list[Any]:
