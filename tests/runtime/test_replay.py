@@ -557,6 +557,28 @@ def test_capture_bytes(device):
     assert any("capture_bytes is 3000" in r for p in programs() for r in p.journal.remarks)
 
 
+def test_evicted_recordings_give_up_their_memory(device):
+    """At once, not when Python looks for cycles."""
+    fast = compiled(lambda x: x * 2, dynamic=True, capture_limit=1)
+    gc.collect()
+    gc.disable()
+    try:
+        gone = []
+        for n in (100, 200, 300):
+            assert all(slot() is None for slot in gone[:-1])
+            for _ in range(3):
+                fast(torch.randn(n, device=device))
+            gone += [weakref.ref(slot) for slot in slots_of_recordings()]
+    finally:
+        gc.enable()
+    assert len(gone) == 3 and gone[0]() is None and gone[1]() is None and gone[2]() is not None
+
+
+def slots_of_recordings():
+    recordings = [r for p in programs() for entry in p.entries.values() for r in entry.recordings]
+    return [slot for r in recordings for slot in r.slots.values()]
+
+
 # -- memory on a GPU --------------------------------------------------------------------------------------------------
 def chain(x):
     return ((x * 2).relu() + 1).cumsum(-1) - x

@@ -191,7 +191,8 @@ class Recording:
             self.slots[index].forget()
         templates.clear()
         self.results = None
-        self.overwrites = []
+        self.slots, self.overwrites, self.watched = {}, [], []
+        vars(self).pop("fits", None)  # which may hold it
         self.parts, self.env, self.buffers, self.back, self.whole = [], {}, [], [], None
 
     __del__ = drop
