@@ -66,6 +66,30 @@ def test_nests_of_a_plan_that_was_read(planned):
             assert facts[0] == facts[1]
 
 
+LAYERS = """
+x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="x")
+a_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="a")
+b_0 = ge.Cumsum(a_0, 1, node_name="b")
+c_0 = ge.SoftmaxV2(b_0, axes=[-1], node_name="c")
+_ = ge.NetOutput([c_0], dependencies=[])
+"""
+
+
+def test_an_equal_loop_is_a_copy_on_its_own_tensors(planned):
+    plan = planned(LAYERS)
+    text, parsed = again(plan)
+    assert plan_text(parsed) == text
+    first, second = [s for s in parsed.steps if isinstance(s, LoopStep)]
+    assert second.nests[0].like is first.nests[0] and first.nests[0].like is None
+    for loop in (first, second):
+        (nest,), (part,) = loop.nests, loop.kernel.parts
+        assert {e.source for e in nest.exprs if e.op == "load"} == set(part.reads)
+        assert [s.target for s in nest.stores] == loop.roots
+    assert not set(first.kernel.parts[0].reads + first.roots) & set(second.kernel.parts[0].reads + second.roots)
+    with pytest.raises(VerifyError, match=r"line 11 .* z is not a tensor of the plan"):
+        parse_plan(text.replace("t1[8*o0", "z[8*o0"), plan.graph, plan.boundary, plan.target)
+
+
 def test_arguments_with_odd_names_and_strides(planned):
     plan = planned("""
         x_0 = ge.Data(index=0, dtype=0, shape=[4, 8], placement="CPU", node_name="t0")
@@ -167,6 +191,8 @@ def test_deep_expressions_get_names(planned):
         ("x: float[4, 8]", "x: float[4, q]", "q is not a symbol"),
         ("x: float[4, 8]", "x: float[4, 9" + 50 * "0" + "]", "is not a whole number"),
         ("x: float[4, 8]", "x: float[4, ²]", "a name expected, not ²"),
+        ("x: float", "symbol q: integer\nsymbol q: real\nx: float", "the symbol q is declared twice"),
+        ("output 0: t0", "output 0: t0\n    t0[o0] = x[o0]", "this belongs to no loop"),
         ("float[4] output 0", "float[4] outer 0", "outer is not a kind of memory"),
         ("0 loop", "1 loop", "step 0 expected"),
         ("0 loop", "0 hoop", "hoop is not a kind of step"),

@@ -19,7 +19,8 @@ from airgraph.disk_cache import open_cache
 from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.cuda import compile as cuda_compile
 from airgraph.engine.cuda import cubins
-from airgraph.engine.cuda.cubins import Binary, offer
+from airgraph.engine.cuda.cubins import offer
+from airgraph.engine.cuda.triton_build import Binary
 from airgraph.errors import VerifyError
 from airgraph.journal import JOURNALS
 from airgraph.named_models import CachedModel
@@ -205,5 +206,5 @@ def test_offered_kernels_are_not_compiled(monkeypatch, tmp_path):
     variant = cuda_compile.KernelVariant("def kernel(): ...", (), (), warps=4, aligned=())
     binary = Binary(b"code", "kernel", 0, 4, True)
     offer(cuda_compile.variant_key(variant, 90).digest, binary.to_bytes())
-    monkeypatch.setattr(cuda_compile, "compiled", lambda *args: pytest.fail("compiled"))
+    monkeypatch.setattr(cuda_compile, "build", lambda *args: pytest.fail("compiled"))
     assert cuda_compile.kept_or_compiled(variant, 90) == binary

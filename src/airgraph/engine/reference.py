@@ -80,9 +80,10 @@ class ReferenceEngine:
         return programs.replayed(executable) if captured else programs.plain(executable)
 
 
-class ReferenceExecutable:
-    """A graph run node by node; a value's key in `env` is the id of its `Value`. `inputs` tells by the names of the Data
-    nodes where arguments go, `outputs` and `writes` where results and new values of arguments are found."""
+class ReferenceNodes:
+    """What each node of a graph means to PyTorch (`step`), for whoever runs some of them. A value's key in `env` is the id
+    of its `Value`. `inputs` tells by the names of the Data nodes where arguments go, `outputs` and `writes` where results
+    and new values of arguments are found."""
 
     def __init__(
         self, graph: Graph, device: torch.device, map_device: MapDevice = same_device, in_place: InPlace = NOT_IN_PLACE
@@ -96,52 +97,13 @@ class ReferenceExecutable:
         self.constants: dict[int, Any] = {id(n.output): self.constant(n) for n in graph.of("Const")}
         self.copies: dict[int, torch.Tensor] = {}  # constants of the host, on the device
         self.cells: set[int] = set()  # numbers that calls into PyTorch get as tensors (runtime.numbers)
-        self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
         self.writes: list[tuple[str, int]] = [
             (n.inputs[0].node.name, id(n.inputs[1]))  # type: ignore[union-attr]
             for n in graph.of("Assign")
         ]
         self.written: frozenset[str] = frozenset()
         self.outputs = [id(v) for v in graph.net_output.values()]
-        self.steps = self.schedule()
 
-    def spans(self) -> None:
-        """A value may be a view of an argument."""
-
-    def schedule(self) -> list[Step]:
-        skipped = ("Data", "Const", "NetOutput", "Assign")
-        nodes = [node for node in self.graph.nodes if node.op not in skipped]
-        kept = {*self.outputs, *(value for _, value in self.writes), *self.constants}
-        steps: list[Step] = []
-        for node in reversed(nodes):
-            dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
-            kept |= dying
-            reads = tuple(dict.fromkeys(id(v) for v in node.values()))
-            makes = {id(v): v for v in node.outputs}
-            bind = partial(self.bound_call, node) if node.op == "AtenCall" else None
-            steps.append(Step((node,), self.step(node), reads, makes, tuple(dying), *self.in_place(node), bind))
-        return steps[::-1]
-
-    def run(
-        self, inputs: Mapping[str, Any], symbols: Symbols, observe: Observe | None = None
-    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
-        env: Env = dict(self.constants)
-        for name, key in self.inputs.items():
-            env[key] = as_tensor(inputs[name])
-        if observe:
-            for node in (*self.graph.inputs, *self.graph.of("Const")):
-                (env[id(node.output)],) = observe(node, [env[id(node.output)]])
-        for step in self.steps:
-            step.advance(env, symbols, self.graph, observe)
-        return [self.released(env[key]) for key in self.outputs], [(name, env[key]) for name, key in self.writes]
-
-    def released(self, output: Any) -> Any:
-        """Constants serve every call: one that is an output leaves as a copy."""
-        if isinstance(output, torch.Tensor) and self.held and output.layout == torch.strided:
-            return output.clone() if address(output) in self.held else output
-        return output
-
-    # -- one node ---------------------------------------------------------------------------------------------------
     def step(self, node: Node) -> Work:
         match node.op:
             case "AtenCall":
@@ -340,6 +302,53 @@ class ReferenceExecutable:
         else:
             tensor = torch.tensor(value, dtype=scalar_type(dtype) if np.ndim(value) == 0 else TORCH_TYPES[dtype])
         return tensor.to(self.device) if node.output.type.place == "NPU" else tensor
+
+
+class ReferenceExecutable(ReferenceNodes):
+    """A graph run node by node."""
+
+    def __init__(
+        self, graph: Graph, device: torch.device, map_device: MapDevice = same_device, in_place: InPlace = NOT_IN_PLACE
+    ) -> None:
+        super().__init__(graph, device, map_device, in_place)
+        self.held = {address(c) for c in self.constants.values() if isinstance(c, torch.Tensor)}
+        self.steps = self.schedule()
+
+    def spans(self) -> None:
+        """A value may be a view of an argument."""
+
+    def schedule(self) -> list[Step]:
+        skipped = ("Data", "Const", "NetOutput", "Assign")
+        nodes = [node for node in self.graph.nodes if node.op not in skipped]
+        kept = {*self.outputs, *(value for _, value in self.writes), *self.constants}
+        steps: list[Step] = []
+        for node in reversed(nodes):
+            dying = {id(v) for v in (*node.values(), *node.outputs)} - kept
+            kept |= dying
+            reads = tuple(dict.fromkeys(id(v) for v in node.values()))
+            makes = {id(v): v for v in node.outputs}
+            bind = partial(self.bound_call, node) if node.op == "AtenCall" else None
+            steps.append(Step((node,), self.step(node), reads, makes, tuple(dying), *self.in_place(node), bind))
+        return steps[::-1]
+
+    def run(
+        self, inputs: Mapping[str, Any], symbols: Symbols, observe: Observe | None = None
+    ) -> tuple[Sequence[Any], Sequence[tuple[str, torch.Tensor]]]:
+        env: Env = dict(self.constants)
+        for name, key in self.inputs.items():
+            env[key] = as_tensor(inputs[name])
+        if observe:
+            for node in (*self.graph.inputs, *self.graph.of("Const")):
+                (env[id(node.output)],) = observe(node, [env[id(node.output)]])
+        for step in self.steps:
+            step.advance(env, symbols, self.graph, observe)
+        return [self.released(env[key]) for key in self.outputs], [(name, env[key]) for name, key in self.writes]
+
+    def released(self, output: Any) -> Any:
+        """Constants serve every call: one that is an output leaves as a copy."""
+        if isinstance(output, torch.Tensor) and self.held and output.layout == torch.strided:
+            return output.clone() if address(output) in self.held else output
+        return output
 
 
 # -- small things ---------------------------------------------------------------------------------------------------

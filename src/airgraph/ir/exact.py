@@ -148,6 +148,7 @@ class DataReader:
     def __init__(self, symbols: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.more = {} if functions is None else functions
         self.symbols = {name: self.symbol(name, assumed) for name, assumed in symbols.items()}
+        self.made: dict[str, Any] = {}  # expressions, by their data
 
     @cached_property
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -187,13 +188,13 @@ class DataReader:
             case {"attr": [str(kind), content]} if kind in KINDS:
                 return self.attr(kind, self.value(content, depth + 1))
             case {"expr": tree}:
-                if parts(tree) > LONGEST:
-                    raise VerifyError("an expression is too long for a size")
-                return dim(self.expression(tree))
+                return self.whole_expression(tree)
         raise VerifyError(f"{shown(data)} is not a value")
 
     def size(self, data: Any) -> Any:
         """A whole number or an expression for one."""
+        if type(data) is int and -LARGEST <= data <= LARGEST:
+            return data
         value = self.value(data)
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or is_size_expression(value)) or abs(value if whole else 0) > LARGEST:
@@ -241,6 +242,15 @@ class DataReader:
             case [str(name), *rest] if name in self.functions and rest:
                 return self.applied(name, [self.expression(a, depth + 1) for a in rest])
         raise VerifyError(f"{shown(tree)} is not an expression")
+
+    def whole_expression(self, tree: Any) -> Any:
+        """Most are met again and again, and sympy takes long to make one."""
+        key = repr(tree)
+        if key not in self.made:
+            if parts(tree) > LONGEST:
+                raise VerifyError("an expression is too long for a size")
+            self.made[key] = dim(self.expression(tree))
+        return self.made[key]
 
     def float_of(self, text: str) -> Any:
         import sympy

@@ -163,13 +163,12 @@ class Graph:
         name: str | None = None,
         marks: Mapping[str, Any] | None = None,
     ) -> Node:
-        node = Node(
-            op, self.unique_name(op) if name is None else self.claim(name), tuple(inputs), attrs, control=tuple(control)
-        )
+        name = self.unique_name(op) if name is None else self.claim(name)
+        node = Node(op, name, tuple(inputs), attrs, control=tuple(control))
         self._names.add(node.name)
         for value in node.values():
             value.users[node] = None
-        node.outputs = tuple(Value(node, i, t) for i, t in enumerate(types))
+        node.outputs = tuple([Value(node, i, t) for i, t in enumerate(types)])
         if known is not None:
             node.output.known = known
         if self._at is None:
@@ -182,7 +181,8 @@ class Graph:
             if node.op not in UNMARKED:
                 node.marks = dict(self._at.marks)
             self._ahead.setdefault(self._at, []).append(node)
-        node.marks |= marks or {}
+        if marks:
+            node.marks |= marks
         return node
 
     def _take_marks(self, node: Node) -> None:

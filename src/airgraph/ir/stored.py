@@ -29,7 +29,7 @@ from airgraph.ir.types import DataType, TensorType
 from airgraph.ir.verify import verify
 
 EXTRA = "_airgraph"
-OURS = (
+OURS = {
     "_input_name_key",
     "_input_name_value",
     "_output_name_key",
@@ -40,7 +40,7 @@ OURS = (
     "_module",
     "_readable_value",
     EXTRA,
-)
+}
 LIST_FIELDS = ("", "s", "i", "f", "b", "", "", "", "", "", "dt")  # of AttrDef.ListValue, by ListValueType
 ATTR_OF_KIND = {kind.ge_kind: kind for kind in KINDS.values()}
 
@@ -96,6 +96,8 @@ def attribute_extra(op: Any, node: Node, writer: DataWriter) -> dict[str, Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Equal, and of the same kind: 1, 1.0 and True are not the same attribute."""
+    if type(a) is type(b) and type(a) in (bool, int, str):
+        return bool(a == b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return isinstance(a, list) == isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
@@ -111,9 +113,10 @@ def read_graph(message: Any, reader: DataReader) -> Graph:
     """The graph of a GraphDef that `write_graph` made, checked. An error names the op."""
     graph = Graph(message.name or "graph")
     values: dict[str, Value] = {}
+    types: dict[tuple[Any, ...], TensorType] = {}
     for op in message.op:
         try:
-            node = add_node(graph, op, values, reader)
+            node = add_node(graph, op, values, types, reader)
         except AirgraphError as error:
             raise VerifyError(error.what, where={**place_of(op), **error.where}, hint=error.hint) from error
         except (
@@ -127,7 +130,8 @@ def read_graph(message: Any, reader: DataReader) -> Graph:
         ) as error:
             # What JSON holds may have any shape: what does not have the expected one ends here.
             raise VerifyError(f"an op is not described as it should be: {error!r}", where=place_of(op)) from error
-        values |= {v.tensor: v for v in node.outputs}
+        for v in node.outputs:
+            values[v.tensor] = v
     return graph
 
 
@@ -146,23 +150,25 @@ def place_of(op: Any) -> dict[str, str]:
     return {"op": f"{shown(op.name)[1:-1]} ({shown(op.type)[1:-1]})"}
 
 
-def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: DataReader) -> Node:
-    extra = read_extra(op)
-    row = None if "custom" in extra else OPS.get(op.type)
+def add_node(
+    graph: Graph, op: Any, values: dict[str, Value], types: dict[tuple[Any, ...], TensorType], reader: DataReader
+) -> Node:
+    """`values`: of the ops before it, by their names; `types`: those that were read, by their fields."""
+    extra, kind = read_extra(op), op.type
+    row = None if "custom" in extra else OPS.get(kind)
     if row is None and "custom" not in extra:
-        raise VerifyError(f"there is no op {shown(op.type)} in the table", hint="a newer airgraph may know it")
-    if "custom" in extra and op.type in OPS and OPS[op.type].infer is None:
-        raise VerifyError(f"{op.type} has inputs and outputs of its own, and this one brings others")
+        raise VerifyError(f"there is no op {shown(kind)} in the table", hint="a newer airgraph may know it")
+    if row is None and kind in OPS and OPS[kind].infer is None:
+        raise VerifyError(f"{kind} has inputs and outputs of its own, and this one brings others")
     edges, waits = edges_of(op, values, graph)
-    attrs = read_const(op, extra, reader) if op.type == "Const" else attrs_of(op, row, extra, reader)
-    types = [read_type(desc, shape, reader) for desc, shape in zip(op.output_desc, shapes_of(op, extra))]
+    attrs = read_const(op, extra, reader) if kind == "Const" else attrs_of(op, row, extra, reader)
+    made = [read_type(desc, shape, types, reader) for desc, shape in zip(op.output_desc, shapes_of(op, extra))]
     take_note(graph, op)
-    if op.type == "Data" and "_source_name" in op.attr:
-        graph.names[op.name] = op.attr["_source_name"].s.decode()
-    inputs = arranged(op, row, extra, edges)
-    node = graph.add(op.type, inputs, attrs, types, control=waits, name=op.name)
-    if op.type == "Const":
-        value, dtype = attrs["value"], types[0].dtype
+    if kind == "Data" and (name := op.attr.get("_source_name")) is not None:
+        graph.names[op.name] = name.s.decode()
+    node = graph.add(kind, arranged(op, row, extra, edges), attrs, made, control=waits, name=op.name)
+    if kind == "Const":
+        value, dtype = attrs["value"], made[0].dtype
         node.output.known = None if isinstance(value, np.ndarray) or not dtype.is_int else nested_tuple(value)
     elif extra.get("known"):
         for output, data in zip(node.outputs, extra["known"]):
@@ -171,9 +177,10 @@ def add_node(graph: Graph, op: Any, values: dict[str, Value], reader: DataReader
 
 
 def read_extra(op: Any) -> dict[str, Any]:
-    if EXTRA not in op.attr:
+    attr = op.attr.get(EXTRA)
+    if attr is None:
         return {}
-    extra = json.loads(op.attr[EXTRA].s)
+    extra = json.loads(attr.s.decode())
     if not isinstance(extra, dict):
         raise VerifyError(f"its {EXTRA} attribute is not a JSON object")
     return extra
@@ -181,10 +188,10 @@ def read_extra(op: Any) -> dict[str, Any]:
 
 def take_note(graph: Graph, op: Any) -> None:
     """Neighbours that were made from the same FX node share a note."""
-    if "_fx_code" in op.attr:
-        file = op.attr["_source"].s.decode() if "_source" in op.attr else None
-        module = op.attr["_module"].s.decode() if "_module" in op.attr else ""
-        note = Note(file, op.attr["_fx_code"].s.decode(), module)
+    code, file, module = map(op.attr.get, ("_fx_code", "_source", "_module"))
+    if code is not None:
+        path = None if file is None else file.s.decode()
+        note = Note(path, code.s.decode(), "" if module is None else module.s.decode())
         if not graph.notes or graph.notes[-1] != note:
             graph.notes.append(note)
 
@@ -194,18 +201,20 @@ def edges_of(op: Any, values: dict[str, Value], graph: Graph) -> tuple[list[Valu
     edges: list[Value | None] = []
     waits: list[Node] = []
     for edge in op.input:
-        if edge.endswith(":-1"):
+        if edge in values or not edge:
+            edges.append(values.get(edge))
+        elif edge.endswith(":-1"):
             waits.append(graph.node(edge[:-3]))
-        elif edge and edge not in values:
-            raise VerifyError(f"it reads {shown(edge)}, which no op before it computes")
         else:
-            edges.append(values[edge] if edge else None)
+            raise VerifyError(f"it reads {shown(edge)}, which no op before it computes")
     return edges, waits
 
 
 def arranged(op: Any, row: Op | None, extra: dict[str, Any], edges: Sequence[Value | None]) -> list[Input]:
     """The edges as the op's inputs: those of a dynamic input, named x0, x1, ..., together."""
     rest = list(edges)
+    if row is not None and not row.takes_lists and len(rest) == len(row.slots):
+        return [*rest]
     counts = extra["custom"]["counts"] if row is None else dynamic_counts(op, row)
     if sum(1 if n is None else n for n in counts) != len(rest) or any(n is not None and n < 0 for n in counts):
         raise VerifyError(f"it has {len(rest)} inputs, which is not what {op.type} takes")
@@ -235,28 +244,37 @@ def dynamic_counts(op: Any, row: Op) -> list[int | None]:
 
 # -- types and attributes -------------------------------------------------------------------------------------------
 def shapes_of(op: Any, extra: dict[str, Any]) -> Sequence[Any]:
-    shapes = extra.get("shapes") or [None] * len(op.output_desc)
+    shapes = extra.get("shapes")
+    if not shapes:
+        return [None] * len(op.output_desc)
     if len(shapes) != len(op.output_desc):
         raise VerifyError(f"it has {len(op.output_desc)} outputs and {len(shapes)} shapes")
     return list(shapes)
 
 
-def read_type(desc: Any, symbolic: Any, reader: DataReader) -> TensorType:
-    dtype = dtype_of(desc.dtype)
-    place = desc.device_type
+def read_type(desc: Any, symbolic: Any, types: dict[tuple[Any, ...], TensorType], reader: DataReader) -> TensorType:
+    """`types`: those that were read so far."""
+    number, place, dims = desc.dtype, desc.device_type, tuple(desc.shape.dim)
+    key = (number, place, dims, None if symbolic is None else repr(symbolic))
+    found = types.get(key)
+    if found is None:
+        found = types[key] = new_type(dtype_of(number), place, dims, symbolic, reader)
+    return found
+
+
+def new_type(dtype: DataType, place: Any, dims: tuple[int, ...], symbolic: Any, reader: DataReader) -> TensorType:
     if place not in ("CPU", "NPU"):
         raise VerifyError(f"the place of an output is {shown(place)}, not CPU or NPU")
-    dims = list(desc.shape.dim)
     if symbolic is not None:
         sizes = tuple(reader.size(d) for d in symbolic)
         if len(sizes) != len(dims) or any(isinstance(s, int) and s != d for s, d in zip(sizes, dims)):
-            raise VerifyError(f"the shape of an output is {dims} and {shown(symbolic)} at once")
+            raise VerifyError(f"the shape of an output is {list(dims)} and {shown(symbolic)} at once")
         return TensorType(dtype, sizes, place)
-    if dims == [-2]:
+    if dims == (-2,):
         return TensorType(dtype, None, place)
     if any(d < 0 for d in dims):
-        raise VerifyError(f"the shape of an output is {dims}, and nothing says what its symbols are")
-    return TensorType(dtype, tuple(dims), place)
+        raise VerifyError(f"the shape of an output is {list(dims)}, and nothing says what its symbols are")
+    return TensorType(dtype, dims, place)
 
 
 def dtype_of(number: int) -> DataType:
@@ -269,8 +287,8 @@ def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: DataReader)
     attrs = read_attrs(op, row, extra)
     for name, data in (extra.get("exact") or {}).items():
         attrs[name] = reader.value(data)
-    order = [name for name in extra.get("order") or () if name in attrs]
-    attrs = {name: attrs[name] for name in (*order, *attrs)}
+    if order := extra.get("order"):
+        attrs = {name: attrs[name] for name in (*order, *attrs) if name in attrs}
     refuse_text(op.type, attrs)
     if op.type == "AtenCall":
         checked_numbers(attrs.get("strides"), (list, tuple))
@@ -283,17 +301,18 @@ def attrs_of(op: Any, row: Op | None, extra: dict[str, Any], reader: DataReader)
 def read_attrs(op: Any, row: Op | None, extra: dict[str, Any]) -> dict[str, Any]:
     """What GE's fields say, in the order of the table. A default counts as not given."""
     found: dict[str, Any] = {}
-    absent = extra.get("absent") or []
-    order = [*(row.attrs if row else ()), *(name for name in sorted(op.attr) if row is None or name not in row.attrs)]
-    for name in order:
-        if name in op.attr and name not in OURS and name not in absent:
-            value = read_attr(op.attr[name], typed=row is None)
-            if op.type == "AtenCall" and name in ("args", "kwargs", "strides"):
-                value = json.loads(value)
-                value = nested_tuple(value) if name == "strides" else value
-            default = row.attrs.get(name, REQUIRED) if row else REQUIRED
-            if not same(value, list(default) if isinstance(default, tuple) else default):
-                found[name] = value
+    absent, defaults = extra.get("absent") or (), row.attrs if row else {}
+    given = [name for name in op.attr if name not in OURS and name not in absent]
+    if not given:
+        return found
+    for name in [*(name for name in defaults if name in given), *sorted(set(given) - defaults.keys())]:
+        value = read_attr(op.attr[name], typed=row is None)
+        if op.type == "AtenCall" and name in ("args", "kwargs", "strides"):
+            value = json.loads(value)
+            value = nested_tuple(value) if name == "strides" else value
+        default = defaults.get(name, REQUIRED)
+        if not same(value, list(default) if isinstance(default, tuple) else default):
+            found[name] = value
     return found
 
 
@@ -303,7 +322,9 @@ def read_attr(attr: Any, typed: bool = False) -> Any:
     if kind is None:
         raise VerifyError("an attribute has no value")
     value = getattr(attr, kind)
-    if kind in ("s", "expression"):
+    if kind in ("i", "f", "b", "dt"):
+        pass
+    elif kind in ("s", "expression"):
         value = value.decode()
     elif kind == "list":
         number = attr.list.val_type
@@ -315,7 +336,7 @@ def read_attr(attr: Any, typed: bool = False) -> Any:
     elif kind in LIST_LISTS:
         rows, entry = LIST_LISTS[kind]
         value = [list(getattr(numbers, entry)) for numbers in getattr(value, rows)]
-    elif kind not in ("i", "f", "b", "dt"):
+    else:
         raise VerifyError(f"an attribute is of the kind {kind!r}, which no op here has")
     return ATTR_OF_KIND[kind](value) if typed and kind in ATTR_OF_KIND else value
 

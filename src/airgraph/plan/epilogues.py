@@ -28,8 +28,8 @@ from dataclasses import replace
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.collapse import collapsed, renamed
 from airgraph.plan.functions import cost
-from airgraph.plan.index import Affine, Var, expand, same, strides_of
-from airgraph.plan.kernels import Domain, Kernel, Part, product
+from airgraph.plan.index import Affine, Var, expand, same, strides_of, volume
+from airgraph.plan.kernels import Domain, Kernel, Part
 from airgraph.plan.nest import schedule
 from airgraph.plan.operands import is_contiguous
 from airgraph.plan.steps import Allocation, ConvStep, GemmStep, LoopStep, Step, step_reads, step_writes
@@ -107,7 +107,7 @@ def prepared_first(
 
 
 def is_small(loop: LoopStep) -> bool:
-    sizes = [product(t.shape) for t in loop.roots]
+    sizes = [volume(t.shape) for t in loop.roots]
     return all(isinstance(n, int) and n <= SMALL for n in sizes)
 
 

@@ -19,8 +19,8 @@ from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import Dim
 from airgraph.plan.epilogues import fuse_epilogues, schedule_loops
 from airgraph.plan.formulas import CHEAP, base, cost_beyond, narrow, spread_inputs, spreads
-from airgraph.plan.index import UnsupportedPlan, same, strides_of
-from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter, product
+from airgraph.plan.index import UnsupportedPlan, same, strides_of, volume
+from airgraph.plan.kernels import Domain, Kernel, NeedsRows, build, build_scatter
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.table import TYPES, UnsupportedLowering
 from airgraph.plan.opaque import (
@@ -444,7 +444,7 @@ class Planner:
         for domain in dict.fromkeys((step.domain, Domain(t.shape))):
             if len(domain.shape) == 0 and step.domain.shape != ():
                 continue
-            if not same(product(domain.shape), product(step.domain.shape)):
+            if not same(volume(domain.shape), volume(step.domain.shape)):
                 continue
             try:
                 kernel, found = self.kernel(roots, domain, number)

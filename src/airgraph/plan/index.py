@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from airgraph.errors import Unsupported
 from airgraph.ir.types import Dim, dim, numel
 
+KEPT = 4096  # expressions of which is remembered what they are: a plan asks again and again
 _ids = itertools.count()
 
 
@@ -99,8 +101,11 @@ ZERO = Affine()
 
 
 def expand(x: Dim) -> Dim:
-    if isinstance(x, int):
-        return x
+    return x if isinstance(x, int) else expanded(x)
+
+
+@lru_cache(KEPT, typed=True)
+def expanded(x: Dim) -> Dim:
     import sympy  # takes long, and a plan of fixed sizes needs none
 
     return dim(sympy.expand(x))
@@ -108,9 +113,12 @@ def expand(x: Dim) -> Dim:
 
 def same(a: Any, b: Any) -> bool:
     """Equal for every value of the symbols, as far as expanding shows."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return a == b or expand(a - b) == 0
+    return a == b if isinstance(a, int) and isinstance(b, int) else equal(a, b)
+
+
+@lru_cache(KEPT, typed=True)
+def equal(a: Any, b: Any) -> bool:
+    return bool(a == b or expand(a - b) == 0)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -125,8 +133,23 @@ def backwards(step: Dim) -> bool:
     return not step.is_nonnegative and (step.is_Add or step.could_extract_minus_sign())
 
 
+def volume(sizes: Sequence[Dim]) -> Dim:
+    """Their product, expanded."""
+    return known_volume(tuple(sizes))
+
+
+@lru_cache(KEPT)
+def known_volume(sizes: tuple[Dim, ...]) -> Dim:
+    return expand(numel(sizes))
+
+
 def strides_of(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Of a contiguous tensor, in elements."""
+    return known_strides(tuple(shape))
+
+
+@lru_cache(KEPT)
+def known_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     strides: list[Dim] = []
     step: Dim = 1
     for size in reversed(shape):

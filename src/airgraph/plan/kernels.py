@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from airgraph.ir.types import Dim
@@ -31,6 +32,7 @@ from airgraph.plan.index import (
     same_shape,
     strides_of,
     vars_for,
+    volume,
 )
 from airgraph.plan.tensors import Expr, ExprPool, Pick, Picks, Shape, Tensor
 
@@ -71,7 +73,12 @@ class Part:
     pool: ExprPool
 
     def exprs(self) -> list[Expr]:
-        return list(reachable(e for s in self.stores for e in (s.value, *s.numbers)))
+        return reachable(e for s in self.stores for e in (s.value, *s.numbers))
+
+    @cached_property
+    def reads(self) -> list[Tensor]:
+        """What its formulas load; to be asked for when it is complete."""
+        return list(dict.fromkeys(e.source for e in self.exprs() if e.op == "load"))
 
 
 class NeedsRows(Exception):
@@ -249,13 +256,13 @@ class FormulaReader:
         if same_shape(root.shape, domain.shape):
             return list(self.index)
         kept = [s for _, s in self.kept]
-        if same(product(root.shape), 0) and not same(product(kept), 0):
+        if same(volume(root.shape), 0) and not same(volume(kept), 0):
             raise UnsupportedPlan(
                 "an empty tensor in a kernel whose outer loops run"
             )  # no index of it names an inner loop
-        if same(product(root.shape), product(domain.shape)):
+        if same(volume(root.shape), volume(domain.shape)):
             return reshape_index(self.index, domain.shape, root.shape)
-        if domain.axes and same(product(root.shape), product(kept)):
+        if domain.axes and same(volume(root.shape), volume(kept)):
             return reshape_index([self.index[i] for i, _ in self.kept], kept, root.shape)
         raise UnsupportedPlan(f"shape {list(root.shape)} in a kernel over {list(domain.shape)}")
 
@@ -447,24 +454,18 @@ def is_contiguous(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
     return all(same(a, b) or same(s, 1) for a, b, s in zip(strides, strides_of(shape), shape))
 
 
-def product(shape: Sequence[Dim]) -> Dim:
-    total: Dim = 1
-    for s in shape:
-        total = total * s
-    return expand(total)
-
-
-def reachable(roots: Any) -> Iterator[Expr]:
+def reachable(roots: Iterable[Expr]) -> list[Expr]:
     """Every formula below, operands first."""
     seen: set[int] = set()
+    found: list[Expr] = []
 
-    def walk(e: Expr) -> Iterator[Expr]:
-        if id(e) in seen:
-            return
-        seen.add(id(e))
-        for a in e.args:
-            yield from walk(a)
-        yield e
+    def walk(e: Expr) -> None:
+        if id(e) not in seen:
+            seen.add(id(e))
+            for a in e.args:
+                walk(a)
+            found.append(e)
 
     for root in roots:
-        yield from walk(root)
+        walk(root)
+    return found

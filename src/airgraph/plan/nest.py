@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.collapse import collapsed
@@ -58,7 +59,7 @@ class Nest:
     stages: tuple[Stage, ...]
     single: tuple[Store, ...]  # one element per iteration of the outer loops, after all stages
     spills: Mapping[int, int]  # id of an expression → its number among the spilled rows
-    cost: Dim  # of the whole nest, in additions
+    like: Nest | None = None  # the same on other tensors of the same types and shapes (copies.py)
 
     @property
     def vector_outside(self) -> bool:
@@ -82,6 +83,12 @@ class Nest:
     def row(self) -> Dim:
         """Iterations of the inner loops."""
         return product(self.inner)
+
+    @cached_property
+    def cost(self) -> Dim:
+        """Of the whole nest, in additions."""
+        each = sum(cost(e.op) for e in self.exprs) + len(self.stores)
+        return expand(product((*self.outer, *self.inner)) * each)
 
     @property
     def scratch(self) -> int:
@@ -121,11 +128,7 @@ def schedule(part: Part, target: Target, merge: bool = True) -> Nest:
         )
         for number in range(last + 1)
     )
-    each = sum(cost(e.op) for e in exprs) + len(part.stores)
-    total = expand(product((*part.outer, *part.inner)) * each)
-    return Nest(
-        target, exprs, outer_order(part, vector), tuple(part.inner), vector, stages, tuple(single), spills, total
-    )
+    return Nest(target, exprs, outer_order(part, vector), tuple(part.inner), vector, stages, tuple(single), spills)
 
 
 def stage(

@@ -12,8 +12,7 @@ from typing import Any
 
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
-from airgraph.plan.index import same, same_shape, strides_of
-from airgraph.plan.kernels import product
+from airgraph.plan.index import same, same_shape, strides_of, volume
 from airgraph.plan.lowerings.table import UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.steps import (
@@ -242,7 +241,7 @@ def batch_matmul(node: Node, of: Of) -> Product:
     a, b = (of(v) for v in node.values())
     if len(a.shape) < 3 or not same_shape(a.shape[:-2], b.shape[:-2]):
         raise UnsupportedLowering("a product of batches of different shapes")
-    batch = product(a.shape[:-2])
+    batch = volume(a.shape[:-2])
     a, b = reshape(a, (batch, *a.shape[-2:])), reshape(b, (batch, *b.shape[-2:]))
     if node.attrs.get("adj_x1"):
         a = permute(a, (0, 2, 1))

@@ -9,6 +9,7 @@ wrong with it is a VerifyError that shows the line.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +17,11 @@ from airgraph.errors import VerifyError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.types import DataType, Dim, dim
-from airgraph.plan.epilogues import schedule_loops
+from airgraph.plan.copies import copied
 from airgraph.plan.functions import FUNCTIONS, REDUCTIONS
 from airgraph.plan.index import Affine, Var, same, strides_of
 from airgraph.plan.kernels import Domain, Kernel, Part, Store
+from airgraph.plan.nest import Nest, schedule
 from airgraph.plan.steps import (
     Allocation,
     AttentionSizes,
@@ -40,6 +42,8 @@ from airgraph.plan.text import DEFAULT_TYPES, type_name
 from airgraph.plan.tokens import Line, SizeReader, is_whole, kind_of
 
 TYPES = {type_name(d): d for d in DataType}
+INDENT = "    "  # of what a loop computes
+TENSOR = re.compile(r"(?<![\w.'])([A-Za-z_][\w.]*'*)(?=\[)", re.ASCII)  # in the lines of a loop
 LITERALS = ("inf", "nan", "True", "False")
 
 
@@ -68,19 +72,24 @@ class PlanReader:
         self.nodes: dict[str, Node] = {n.name: n for n in graph.nodes}
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[int, str] = {}
-        self.kernel: KernelReader | None = None  # of the loop whose lines follow
+        self.lines: list[str] = []
+        self.at = 0  # the line that is read
+        self.blocks: dict[tuple[Any, ...], tuple[list[Tensor], Part, Nest]] = {}  # loops that were read, by their text
         self.prologue: LoopStep | None = None  # of the product that follows
         outputs = list(graph.net_output.values())
         self.found = Plan(graph, boundary, [], {}, [], outputs, set(), [], target)
 
     def plan(self, text: str) -> Plan:
-        for number, line in enumerate(text.splitlines(), 1):
+        self.lines = text.splitlines()
+        while self.at < len(self.lines):
             try:
-                self.line(number, Line(line))
+                self.line(self.lines[self.at])
             except (VerifyError, json.JSONDecodeError) as error:
-                reason = error.what if isinstance(error, VerifyError) else str(error)
+                reason, line = error.what if isinstance(error, VerifyError) else str(error), self.lines[self.at]
                 shown = line if len(line) <= 200 else f"{line[:197]}..."
-                raise VerifyError(f"line {number} of a plan cannot be read: {reason}", where={"line": shown}) from error
+                text = f"line {self.at + 1} of a plan cannot be read: {reason}"
+                raise VerifyError(text, where={"line": shown}) from error
+            self.at += 1
         return self.finished()
 
     def finished(self) -> Plan:
@@ -91,14 +100,14 @@ class PlanReader:
             raise VerifyError(f"a plan has {len(plan.outputs)} outputs, its graph {len(plan.output_values)}")
         if self.prologue is not None:
             raise VerifyError("a plan ends with a prologue, and no product follows it")
-        schedule_loops(plan.steps, plan.target)
         return plan
 
-    def line(self, number: int, line: Line) -> None:
-        if number == 1:
+    def line(self, text: str) -> None:
+        line = Line(text)
+        if self.at == 0:
             self.head(line)
-        elif line.text.startswith("    "):
-            self.body(line)
+        elif text.startswith(INDENT):
+            raise VerifyError("this belongs to no loop")
         elif line.kind() == "number":
             self.step(line)
         else:
@@ -207,22 +216,21 @@ class PlanReader:
             self.loop(line, steps[-1])
             return
         if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep | ConvStep):
-            product.epilogue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
+            product.epilogue = self.loop(line, new_loop(), merge=False)
             return
         if self.prologue is not None and (kind != "gemm" or number != len(steps)):
             raise VerifyError("the product of a prologue is expected")
         if number != len(steps):
             raise VerifyError(f"step {len(steps)} expected")
         if kind == "first":
-            self.prologue = self.loop(line, LoopStep([], Kernel([]), Domain(())))
+            self.prologue = self.loop(line, new_loop(), merge=False)
             return
-        self.kernel = None
         steps.append(self.new_step(kind, line))
 
     def new_step(self, kind: str, line: Line) -> Step:
         match kind:
             case "loop":
-                return self.loop(line, LoopStep([], Kernel([]), Domain(())))
+                return self.loop(line, new_loop())
             case "gemm":
                 out = self.result(line)
                 a = self.matrix(line)
@@ -311,8 +319,37 @@ class PlanReader:
         return value, matrix, buffer(shape, dtype, value)
 
     # -- loops --------------------------------------------------------------------------------------------------------
-    def loop(self, line: Line, step: LoopStep) -> LoopStep:
+    def loop(self, line: Line, step: LoopStep, merge: bool = True) -> LoopStep:
+        """One more part of a step, with the lines below it. Those of a prologue or an epilogue keep a loop over the rows of
+        their product, of which each thread has its share: no `merge`."""
         step.sequential = line.take("sequential")
+        end = self.at + 1
+        while end < len(self.lines) and self.lines[end].startswith(INDENT):
+            end += 1
+        text, *rest = TENSOR.split("\n".join(self.lines[self.at + 1 : end]))
+        tensors = [self.tensors[name] for name in rest[::2] if name in self.tensors]  # others are refused by `part`
+        order = {t: i for i, t in enumerate(dict.fromkeys(tensors))}
+        types = tuple([(t.dtype, t.shape) for t in order])
+        key = (merge, *line.words[line.at :], text, *rest[1::2], *[order[t] for t in tensors], types)
+        found = self.blocks.get(key)
+        if found is None:
+            part = self.part(line, end)
+            nest = schedule(part, self.found.target, merge)
+            self.blocks[key] = ([*order], part, nest)
+        else:
+            known, part, nest = found
+            part, nest = copied(part, nest, {old.id: new for old, new in zip(known, order)})
+            line.at, self.at = len(line.words) - 2, end - 1
+        step.kernel.parts.append(part)
+        step.nests.append(nest)
+        if len(step.kernel.parts) == 1:
+            shape = tuple([v.size for v in (*part.outer, *part.inner)])
+            step.domain = Domain(shape, tuple(range(len(part.outer), len(shape))))
+            step.roots = [s.target for s in part.stores]
+        return step
+
+    def part(self, line: Line, end: int) -> Part:
+        """The loops of this line, and what the lines before number `end` compute in them."""
         outer: dict[str, Var] = {}
         inner: dict[str, Var] = {}
         while line.kind() == "name":
@@ -324,19 +361,16 @@ class PlanReader:
             loops[name] = Var(self.size(line))
             if not line.take(","):
                 break
-        self.kernel = KernelReader(self, outer, inner)
-        part = self.kernel.part
-        step.kernel.parts.append(part)
-        if len(step.kernel.parts) == 1:
-            shape = tuple(v.size for v in (*part.outer, *part.inner))
-            step.domain = Domain(shape, tuple(range(len(part.outer), len(shape))))
-            self.kernel.roots = step.roots
-        return step
+        line.end()
+        kernel = KernelReader(self, outer, inner)
+        while self.at + 1 < end:
+            self.at += 1
+            kernel.line(Line(self.lines[self.at]))
+        return kernel.part
 
-    def body(self, line: Line) -> None:
-        if self.kernel is None:
-            raise VerifyError("this belongs to no loop")
-        self.kernel.line(line)
+
+def new_loop() -> LoopStep:
+    return LoopStep([], Kernel([]), Domain(()))
 
 
 class KernelReader:
@@ -349,20 +383,18 @@ class KernelReader:
         self.pool = ExprPool(ordered[1])
         self.part = Part(ordered[0], ordered[1], [], self.pool)
         self.named: dict[str, Expr] = {}
-        self.roots: list[Tensor] | None = None  # gets the tensors that are stored, of the first part
 
     def line(self, line: Line) -> None:
         name = line.next("name")
         if line.take("="):
             self.named[name] = self.expr(line)
-            return
-        target = self.plan.tensor(name)
-        line.expect("[")
-        at, numbers, picks = self.index(line, "]")
-        line.expect("=")
-        self.part.stores.append(Store(target, at, self.expr(line), tuple(numbers), tuple(picks)))
-        if self.roots is not None:
-            self.roots.append(target)
+        else:
+            target = self.plan.tensor(name)
+            line.expect("[")
+            at, numbers, picks = self.index(line, "]")
+            line.expect("=")
+            self.part.stores.append(Store(target, at, self.expr(line), tuple(numbers), tuple(picks)))
+        line.end()
 
     def index(self, line: Line, close: str) -> tuple[Affine, list[Expr], list[Pick]]:
         """constant + Σ coefficient·loop + Σ stride·at(number, limit)"""

@@ -201,10 +201,7 @@ def step_reads(step: Step) -> Iterator[Tensor]:
     match step:
         case LoopStep():
             own = {t.id for t in step.roots}
-            for p in step.kernel.parts:
-                for e in p.exprs():
-                    if e.op == "load" and e.source.id not in own:
-                        yield e.source
+            yield from (t for p in step.kernel.parts for t in p.reads if t.id not in own)
         case GemmStep():
             if step.prologue is not None:
                 yield from step_reads(step.prologue)

@@ -4,7 +4,7 @@
     line.next("name"), line.take(":"), line.kind()          →  ("x", True, "name")
     SizeReader(None).many(Line("[4, 8]"))                   →  (4, 8)
 
-Most sizes are integers and occur in every other line: those take a shortcut, and no expression is made twice.
+Most sizes are integers and occur in every other line: those take a shortcut, and no expression or list is read twice.
 """
 
 from __future__ import annotations
@@ -135,10 +135,13 @@ class SizeReader:
     def __init__(self, functions: Mapping[str, Callable[..., Any]] | None) -> None:
         self.reader = DataReader({}, functions)
         self.known: dict[tuple[Any, ...], Any] = {}  # expressions, by function and operands
+        self.lists: dict[tuple[str, ...], tuple[Dim, ...]] = {}  # that were read, by their tokens
 
     def symbol(self, line: Line) -> tuple[str, bool]:
         """(the name of a symbol that is declared, whether the arguments tell its value)"""
         name = line.next("name")
+        if name in self.reader.symbols:
+            raise VerifyError(f"the symbol {name} is declared twice")
         line.expect(":")
         words: list[str] = []
         while line.kind() == "name":
@@ -222,13 +225,14 @@ class SizeReader:
 
     def many(self, line: Line) -> tuple[Dim, ...]:
         line.expect("[")
-        words, end = line.words, line.at
-        while is_whole(words[end]) and words[end + 1] == ",":
-            end += 2
-        if is_whole(words[end]) and words[end + 1] == "]":  # integers only, as most are
-            start, line.at = line.at, end + 2
-            return tuple(map(int, words[start : end + 1 : 2]))
-        return tuple([self(line) for _ in line.separated("]")])
+        rest = line.words[line.at :]
+        key = tuple(rest[: rest.index("]") + 1]) if "]" in rest else ()
+        found = self.lists.get(key)
+        if found is None:
+            found = self.lists[key] = tuple([self(line) for _ in line.separated("]")])
+        else:
+            line.at += len(key)
+        return found
 
 
 def rational(p: int, q: int) -> Any:

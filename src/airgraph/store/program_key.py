@@ -62,6 +62,8 @@ class GraphText:
         self.nodes: dict[
             int, tuple[Any, str]
         ] = {}  # the same by what PyTorch holds them in, which it simplifies each time
+        self.layouts: dict[tuple[Any, ...], str] = {}  # of tensors of fixed sizes
+        self.targets: dict[Any, str] = {}
         self.converters: dict[Any, str] = {}
 
     def lines(self, gm: torch.fx.GraphModule) -> list[str]:
@@ -85,7 +87,10 @@ class GraphText:
             case "call_function":
                 words = [self.shown(a, names) for a in node.args]
                 words += [f"{key}={self.shown(a, names)}" for key, a in node.kwargs.items()]
-                return f"{self.target(node.target)}({', '.join(words)}): {value}"
+                target = self.targets.get(node.target)
+                if target is None:
+                    target = self.targets[node.target] = self.target(node.target)
+                return f"{target}({', '.join(words)}): {value}"
         raise NotKept(f"it has a node of the kind {node.op}")
 
     # -- what is called -----------------------------------------------------------------------------------------------
@@ -116,6 +121,8 @@ class GraphText:
 
     # -- arguments ----------------------------------------------------------------------------------------------------
     def shown(self, arg: Any, names: Mapping[torch.fx.Node, str]) -> str:
+        if type(arg) in PLAIN:
+            return repr(arg)
         match arg:
             case torch.fx.Node():
                 return names[arg]
@@ -127,8 +134,6 @@ class GraphText:
                 return f"slice{self.shown((arg.start, arg.stop, arg.step), names)}"
             case torch._ops.OpOverload() | torch._ops.HigherOrderOperator():
                 return str(arg)
-        if type(arg) in PLAIN:
-            return repr(arg)
         if isinstance(arg, WORDS):
             return str(arg)
         if isinstance(arg, SYMBOLIC):
@@ -160,10 +165,21 @@ class GraphText:
         return repr(value) if type(value) in PLAIN else type(value).__name__
 
     def tensor(self, value: torch.Tensor) -> str:
-        head = f"{value.dtype} {self.sizes(value.shape)} {value.device}"
         if value.layout != torch.strided:
-            return f"{head} {value.layout}"
+            return f"{value.dtype} {self.sizes(value.shape)} {value.device} {value.layout}"
         storage = self.storages.setdefault(storage_key(value), len(self.storages))
+        if value._has_symbolic_sizes_strides:
+            return self.symbolic(value, storage)
+        layout = (value.dtype, value.shape, value.device, value.stride())
+        text = self.layouts.get(layout)
+        if text is None:
+            dtype, shape, device, strides = layout
+            text = self.layouts[layout] = f"{dtype} {self.sizes(shape)} {device} {self.sizes(strides)}"
+        start = value.storage_offset()
+        return f"{text} in {storage}+{start}" if start else f"{text} in {storage}"
+
+    def symbolic(self, value: torch.Tensor, storage: int) -> str:
+        head = f"{value.dtype} {self.sizes(value.shape)} {value.device}"
         start = value.storage_offset()
         where = "" if type(start) is int and start == 0 else f"+{self.size(start)}"
         return f"{head} {self.sizes(value.stride())} in {storage}{where}"

@@ -50,7 +50,7 @@ class Library:
 def function_of(text):
     """A rendered kernel, interpreted."""
     from airgraph.engine.cuda import helpers
-    from airgraph.engine.cuda.compile import jit_function
+    from airgraph.engine.cuda.triton_build import jit_function
 
     helpers.libdevice = Library()
     patch_index()

@@ -6,6 +6,7 @@ import ast
 import math
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ from airgraph.plan.groups import make_plan
 from airgraph.plan.index import strides_of
 from airgraph.plan.kernels import build
 from airgraph.plan.nest import schedule
+from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import ConvStep, LoopStep, step_reads
 from airgraph.plan.tensors import buffer, point
+from airgraph.plan.text import plan_text
 
 
 def plan(text, **shapes):
@@ -66,6 +69,37 @@ def same(found, wanted):
 
 def test_every_function_of_plans_is_rendered():
     assert FUNCTIONS.keys() == RENDERED
+
+
+LAYERS = """
+    x_0 = ge.Data(index=0, dtype=0, shape=[96, 128], placement="NPU", node_name="x")
+    w_0 = ge.Data(index=1, dtype=0, shape=[128, 128], placement="NPU", node_name="w")
+    a_0 = ge.SoftmaxV2(x_0, axes=[-1], node_name="a")
+    b_0 = ge.MatMulV2(a_0, w_0, None, None, node_name="b")
+    c_0 = ge.SoftmaxV2(b_0, axes=[-1], node_name="c")
+    d_0 = ge.MatMulV2(c_0, w_0, None, None, node_name="d")
+    e_0 = ge.SoftmaxV2(d_0, axes=[-1], node_name="e")
+    f_0 = ge.Transpose(b_0, [1, 0], node_name="f")
+    g_0 = ge.Transpose(d_0, [1, 0], node_name="g")
+    _ = ge.NetOutput([e_0, f_0, g_0], dependencies=[])
+"""
+
+
+def test_equal_loops_of_a_plan_that_was_read_are_rendered_once():
+    made = plan(LAYERS)
+    read = parse_plan(plan_text(made), made.graph, made.boundary, GPU)
+    nests = [nest for step in read.steps if isinstance(step, LoopStep) for nest in step.nests]
+    known = {}
+    found = [render(nest, known) for nest in nests]
+    assert len(known) < len(nests) and sum(nest.like is not None for nest in nests) == len(nests) - len(known)
+    for nest, source in zip(nests, found):
+        for one, own in zip(every(source), every(render(replace(nest, like=None))), strict=True):
+            assert (one.text, one.tensors, one.tile) == (own.text, own.tensors, own.tile)
+            assert (one.sizes, one.elements, one.programs) == (own.sizes, own.elements, own.programs)
+
+
+def every(source):
+    return [source, *source.alternatives()]
 
 
 def test_elementwise_chain():

@@ -17,12 +17,12 @@ from typing import Any
 from airgraph.engine.cuda.decode import CacheWrite, DecodeAttention, HeadLoop
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
 from airgraph.engine.cuda.kernel_source import ONCE
-from airgraph.engine.cuda.render import HEAD, Renderer, element_count
+from airgraph.engine.cuda.render import HEAD, Renderer
 from airgraph.engine.cuda.target import GPU
 from airgraph.engine.cuda.tiles import PROGRAMS, Tile, other_warps, power_of_two
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Affine, same
+from airgraph.plan.index import Affine, same, volume
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest
 from airgraph.plan.steps import MaskKind, Matrix
@@ -75,7 +75,7 @@ class AttentionSource:
 
     @property
     def elements(self) -> tuple[Dim, ...]:
-        return tuple(element_count(t) for t in self.tensors)
+        return tuple(volume(t.shape) for t in self.tensors)
 
     @property
     def group(self) -> int:
@@ -137,7 +137,7 @@ class HeadRenderer(Renderer):
 
     def __init__(self, loop: HeadLoop, given: Tensor | None = None) -> None:
         part = loop.part
-        nest = Nest(GPU, tuple(part.exprs()), tuple(part.outer), (), None, (), tuple(part.stores), {}, 0)
+        nest = Nest(GPU, tuple(part.exprs()), tuple(part.outer), (), None, (), tuple(part.stores), {})
         super().__init__(nest, Tile(1))
         self.names, self.given = loop.names, given
         self.axes = dict.fromkeys(part.outer, "x")

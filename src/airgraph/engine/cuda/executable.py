@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -19,18 +20,19 @@ from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.decode import DecodeAttention, with_caches
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import MOST, grouped
-from airgraph.engine.cuda.render import Merged, render
+from airgraph.engine.cuda.render import Merged, Source, render
 from airgraph.engine.cuda.target import is_patches
 from airgraph.engine.cuda.tune import KernelTuner
 from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
 from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
-from airgraph.engine.reference import ReferenceExecutable, attributes
+from airgraph.engine.reference import ReferenceNodes, attributes
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
 from airgraph.errors import EngineError
 from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
+from airgraph.plan.nest import Nest
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
@@ -78,9 +80,10 @@ class CudaExecutable:
     def __init__(self, request: Request, kernels: Kernels, tuner: KernelTuner | None = None) -> None:
         assert request.plan is not None
         self.graph, self.boundary, self.device = request.graph, request.boundary, request.device
+        self.net_output = request.graph.net_output
         self.plan: Plan = request.plan
         self.kernels, self.tuner = kernels, tuner
-        self.reference = ReferenceExecutable(request.graph, request.device, request.map_device)
+        self.reference = ReferenceNodes(request.graph, request.device, request.map_device)
         self.inputs = self.reference.inputs
         self.cells = self.reference.cells
         self.writes: list[tuple[str, int]] = []
@@ -97,13 +100,13 @@ class CudaExecutable:
         self.written = frozenset(p.source for p in self.plan.allocations.values() if p.kind == "input" and p.alias)
         self.sizes = Sizes(sorted(self.plan.symbols, key=str))
         self.bounds: dict[tuple[Any, ...], Bound] = {}
+        known: dict[Nest, Source] = {}
         self.loops = {
-            step: [render(nest) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
+            step: [render(nest, known) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
         }
         steps = with_caches(self.plan.steps, self.inner, self.key)
         self.groups = grouped(fused(steps, self.inner, self.key), self.loops, self.key)
         self.sources: list[KernelSource] = []
-        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
         self.dense = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)} | {
             m.tensor.id for s in self.plan.steps if isinstance(s, CallStep) for _, m, t in s.reads if t is not m.tensor
         }  # results of calls that are read as contiguous memory
@@ -114,6 +117,11 @@ class CudaExecutable:
             tuner.expect(self.sources, self.bound({}).value)
 
     # -- memory -----------------------------------------------------------------------------------------------------
+    @cached_property
+    def counters(self) -> torch.Tensor:
+        """Of programs that are done, for decode attention; kernels leave zeros."""
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=self.device)
+
     def home(self, t: Tensor) -> Allocation:
         """The place whose memory a tensor is in."""
         place = self.plan.allocations[t.id]
@@ -144,17 +152,16 @@ class CudaExecutable:
     # -- sizes ------------------------------------------------------------------------------------------------------
     def collect(self) -> None:
         """Every expression whose value a call needs."""
+        every = [s for one in self.sources for s in self.tuner.every(one)] if self.tuner is not None else self.sources
+        found: list[Dim] = []
         for place in self.plan.allocations.values():
-            for x in (*place.strides, place.offset, *place.tensor.shape):
-                self.sizes.add(x)
-        for source in (
-            self.sources if self.tuner is None else [s for one in self.sources for s in self.tuner.every(one)]
-        ):
-            for x in (*source.sizes, *source.elements):
-                self.sizes.add(x)
+            found += (*place.strides, place.offset, *place.tensor.shape)
+        for source in every:
+            found += (*source.sizes, *source.elements)
         for v in self.plan.output_values:
-            for x in v.type.shape or ():
-                self.sizes.add(x)
+            found += v.type.shape or ()
+        for x in dict.fromkeys(found):
+            self.sizes.add(x)
 
     def bound(self, symbols: Symbols) -> Bound:
         key = tuple([symbols.get(s) for s in self.sizes.symbols])
@@ -381,7 +388,7 @@ class CudaExecutable:
         that can be captured; kernels get those as arguments.)"""
         node = maker(self.plan, t)
         host = node is None or any(v.type.place == "CPU" for v in (*node.values(), *node.outputs))
-        return self.graph.net_output if node is None or host else node
+        return self.net_output if node is None or host else node
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def call(self, step: CallStep) -> Step:

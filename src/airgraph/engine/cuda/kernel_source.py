@@ -17,7 +17,7 @@ class KernelSource(Protocol):
 
     @property
     def text(self) -> str:
-        """Python source with a function `kernel`, or "module:function"."""
+        """Python source with a function `kernel`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

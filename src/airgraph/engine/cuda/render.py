@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from airgraph.engine.cuda import functions
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED, literal
@@ -21,7 +22,7 @@ from airgraph.engine.cuda.kernel_source import Value
 from airgraph.engine.cuda.tiles import Tile, choose, other_warps, others, total
 from airgraph.engine.rendering import CodeBlock, KernelOperands, find
 from airgraph.ir.types import DataType, Dim
-from airgraph.plan.index import Affine, Var, expand, same
+from airgraph.plan.index import Affine, Var, expand, same, volume
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest, Stage
 from airgraph.plan.tensors import Expr, Tensor
@@ -154,11 +155,25 @@ def with_warps(source: Source, count: int) -> Source:
     return replace(source, tile=replace(source.tile, warps=count))
 
 
-def render(nest: Nest) -> Source:
-    crossing = crossed(nest)
-    if crossing is not None:
-        return Renderer(crossing, CROSSED).source()
-    return Renderer(nest, choose(nest, total(nest.outer))).source()
+def render(nest: Nest, known: dict[Nest, Source] | None = None) -> Source:
+    """`known`: the kernels so far; a nest that differs from one of theirs in nothing but its tensors gets the same one."""
+    known = {} if known is None else known
+    first = nest.like or nest
+    source = known.get(first)
+    if source is None:
+        crossing = crossed(first)
+        renderer = Renderer(crossing, CROSSED) if crossing else Renderer(first, choose(first, total(first.outer)))
+        source = known[first] = renderer.source()
+    return source if first is nest else on_tensors_of(nest, source)
+
+
+def on_tensors_of(nest: Nest, source: Source) -> Source:
+    """A kernel of the nest that this one is a copy of, on the tensors of this one."""
+    assert nest.like is not None
+    table = {a.source: b.source for a, b in zip(nest.like.exprs, nest.exprs) if a.op == "load"}
+    table |= {a.target: b.target for a, b in zip(nest.like.stores, nest.stores)}
+    own = nest if source.nest is nest.like else crossed(nest)
+    return replace(source, tensors=tuple([table[t] for t in source.tensors]), nest=own)
 
 
 def crossed(nest: Nest) -> Nest | None:
@@ -217,7 +232,7 @@ class Renderer(KernelOperands):
         unit = "[1, 1]" if self.tile.r else "[1]"
         start = [f"zero = tl.zeros({unit}, INDEX)", *self.start(outer)]
         lines = [*(f"    {line}" for line in start), *self.scopes[0].lines]
-        elements = tuple(element_count(t) for t in self.tensors)
+        elements = tuple(volume(t.shape) for t in self.tensors)
         return Source(
             "\n".join(lines) + "\n",
             tuple(self.tensors),
@@ -309,7 +324,7 @@ class Renderer(KernelOperands):
         for e in stage.reductions:
             self.define(e, functions.reduced(e.source, e.dtype, sums[e.id]))
 
-    @property
+    @cached_property
     def exact_rows(self) -> bool:
         return self.tile.x == 1 or divides(total(self.nest.outer), self.tile.x)
 
@@ -439,10 +454,3 @@ def divides(size: Dim, block: int) -> bool:
     """Blocks cover it exactly, and it is not empty: nothing has to be masked."""
     size = expand(size)
     return isinstance(size, int) and size > 0 and size % block == 0
-
-
-def element_count(t: Tensor) -> Dim:
-    count: Dim = 1
-    for s in t.shape:
-        count = count * s
-    return expand(count)

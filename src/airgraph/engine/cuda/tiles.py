@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from airgraph.ir.types import DataType, Dim
-from airgraph.plan.index import Var, expand
+from airgraph.plan.index import Var, expand, volume
 from airgraph.plan.nest import Nest, product
 
 PROGRAMS = 264  # two for each multiprocessor of a large GPU: with fewer, smaller tiles are better
@@ -103,4 +103,4 @@ def other_warps(count: int) -> list[int]:
 
 
 def total(loops: tuple[Var, ...]) -> Dim:
-    return expand(product(loops))
+    return volume([v.size for v in loops])

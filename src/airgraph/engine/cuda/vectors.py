@@ -18,11 +18,11 @@ from typing import Any
 from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
 from airgraph.engine.cuda.kernel_source import ONCE, Value
-from airgraph.engine.cuda.render import HEAD, Renderer, divides, element_count
+from airgraph.engine.cuda.render import HEAD, Renderer, divides
 from airgraph.engine.cuda.tiles import Tile, other_warps, power_of_two, total
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
-from airgraph.plan.index import same
+from airgraph.plan.index import same, volume
 from airgraph.plan.kernels import Store
 from airgraph.plan.steps import GemmStep, LoopStep, Step, step_reads, step_writes
 from airgraph.plan.tensors import Expr, Tensor
@@ -238,7 +238,7 @@ class VectorSource:
 
     @property
     def elements(self) -> tuple[Dim, ...]:
-        return tuple(element_count(t) for t in self.tensors)
+        return tuple(volume(t.shape) for t in self.tensors)
 
     @property
     def signature(self) -> dict[str, str]:

@@ -66,6 +66,10 @@ class Op:
     def _slot_of(self) -> dict[str, int]:
         return {slot.name: i for i, slot in enumerate(self.slots)}
 
+    @cached_property
+    def takes_lists(self) -> bool:
+        return any(slot.dynamic for slot in self.slots)
+
     @property
     def is_pure(self) -> bool:
         return self.effect == "none"
