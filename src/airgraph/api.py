@@ -46,6 +46,7 @@ from airgraph.runtime.device import computing_device
 from airgraph.runtime.loaded import LoadedModel
 from airgraph.runtime.program import Program, Runner
 from airgraph.store.dump import write_model
+from airgraph.store.program_entry import expect_programs
 
 if TYPE_CHECKING:
     from airgraph.store.convention import StoredModel
@@ -71,7 +72,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
-        warm_up(chosen.engine, computing_device(device_of(example_inputs)), chosen.mode)
+        prepare(chosen, device_of(example_inputs))
         model = next(_models)
         write_model(model, gm, chosen)
         if chosen.mode == "max-autotune":
@@ -89,6 +90,12 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         return shortest(programs, traced, len(example_inputs))
 
     return compile_module
+
+
+def prepare(config: Config, device: torch.device) -> None:
+    """Before PyTorch traces a model of this device."""
+    warm_up(config.engine, computing_device(device), config.mode)
+    expect_programs(computing_device(device))
 
 
 def collecting(
@@ -126,7 +133,8 @@ def compile_model(
     chosen = make_config(config, options)
     start = time.perf_counter()
     programs, compiler = collecting(chosen)
-    warm_up(chosen.engine, torch.device("cpu"), chosen.mode)
+    state = state_of(model) if isinstance(model, torch.nn.Module) else {}
+    prepare(chosen, device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()]))
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))

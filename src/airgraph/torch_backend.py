@@ -1,6 +1,6 @@
 """What `torch.compile(model, backend="airgraph")` loads by name, before the model is called and Dynamo reads it.
 
-The native engine begins to prepare itself at that moment. Where there is a GPU, it waits until it is known to be needed.
+The engine begins to prepare itself at that moment: that for GPUs where one is in use, the native one where there is none.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from airgraph.engine import warm_up
 
 __all__ = ["airgraph"]
 
-if not torch.cuda.is_available():
-    warm_up("auto", torch.device("cpu"), "max-autotune")
+if torch.cuda.is_initialized() or not torch.cuda.is_available():
+    warm_up("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), "max-autotune")

@@ -97,6 +97,13 @@ def facts_of(config: Config) -> dict[str, str]:
     return {**options, "engines": " ".join(ENGINES), **knobs}
 
 
+def expect_programs(device: torch.device) -> None:
+    """Programs of this device will be looked for: what reading them takes is imported with the other modules."""
+    if device.type == "cuda":
+        import airgraph.runtime.replay
+        import airgraph.store.planned_program  # noqa: F401
+
+
 def entry_of(
     gm: torch.fx.GraphModule, registry: Registry, maker: ProgramMaker, device: torch.device, again: Callable[[], Any]
 ) -> ProgramEntry | str:

@@ -7,8 +7,7 @@ import pytest
 from airgraph.disk_cache import open_cache
 from airgraph.engine.cuda import compile as cuda_compile
 from airgraph.engine.cuda import cubins
-from airgraph.engine.cuda.compile import KernelVariant
-from airgraph.engine.cuda.cubins import Binary
+from airgraph.engine.cuda.triton_build import Binary, KernelVariant
 
 VARIANT = KernelVariant("def kernel(x): ...", (("x", "*fp32"),), (("BLOCK", 64),), warps=4, aligned=(True,))
 
@@ -19,11 +18,11 @@ def processes(monkeypatch, tmp_path):
     monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path))
     asked = []
 
-    def compiled(variant, capability):
+    def build(variant, capability):
         asked.append((variant, capability))
         return Binary(f"cubin of {variant} for {capability}".encode(), "kernel", 128, variant.warps, capability >= 90)
 
-    monkeypatch.setattr(cuda_compile, "compiled", compiled)
+    monkeypatch.setattr(cuda_compile, "build", build)
 
     def process(variant=VARIANT, capability=90):
         cuda_compile._futures.clear()

@@ -14,6 +14,7 @@ import torch
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
 from airgraph.ir.graph import Graph, Node
+from airgraph.source_hash import source_hash
 
 if TYPE_CHECKING:
     from airgraph.engine.cuda.executable import CudaExecutable
@@ -40,7 +41,12 @@ class CudaEngine:
         return problem()
 
     def warm_up(self) -> None:
-        """There is nothing to prepare: an import of Triton in a thread would hold Python's lock, which PyTorch needs."""
+        """Another process imports Triton while PyTorch reads the model; a thread that did would hold Python's lock."""
+        if problem() is None:
+            from airgraph.engine.cuda import build_server, executable  # noqa: F401
+
+            build_server.start()
+        source_hash()  # here: a thread that reads files waits for Python's lock hundreds of times
 
     def plan(self, request: Request) -> Plan:
         from airgraph.engine.fold import fold

@@ -1,4 +1,4 @@
-"""Triton kernels: compiled in several threads, equal ones once (cubins.py), launched through the driver.
+"""Triton kernels: compiled by other processes (build_server.py), equal ones once (cubins.py), launched through the driver.
 
 Triton's own launcher is C code that it builds with the system's compiler for every signature, and its dispatch takes some
 30 µs of Python per launch. Here a launch is one call of `cuLaunchKernelEx` with arguments that were laid out before.
@@ -7,43 +7,24 @@ Triton's own launcher is C code that it builds with the system's compiler for ev
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib
-import linecache
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 
 from airgraph.disk_cache import Key
-from airgraph.engine.cuda.cubins import Binary, kept, key_of
+from airgraph.engine.cuda.build_server import build
+from airgraph.engine.cuda.cubins import kept, key_of
 from airgraph.engine.cuda.kernel_source import KernelSource
+from airgraph.engine.cuda.triton_build import ALIGNMENT, Binary, KernelVariant
 from airgraph.errors import EngineError
 
-THREADS = min(16, os.cpu_count() or 1)
-DEPENDENT_LAUNCH = 90  # compute capability
-ALIGNMENT = 16  # bytes: what is aligned so is read in whole vectors
+THREADS = min(16, os.cpu_count() or 1)  # which wait for the processes that compile
 _futures: dict[KernelVariant, Future[Binary]] = {}
 _lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class KernelVariant:
-    """One compilation of a kernel's source. `aligned` says which pointers are, `wide` whether indices have 64 bits."""
-
-    text: str
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-    warps: int
-    aligned: tuple[bool, ...]
-    wide: bool = False
-    checks: bool = False
-    fuses: bool = False
 
 
 @cache
@@ -62,76 +43,12 @@ def request(variant: KernelVariant, capability: int) -> Future[Binary]:
 
 def kept_or_compiled(variant: KernelVariant, capability: int) -> Binary:
     """From the compilation cache, or compiled and kept there."""
-    return kept(variant_key(variant, capability), lambda: compiled(variant, capability))
+    return kept(variant_key(variant, capability), lambda: build(variant, capability))
 
 
 def variant_key(variant: KernelVariant, capability: int) -> Key:
     fields = {name: str(value) for name, value in vars(variant).items()}
     return key_of({**fields, "capability": str(capability)})
-
-
-@cache
-def jit_function(text: str) -> Any:
-    """The function of a kernel's source. Triton reads the source again by its file name, which is not on disk."""
-    if text.startswith("airgraph."):  # a kernel that is not rendered: module:function
-        module, _, name = text.partition(":")
-        return getattr(importlib.import_module(module), name)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    text = text.replace("def kernel(", f"def airgraph_{digest}(")  # the name that profilers show
-    file = f"<airgraph kernel {digest}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    scope: dict[str, Any] = {"__name__": f"airgraph_kernel_{digest}"}
-    exec(compile(text, file, "exec"), scope)
-    return scope[f"airgraph_{digest}"]
-
-
-def compiled(variant: KernelVariant, capability: int) -> Binary:
-    """By the stages of Triton's compiler, one after the other. `triton.compile` also writes the text of each to a cache of
-    its own: 6.7 s of CPU time instead of 4.8 for the nine kernels of a Llama, besides waiting for the disk."""
-    import triton.language as tl
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
-
-    function = jit_function(variant.text)
-    names = function.arg_names
-    constants: dict[str, Any] = {**dict(variant.constants)}
-    if "INDEX" in names:
-        constants["INDEX"] = tl.int64 if variant.wide else tl.int32
-    constants["EARLY"] = capability >= DEPENDENT_LAUNCH
-    signature = dict(variant.signature) | dict.fromkeys(constants, "constexpr")
-    pointers = [n for n, t in variant.signature if t.startswith("*")]
-    divisible = [[["tt.divisibility", ALIGNMENT]]] * len(pointers)
-    attributes = {(names.index(n),): a for n, a, good in zip(pointers, divisible, variant.aligned) if good}
-    source = ASTSource(
-        fn=function,
-        signature={n: signature[n] for n in names},
-        constexprs={(names.index(n),): v for n, v in constants.items()},
-        attrs=attributes,
-    )
-    target = GPUTarget("cuda", capability, 32)
-    backend = make_backend(target)
-    options = backend.parse_options(
-        {
-            "num_warps": variant.warps,
-            "enable_fp_fusion": variant.fuses,
-            "debug": variant.checks,
-            "sanitize_overflow": False,  # else `debug` asserts it at every sum of two indices; `wide` has seen to that
-        }
-    )
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    functions = backend.get_codegen_implementation(options)
-    made = source.make_ir(target, options, functions, backend.get_module_map(), context)
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, source.language)
-    facts: dict[str, Any] = {"target": target, **vars(options)}  # stages add to them
-    for stage in stages.values():
-        made = stage(made, facts)
-    if facts["global_scratch_size"] or facts["profile_scratch_size"]:
-        raise EngineError("a Triton kernel wants scratch memory, which launches do not provide")
-    return Binary(made, facts["name"], facts["shared"], facts["num_warps"], capability >= DEPENDENT_LAUNCH)
 
 
 # -- the driver -----------------------------------------------------------------------------------------------------

@@ -1,43 +1,20 @@
 """Compiled Triton kernels in the compilation cache, so that another process compiles none and need not import Triton.
 
-binary = kept(key_of({"text": …, "capability": "90"}), lambda: compiled(variant, 90))
+binary = kept(key_of({"text": …, "capability": "90"}), lambda: build(variant, 90))
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from airgraph.disk_cache import Key, open_cache
+from airgraph.engine.cuda.triton_build import Binary
 from airgraph.source_hash import source_hash
 
 KIND = "cubin"
 _offered: dict[str, bytes] = {}  # by the digest of their keys, from files that are trusted
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A kernel for one kind of GPU. `early`: it waits for the kernel before it by itself."""
-
-    code: bytes
-    name: str
-    shared: int
-    warps: int
-    early: bool
-
-    def to_bytes(self) -> bytes:
-        facts = {key: value for key, value in dataclasses.asdict(self).items() if key != "code"}
-        head = json.dumps(facts).encode()
-        return len(head).to_bytes(8, "little") + head + self.code
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Binary:
-        end = 8 + int.from_bytes(data[:8], "little")
-        return cls(code=data[end:], **json.loads(data[8:end]))
 
 
 def kept(key: Key, make: Callable[[], Binary]) -> Binary:
