@@ -6,9 +6,10 @@
 
 Each figure is of a process of its own. Cold and warm alternate, and the best of the rounds counts, since other work on
 the machine only ever adds. "Ours" is the sum of the stages in airgraph's journals, on a GPU with the time that first
-launches wait for their kernels: everything after AOTAutograd. Of the model that is kept under a name it is everything
-from `import airgraph` to the end of the first call, imports included; of its `parts`, the second call is the one that is
-captured on a GPU. Modules have their bytecode, as after an installation: the first process of all writes it.
+launches wait for their kernels: everything after AOTAutograd. Modules are imported before it. Of the model that is kept
+under a name it is everything from `import airgraph` to the end of the first call, imports included; of its `parts`, the
+second call is the one that is captured on a GPU. Modules have their bytecode, as after an installation: the first process
+of all writes it.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ model, args = model.to(device), {name: arg.to(device) if hasattr(arg, "to") else
 engine = {"cpu": "native"}.get(device, device)
 waited = 0.0
 if device == "cuda":  # kernels are compiled in threads: the first launch of each waits for them, outside of any stage
-    begun = time.perf_counter()
     from airgraph.engine.cuda.compile import DriverKernels
-    waited, bind = time.perf_counter() - begun, DriverKernels.bind
+    bind = DriverKernels.bind
 
     def timed(*args, **kwargs):
         global waited
