@@ -1,12 +1,12 @@
-"""Object code into memory: a loader for the objects that LLVM writes for x86-64 Linux.
+"""Object code into memory: a loader for the objects that LLVM writes for x86-64 and AArch64 Linux.
 
     loaded = load(code, imports={"torch_parallel_for": 0x7f…}, exports=("run",))
     loaded["run"]                                    → its address, as long as `loaded` lives
 
 LLVM's own linker takes longer than anything else in a process whose object code is in the cache, and importing LLVM comes
-on top; this takes a millisecond or two for each object. It knows the relocations of position-independent code in the large
-code model and refuses everything else (`LoadError`): then LLVM's linker does it. Code and constants are in one mapping,
-which is read-only when it is executable.
+on top; this takes a millisecond or two for each object. It knows the relocations of the code models that compiler.py
+chooses (relocations.py) and refuses everything else (`LoadError`): then LLVM's linker does it. Code and constants are in
+one mapping, which is read-only when it is executable.
 """
 
 from __future__ import annotations
@@ -15,33 +15,22 @@ import ctypes
 import mmap
 import platform
 import struct
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from airgraph.errors import Unsupported
+from airgraph.engine.native.llvm.relocations import LoadError, Place, this_architecture
 
 HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 RELOCATION = struct.Struct("<QQq")
-RELOCATABLE, X86_64 = 1, 62
+RELOCATABLE = 1
 SYMBOLS, RELOCATIONS, NOTHING, PLAIN_RELOCATIONS = 2, 4, 8, 9  # types of sections
 WRITABLE, LOADED, THREAD_LOCAL = 1, 2, 0x400  # flags of sections
 ABSOLUTE = 0xFFF1
 TABLE = "_GLOBAL_OFFSET_TABLE_"
-
-
-class Relocation:
-    """R_X86_64_64, PC64, GOTOFF64, GOT64, GOTPC64."""
-
-    ADDRESS, RELATIVE, FROM_TABLE, ENTRY, TO_TABLE = 1, 24, 25, 27, 29
-
-
-class LoadError(Unsupported):
-    """Not an object that this loader knows."""
 
 
 class Section(NamedTuple):
@@ -55,6 +44,15 @@ class Section(NamedTuple):
     info: int
     alignment: int
     entry: int
+
+
+class Relocation(NamedTuple):
+    """`at`: a place in the mapping."""
+
+    at: int
+    kind: int
+    symbol: int
+    addend: int
 
 
 @dataclass
@@ -81,10 +79,9 @@ class Object:
     def __init__(self, code: bytes) -> None:
         self.code = code
         head = HEAD.unpack_from(code)
-        if not (sys.platform == "linux" and platform.machine() == "x86_64"):
-            raise LoadError("not on x86-64 Linux")
-        if head[0][:6] != b"\x7fELF\x02\x01" or head[1:3] != (RELOCATABLE, X86_64):
-            raise LoadError("no relocatable object for x86-64")
+        self.machine = this_architecture()
+        if head[0][:6] != b"\x7fELF\x02\x01" or head[1:3] != (RELOCATABLE, self.machine.number):
+            raise LoadError(f"no relocatable object for {self.machine.name}")
         start, size, count = head[6], head[11], head[12]
         self.sections = [Section(*SECTION.unpack_from(code, start + i * size)) for i in range(count)]
         self.places: dict[int, int] = {}  # section → where it lies in the mapping
@@ -93,7 +90,7 @@ class Object:
             if section.flags & LOADED and section.size:
                 self.place(i, section)
         self.table = -(-self.size // 8) * 8  # of addresses outside
-        self.entries: dict[int, int] = {}  # symbol → number in the table
+        self.entries: dict[int, int] = {}  # symbol → where its entry lies in the mapping
 
     def place(self, number: int, section: Section) -> None:
         if section.flags & (WRITABLE | THREAD_LOCAL) or section.type == NOTHING:
@@ -108,26 +105,34 @@ class Object:
         symbols = self.symbols()
         relocations = list(self.relocations())
         for _, kind, symbol, _ in relocations:
-            if kind == Relocation.ENTRY:
-                self.entries.setdefault(symbol, len(self.entries))
+            if self.machine.has_entry(kind, outside=symbols[symbol][1] == 0):
+                self.entries.setdefault(symbol, self.table + self.machine.entry_size * len(self.entries))
         # Private: the kernel makes one map of neighbours, and a process may have 65,530.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, max(self.table + 8 * len(self.entries), 1), private)
+        memory = mmap.mmap(-1, max(self.table + self.machine.entry_size * len(self.entries), 1), private)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         addresses = {i: self.address(base, *symbol, imports) for i, symbol in enumerate(symbols) if i}
-        for number, start in self.places.items():
-            section = self.sections[number]
-            memory[start : start + section.size] = self.code[section.offset : section.offset + section.size]
-        for symbol, entry in self.entries.items():
-            struct.pack_into("<Q", memory, self.table + 8 * entry, addresses[symbol])
-        for at, kind, symbol, addend in relocations:
-            struct.pack_into("<q", memory, at, self.value(base, at, kind, symbol, addend, addresses))
-        protect(base, len(memory))
+        self.fill(memory, base, addresses, relocations)
+        make_executable(base, len(memory))
         named = {name: addresses[i] for i, (name, section, _) in enumerate(symbols) if name and section}
         missing = [name for name in exports if name not in named]
         if missing:
             raise LoadError(f"no function {missing[0]}")
         return LoadedObject(memory, {name: named[name] for name in exports})
+
+    def fill(
+        self, memory: mmap.mmap, base: int, addresses: Mapping[int, int], relocations: Sequence[Relocation]
+    ) -> None:
+        for number, start in self.places.items():
+            section = self.sections[number]
+            memory[start : start + section.size] = self.code[section.offset : section.offset + section.size]
+        for symbol, start in self.entries.items():
+            entry = self.machine.entry(addresses[symbol])
+            memory[start : start + len(entry)] = entry
+        for at, kind, symbol, addend in relocations:
+            entry_at = base + self.entries[symbol] + addend if symbol in self.entries else 0
+            place = Place(base + at, addresses[symbol] + addend, base + self.table, entry_at)
+            self.machine.write(memory, at, kind, place)
 
     # -- symbols ------------------------------------------------------------------------------------------------------
     def symbols(self) -> list[tuple[str, int, int]]:
@@ -158,8 +163,7 @@ class Object:
         return found
 
     # -- relocations --------------------------------------------------------------------------------------------------
-    def relocations(self) -> Iterator[tuple[int, int, int, int]]:
-        """(place in the mapping, kind, symbol, addend)"""
+    def relocations(self) -> Iterator[Relocation]:
         for section in self.sections:
             if section.type == PLAIN_RELOCATIONS and section.info in self.places:
                 raise LoadError("relocations without addends")
@@ -168,23 +172,7 @@ class Object:
             start = self.places[section.info]
             for at in range(section.offset, section.offset + section.size, RELOCATION.size):
                 offset, info, addend = RELOCATION.unpack_from(self.code, at)
-                yield start + offset, info & 0xFFFFFFFF, info >> 32, addend
-
-    def value(self, base: int, at: int, kind: int, symbol: int, addend: int, addresses: Mapping[int, int]) -> int:
-        table = base + self.table
-        if kind == Relocation.TO_TABLE:
-            return table + addend - (base + at)
-        if kind == Relocation.ENTRY:
-            return 8 * self.entries[symbol] + addend
-        target = addresses[symbol] + addend
-        match kind:
-            case Relocation.FROM_TABLE:
-                return target - table
-            case Relocation.RELATIVE:
-                return target - (base + at)
-            case Relocation.ADDRESS:
-                return target
-        raise LoadError(f"a relocation of type {kind}")
+                yield Relocation(start + offset, info & 0xFFFFFFFF, info >> 32, addend)
 
 
 @cache
@@ -200,7 +188,10 @@ def outside(name: str) -> int:
         return 0
 
 
-def protect(address: int, size: int) -> None:
+def make_executable(address: int, size: int) -> None:
+    """…, and no longer writable. Arm's caches of instructions do not see what was written until they are told."""
     done = process().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC)
     if done:
         raise LoadError("this system lets no memory become executable")
+    if platform.machine() == "aarch64":
+        ctypes.CDLL("libgcc_s.so.1")["__clear_cache"](ctypes.c_void_p(address), ctypes.c_void_p(address + size))
