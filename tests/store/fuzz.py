@@ -49,7 +49,6 @@ from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.native import runner as native_runner
 from airgraph.engine.strides import contiguous_strides
 from airgraph.errors import AirgraphError
-from airgraph.ir.proto import GraphDef
 from airgraph.ir.stored import EXTRA
 from airgraph.ir.text import from_py, to_py
 from airgraph.ir.verify import verify
@@ -61,6 +60,7 @@ from airgraph.store.callable_program import CallableProgram
 from airgraph.store.convention import PLANNED
 from airgraph.store.load_export import read_export
 from airgraph.store.method_file import method_message
+from airgraph.store.planned_program import unpacked
 from airgraph.store.program_entry import BROKEN
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -418,23 +418,16 @@ def program_mutant(rng: random.Random, data: bytes) -> bytes:
     at = len(PLANNED) + 8
     end = at + int.from_bytes(data[at - 8 : at], "little")
     head = json.loads(data[at:end])
-    graph, plan = (
-        zlib.decompress(data[end : end + head["graph"]]),
-        zlib.decompress(data[end + head["graph"] :]).decode(),
-    )
+    graph, arrays, plan = unpacked(data[end:], head["parts"])
     what = rng.choice(["head", "graph", "plan", "plan"])
     if what == "graph":
-        message = GraphDef.FromString(graph)
-        op = rng.choice(message.op)
-        for change in rng.sample([change_type, change_edges, change_order, both_types], rng.randint(1, 2)):
-            change(rng, op, message)
-        graph = message.SerializeToString(deterministic=True)
+        graph = json.dumps(change_json(rng, json.loads(graph)), default=str).encode()
     elif what == "plan":
-        plan = plan_mutant(rng, plan)
-    packed = zlib.compress(graph, 1)
-    head["graph"] = len(packed)
+        plan = plan_mutant(rng, plan.decode()).encode()
+    parts = [zlib.compress(part, 1) for part in (graph, arrays, plan)]
+    head["parts"] = [*map(len, parts)]
     start = json.dumps(change_json(rng, head) if what == "head" else head, default=str).encode()
-    return PLANNED + len(start).to_bytes(8, "little") + start + packed + zlib.compress(plan.encode(), 1)
+    return PLANNED + len(start).to_bytes(8, "little") + start + b"".join(parts)
 
 
 def plan_mutant(rng: random.Random, plan: str) -> str:

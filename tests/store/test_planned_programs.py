@@ -191,7 +191,7 @@ def test_a_plan_that_is_cut_off(engine):
     with torch.no_grad():
         torch.compile(Block().eval(), backend=airgraph.backend(engine="recorded"))(torch.randn(3, 64))
     assert PlannedProgram.from_bytes(kept())
-    with pytest.raises(VerifyError, match="incomplete or truncated stream"):
+    with pytest.raises(VerifyError, match="incomplete or truncated"):
         PlannedProgram.from_bytes(kept()[:-9])
 
 

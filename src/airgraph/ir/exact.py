@@ -55,6 +55,7 @@ def sympy_functions() -> dict[str, Any]:
 
 FUNCTIONS = LazyTable(sympy_functions)
 POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")  # the second argument makes the number large
+PLAIN = (int, str, bool, float, type(None))  # stand for themselves
 LARGEST = 2**128
 HIGHEST_POWER = 16
 DEEPEST = 60  # of an expression; sizes of real models stay below ten
@@ -172,11 +173,11 @@ class DataReader:
     def value(self, data: Any, depth: int = 0) -> Any:
         if depth > DEEPEST:
             raise VerifyError("a value is nested too deeply")
+        if type(data) in PLAIN:
+            return data
         match data:
-            case None | bool() | int() | float() | str():
-                return data
             case list():
-                return [self.value(d, depth + 1) for d in data]
+                return [d if type(d) in PLAIN else self.value(d, depth + 1) for d in data]
             case {"tuple": list(items)}:
                 return tuple(self.value(d, depth + 1) for d in items)
             case {"dict": list(pairs)} if all(isinstance(p, list) and len(p) == 2 for p in pairs):

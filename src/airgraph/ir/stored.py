@@ -25,7 +25,7 @@ from airgraph.ir.graph import Graph, Input, Node, Note, Value
 from airgraph.ir.ops import OPS, REQUIRED, Op
 from airgraph.ir.ops.table import refuse_text
 from airgraph.ir.proto import BITS, BYTES, DTYPES, LIST_LISTS, raw_bytes, to_proto
-from airgraph.ir.types import DataType, TensorType
+from airgraph.ir.types import DataType, Dim, TensorType
 from airgraph.ir.verify import verify
 
 EXTRA = "_airgraph"
@@ -358,12 +358,16 @@ def read_const(op: Any, extra: dict[str, Any], reader: DataReader) -> dict[str, 
 
 
 def read_array(tensor: Any) -> np.ndarray:
-    dtype = dtype_of(tensor.desc.dtype)
-    name, shape = dtype.name.removeprefix("DT_"), tuple(tensor.desc.shape.dim)
+    return array_of(dtype_of(tensor.desc.dtype), tuple(tensor.desc.shape.dim), tensor.data)
+
+
+def array_of(dtype: DataType, shape: tuple[Dim, ...], data: bytes) -> np.ndarray:
+    """The elements of a constant from their bytes."""
+    name = dtype.name.removeprefix("DT_")
     element = np.dtype(BYTES.get(name) or BITS.get(name, "u1"))
-    if any(d < 0 for d in shape) or math.prod(shape) * element.itemsize != len(tensor.data):
-        raise VerifyError(f"it has {len(tensor.data)} bytes, which is not {name.lower()}{list(shape)}")
-    array = np.frombuffer(tensor.data, np.uint8).copy()
+    if any(d < 0 for d in shape) or math.prod(shape) * element.itemsize != len(data):
+        raise VerifyError(f"it has {len(data)} bytes, which is not {name.lower()}{list(shape)}")
+    array = np.frombuffer(data, np.uint8).copy()
     if name == "BOOL" and array.size and int(array.max()) > 1:
         raise VerifyError("it has bytes other than 0 and 1, which are not bools")
     return array.view(element).reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airgraph.errors import VerifyError
@@ -12,6 +12,14 @@ def is_expression(value: Any) -> bool:
     """Whether it is one of sympy's. Found out without sympy, which takes long to import and which a program of fixed sizes
     does without."""
     return hasattr(value, "free_symbols")
+
+
+def symbols_in(things: Iterable[Any]) -> set[Any]:
+    """The symbols of expressions, which may be in nested lists and tuples; whatever else is there has none."""
+    found: set[Any] = set()
+    for thing in things:
+        found |= symbols_in(thing) if isinstance(thing, list | tuple) else getattr(thing, "free_symbols", set())
+    return found
 
 
 def evaluate(expr: Any, symbols: Mapping[Any, Any]) -> Any:

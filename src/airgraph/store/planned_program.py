@@ -1,4 +1,4 @@
-"""A program of an engine whose plans can be read back: its graph after all passes, its boundary and the text of its plan.
+"""A program of an engine whose plans can be read back: its boundary, the text of its plan, what that needs of the graph.
 
     planned = planned_program(executable, "cuda", boundary)  or why it cannot be written down
     PlannedProgram.from_bytes(planned.to_bytes({...}))
@@ -10,14 +10,14 @@ kept by themselves (engine/cuda/cubins.py).
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from google.protobuf.message import DecodeError
 
 from airgraph.engine import find_engine
 from airgraph.engine.protocol import Planned, Request, StoredPlans
@@ -25,22 +25,21 @@ from airgraph.errors import AirgraphError, VerifyError
 from airgraph.ir.boundary import Boundary
 from airgraph.ir.exact import DataReader, DataWriter
 from airgraph.ir.graph import Graph
-from airgraph.ir.proto import GraphDef
-from airgraph.ir.stored import read_graph, write_graph
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import Plan
 from airgraph.plan.text import plan_text
 from airgraph.runtime.device import computing_device
 from airgraph.runtime.programs import ProgramMaker
 from airgraph.store.convention import FUNCTIONS, PLANNED, boundary_data, read_boundary
+from airgraph.store.running_graph import read_graph, running_graph, write_graph
 
 LARGEST = 64 << 20  # bytes of a graph with its constants
 
 
 @dataclass(frozen=True)
 class PlannedProgram:
-    """`target`: the number of the target among those of its engine. `kernels` gives what its engine compiled, by digest;
-    they are not part of its bytes."""
+    """`graph`: the part that running the plan takes (running_graph.py). `target`: the number of the target among those of
+    its engine. `kernels` gives what its engine compiled, by digest; they are not part of its bytes."""
 
     engine: str
     graph: Graph
@@ -56,11 +55,12 @@ class PlannedProgram:
     def to_bytes(self, more: Mapping[str, Any] | None = None) -> bytes:
         """`more` is kept beside it: whatever JSON holds."""
         writer = DataWriter(FUNCTIONS)
-        graph = zlib.compress(write_graph(self.graph, writer).SerializeToString(deterministic=True), 1)
         described = boundary_data(self.boundary, writer)
-        head = {"engine": self.engine, "target": self.target, "boundary": described, "graph": len(graph)}
+        graph, arrays = write_graph(self.graph, writer)
+        parts = [zlib.compress(part, 1) for part in (json.dumps(graph).encode(), arrays, self.plan.encode())]
+        head = {"engine": self.engine, "target": self.target, "boundary": described, "parts": [*map(len, parts)]}
         start = json.dumps({**head, "symbols": writer.symbol_table(), "more": more or {}}).encode()
-        return PLANNED + len(start).to_bytes(8, "little") + start + graph + zlib.compress(self.plan.encode(), 1)
+        return PLANNED + len(start).to_bytes(8, "little") + start + b"".join(parts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[PlannedProgram, dict[str, Any]]:
@@ -71,14 +71,10 @@ class PlannedProgram:
         end = at + int.from_bytes(data[at - 8 : at], "little")
         head = json.loads(data[at:end])
         reader = DataReader(head["symbols"], FUNCTIONS)
-        try:
-            message = GraphDef.FromString(zlib.decompress(data[end : end + head["graph"]]))
-            plan = zlib.decompress(data[end + head["graph"] :]).decode()
-        except (zlib.error, DecodeError) as error:
-            raise VerifyError(f"it was changed: {error}") from error
-        graph = read_graph(message, reader)
+        graph_data, arrays, plan = unpacked(data[end:], head["parts"])
+        graph = read_graph(json.loads(graph_data), arrays, reader)
         boundary = read_boundary(head["boundary"], reader, len(list(graph.net_output.values())))
-        return cls(head["engine"], graph, boundary, plan, head["target"]), head["more"]
+        return cls(head["engine"], graph, boundary, plan.decode(), head["target"]), head["more"]
 
     def parsed(self) -> Plan:
         engine: Any = find_engine(self.engine)
@@ -91,6 +87,17 @@ class PlannedProgram:
         place, mode = computing_device(device), maker.config.mode
         request = Request(self.graph, self.boundary, place, mode, plan, computing_device, journal=maker.journal)
         return engine.program(engine.load(request), maker)
+
+
+def unpacked(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """Parts of these sizes, decompressed."""
+    ends = [*itertools.accumulate(sizes)]
+    if ends[-1] != len(data):
+        raise VerifyError("it was changed: incomplete or truncated")
+    try:
+        return [zlib.decompress(data[end - size : end]) for size, end in zip(sizes, ends)]
+    except zlib.error as error:
+        raise VerifyError(f"it was changed: {error}") from error
 
 
 def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedProgram | str:
@@ -107,7 +114,7 @@ def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedPr
         refuse_calls(plan.graph)
         text, target = plan_text(plan, FUNCTIONS), engine.targets.index(plan.target)
         kernels = getattr(getattr(executable, "kernels", None), "binaries", dict)
-        program = PlannedProgram(name, plan.graph, boundary, text, target, kernels)
+        program = PlannedProgram(name, running_graph(plan, boundary), boundary, text, target, kernels)
         data = program.to_bytes()
     except AirgraphError as error:
         return error.what
