@@ -55,9 +55,9 @@ def this_cpu() -> CpuTarget:
     return CpuTarget(
         "cpu",
         lanes=max(8, lanes),
-        channels_last=lanes >= 8,
+        channels_last=True,
         epilogues=EPILOGUES if lanes == 16 else 0,
-        conv_epilogues=lanes >= 8,
+        conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if multiplies_bfloat16() else HALVES,
     )

@@ -17,10 +17,12 @@ ACROSS_PARAMS = (
 
 
 def across(host: ConvTile, kw: int | None, step: int | None) -> str:
-    """`count` pixels of a row and up to a vector of channels; the patch of the first begins at row %top, column %left."""
+    """`count` pixels of a row and up to a vector of channels; the patch of the first begins at row %top, column %left.
+
+    Without masks a part of a vector is for `across_any`."""
     f = LastFunction(host, across_name(kw, step), ACROSS_PARAMS)
     d = f.dims()
-    mask = f.mask("%channels")
+    mask = f.mask("%channels") if host.masks or kw is None else None
     first = f.either(
         f.test("ne", "%bias", "null", "ptr"), host.kind, lambda: f.load_part("%bias", mask), "zeroinitializer"
     )
@@ -91,12 +93,15 @@ def segment(host: ConvTile) -> str:
     deep = f.mul(d["kh"], d["kw"])
 
     def lanes(c: str) -> None:
+        channels, across_some = f.sub("%end", c), f"@{across_name(None, None)}"
+        fits = "true" if host.masks else f.test("sge", channels, host.lanes)
         number = f.sub(c, "%c")
         panel = f.mul(f.mul(f.div(number, host.panel), host.panel), deep)
         taps = f.at(f.at("%packed", panel), f.rem(number, host.panel))
         to = f.at(f.at("%out", f.mul("%p", d["o"])), c)
         where = f"ptr {f.at(image, c)}, ptr {taps}, ptr {f.beside('%bias', c)}, ptr {to}, ptr %dims, ptr {zeros}"
-        f.call(kernel, f"{where}, i64 {top}, i64 {left}, i64 {f.sub('%stop', '%p')}, i64 {f.sub('%end', c)}")
+        rest = f"i64 {top}, i64 {left}, i64 {f.sub('%stop', '%p')}, i64 {channels}"
+        f.call(f.choose(fits, "ptr", kernel, across_some), f"{where}, {rest}")
 
     f.loop("%c", "%end", host.lanes, lanes)
     return f.text()

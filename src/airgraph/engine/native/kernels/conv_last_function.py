@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, TABLE, ConvTile
@@ -34,8 +35,10 @@ class Panels(NamedTuple):
 class LastFunction(Function):
     """With masks, and the sizes by name."""
 
-    def __init__(self, host: ConvTile, name: str, params: str, exported: bool = False) -> None:
-        super().__init__(name, params, exported=exported)
+    def __init__(
+        self, host: ConvTile, name: str, params: str, result: str = "void", exported: bool = False
+    ) -> None:
+        super().__init__(name, params, result, exported)
         self.host = host
 
     def dims(self) -> dict[str, str]:
@@ -50,20 +53,78 @@ class LastFunction(Function):
         zeros = ", ".join(["i32 0"] * count)
         return self.op(f"shufflevector {kind} {one}, {kind} poison, <{count} x i32> <{zeros}>")
 
+    def lane(self, value: str, number: int) -> str:
+        """One lane of a vector in all lanes."""
+        return self.shuffle(self.host.kind, value, "poison", [number] * self.host.lanes)
+
+    # -- vectors of which only a part exists ------------------------------------------------------------------------
     def mask(self, left: str) -> str:
-        """The first `left` lanes."""
+        """The first `left` lanes: a bit for each, or their number where the CPU has no masks."""
         count = self.host.lanes
+        if not self.host.masks:
+            return left
         return self.op(f"icmp slt <{count} x i64> {self.lanes()}, {self.spread(left, count)}")
 
-    def load_part(self, address: str, mask: str) -> str:
+    def mask_where(self, condition: str, mask: str) -> str:
+        """No lanes where the condition does not hold."""
+        kind, none = (f"<{self.host.lanes} x i1>", "zeroinitializer") if self.host.masks else ("i64", "0")
+        return self.choose(condition, kind, mask, none)
+
+    def load_part(self, address: str, mask: str | None) -> str:
+        """Zeros in the other lanes; no mask: all lanes."""
+        kind = self.host.kind
+        if mask is None:
+            return self.load(kind, address)
+        if self.host.masks:
+            return self.masked_load(address, mask)
+        whole, part = self.whole_or_part(mask)
+        found = self.either(whole, kind, lambda: self.load(kind, address), "zeroinitializer")
+        return self.either(part, kind, lambda: self.op(f"call {kind} @load_some(ptr {address}, i64 {mask})"), found)
+
+    def store_part(self, value: str, address: str, mask: str | None) -> None:
+        kind = self.host.kind
+        if mask is None:
+            self.store(kind, value, address)
+        elif self.host.masks:
+            self.masked_store(value, address, mask)
+        else:
+            whole, part = self.whole_or_part(mask)
+            self.when(whole, lambda: self.store(kind, value, address))
+            self.when(part, lambda: self.call("@store_some", f"{kind} {value}, ptr {address}, i64 {mask}"))
+
+    def whole_or_part(self, left: str, most: int | None = None) -> tuple[str, str]:
+        """Whether there are so many lanes, or fewer."""
+        most = most or self.host.lanes
+        return self.test("sge", left, most), self.test("slt", left, most)
+
+    def masked_load(self, address: str, bits: str) -> str:
         kind, count = self.host.kind, self.host.lanes
-        arguments = f"ptr {address}, i32 4, <{count} x i1> {mask}, {kind} zeroinitializer"
+        arguments = f"ptr {address}, i32 4, <{count} x i1> {bits}, {kind} zeroinitializer"
         return self.op(f"call {kind} @llvm.masked.load.v{count}f32.p0({arguments})")
 
-    def store_part(self, value: str, address: str, mask: str) -> None:
+    def masked_store(self, value: str, address: str, bits: str) -> None:
         kind, count = self.host.kind, self.host.lanes
-        arguments = f"{kind} {value}, ptr {address}, i32 4, <{count} x i1> {mask}"
+        arguments = f"{kind} {value}, ptr {address}, i32 4, <{count} x i1> {bits}"
         self.call(f"@llvm.masked.store.v{count}f32.p0", arguments)
+
+    def with_masks(self, left: str, vectors: int, body: Callable[[Sequence[str | None]], None]) -> None:
+        """body(masks) for so many vectors of which `left` lanes exist. Without masks there is a body for all of them."""
+        masks = [self.mask(self.sub(left, v * self.host.lanes)) for v in range(vectors)]
+        if self.host.masks:
+            body(masks)
+            return
+        whole, part = self.whole_or_part(left, vectors * self.host.lanes)
+        self.when(whole, lambda: body([None] * vectors))
+        self.when(part, lambda: body(masks))
+
+    def each_vector(self, start: str, stop: str, body: Callable[[str, str | None], None]) -> None:
+        """body(first lane, mask). Without masks the last one, if it is not whole, has a body of its own."""
+        if self.host.masks:
+            self.loop(start, stop, self.host.lanes, lambda i: body(i, self.mask(self.sub(stop, i))))
+            return
+        end = self.add(start, self.down(self.sub(stop, start), self.host.lanes))
+        self.loop(start, end, self.host.lanes, lambda i: body(i, None))
+        self.when(self.test("slt", end, stop), lambda: body(end, self.mask(self.sub(stop, end))))
 
     def part(self, d: dict[str, str], name: str) -> str:
         """Where a part of the scratch memory begins; see `offsets`."""
@@ -100,8 +161,10 @@ class LastFunction(Function):
         and of few. Too many lines for one tile are not fetched: what it needs itself comes later then (nn.LSTM with 4 rows
         took 1.1 to 1.3 times as long)."""
         rows, full = self.host.rows, self.host.vectors
-        ahead = self.op(f"and i1 {far}, {self.test('sle', pace, 2 * LINE)}")
-        large = self.choose(ahead, "ptr", "@" + micro_name(rows[0], full, ahead=True), "@" + micro_name(rows[0], full))
+        large = "@" + micro_name(rows[0], full)
+        if self.host.fetches:
+            ahead = self.op(f"and i1 {far}, {self.test('sle', pace, 2 * LINE)}")
+            large = self.choose(ahead, "ptr", "@" + micro_name(rows[0], full, ahead=True), large)
         small = "@" + micro_name(rows[1], full)
         for v in reversed(range(1, full)):
             narrow = self.test("sle", left, v * self.host.lanes)

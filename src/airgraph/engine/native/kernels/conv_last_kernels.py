@@ -28,15 +28,16 @@ INDEX = f"<{SLOTS} x i64>"
 def source(tile: ConvTile | None = None) -> str:
     """The module's text."""
     host = tile or this_tile()
-    assert host is not None
     kind, bits = host.kind, f"<{host.lanes} x i1>"
     masked = [
         f"declare {kind} @llvm.masked.load.v{host.lanes}f32.p0(ptr, i32, {bits}, {kind})",
         f"declare void @llvm.masked.store.v{host.lanes}f32.p0({kind}, ptr, i32, {bits})\n",
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
+    parts += [] if host.masks else [load_some(host), store_some(host)]
     parts += [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
-    parts += [micro(host, host.rows[1], host.vectors), micro(host, host.rows[0], host.vectors, ahead=True)]
+    parts += [micro(host, host.rows[1], host.vectors)]
+    parts += [micro(host, host.rows[0], host.vectors, ahead=True)] if host.fetches else []
     parts += [
         pack(host),
         pack_panel(host),
@@ -51,6 +52,25 @@ def source(tile: ConvTile | None = None) -> str:
     ]
     others = [module.source(host) for module in (conv_rows, conv_depthwise, winograd)]
     return "".join([*parts, *others, whole(host)])
+
+
+# -- vectors of which only a part exists, where the CPU has no masks -----------------------------------------------------
+def load_some(host: ConvTile) -> str:
+    """The first `left` lanes, and zeros."""
+    f = LastFunction(host, "load_some", "ptr %from, i64 %left", result=host.kind)
+    found = "zeroinitializer"
+    for i in range(host.lanes - 1):
+        one = f.either(f.test("slt", str(i), "%left"), "float", lambda i=i: f.load("float", f.at("%from", i)), "0.0")
+        found = f.op(f"insertelement {host.kind} {found}, float {one}, i64 {i}")
+    return f.text(f"{host.kind} {found}")
+
+
+def store_some(host: ConvTile) -> str:
+    f = LastFunction(host, "store_some", f"{host.kind} %value, ptr %to, i64 %left")
+    for i in range(host.lanes - 1):
+        one = f.op(f"extractelement {host.kind} %value, i64 {i}")
+        f.when(f.test("slt", str(i), "%left"), partial(f.store, "float", one, f.at("%to", i)))
+    return f.text()
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
@@ -77,6 +97,7 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
     ) -> list[str]:
         def body(i: str, *tile: str) -> list[str]:
             out = list(tile)
+            held = [f.load(host.kind, f.at(place, i)) for place in places] if deep > 1 and host.by_element else []
             for j in range(deep):
                 k = f.add(i, j)
                 if ahead:
@@ -84,7 +105,7 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
                 line = f.at(panel, f.mul(k, host.panel))
                 lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
                 for r, place in enumerate(places):
-                    one = f.splat(host.kind, f.load("float", f.at(place, k)))
+                    one = f.lane(held[r], j) if held else f.splat(host.kind, f.load("float", f.at(place, k)))
                     for v in range(vectors):
                         out[r * vectors + v] = f.fma(host.kind, lanes[v], one, out[r * vectors + v])
             return out
@@ -109,14 +130,17 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
         return [f.op(f"fadd {host.kind} {a}, {b}") for a, b in zip(sums, there)]
 
     tile = f.when("%more", added, *[(host.kind, value) for value in sums])
-    for r in range(rows):
 
-        def store(r: int = r) -> None:
-            place = f.at("%to", f.mul("%apart", r))
-            for v, m in enumerate(masks):
-                f.store_part(tile[r * vectors + v], f.at(place, v * host.lanes), m)
+    def stores(masks: Sequence[str | None]) -> None:
+        for r in range(rows):
+            f.when(f.test("slt", str(r), "%count"), partial(store, r, masks))
 
-        f.when(f.test("slt", str(r), "%count"), store)
+    def store(r: int, masks: Sequence[str | None]) -> None:
+        place = f.at("%to", f.mul("%apart", r))
+        for v, m in enumerate(masks):
+            f.store_part(tile[r * vectors + v], f.at(place, v * host.lanes), m)
+
+    f.with_masks("%left", vectors, stores)
     return f.text()
 
 
@@ -145,8 +169,7 @@ def pack(host: ConvTile) -> str:
     def line(k: str, number: int, inside: str) -> str:
         place = f.at(f.at("%from", f.mul("%depth", number)), k)
         f.prefetch(place, LINE)
-        bits = f"<{host.lanes} x i1>"
-        return f.load_part(place, f.choose(f.test("slt", str(number), "%rows"), bits, inside, "zeroinitializer"))
+        return f.load_part(place, f.mask_where(f.test("slt", str(number), "%rows"), inside))
 
     f.loop("0", "%depth", host.lanes, square, ("i64", "0"), ("i64", "0"))
     return f.text()
@@ -306,14 +329,13 @@ def planes(host: ConvTile) -> str:
             source = f.at("%x", f.add(f.mul(c, d["xc"]), f.mul(row, d["xh"])))
             inner = f.at(to, d["pw"])
 
-            def some(j: str) -> None:
-                mask = f.mask(f.sub(d["w"], j))
+            def some(j: str, mask: str | None) -> None:
                 f.store_part(f.load_part(f.at(source, j), mask), f.at(inner, j), mask)
 
             def one(j: str) -> None:
                 f.store("float", f.load("float", f.at(source, f.mul(j, d["xw"]))), f.at(inner, j))
 
-            f.when(beside, lambda: f.loop("0", d["w"], host.lanes, some) and None)
+            f.when(beside, lambda: f.each_vector("0", d["w"], some))
             f.when(f.op(f"xor i1 {beside}, true"), lambda: f.loop("0", d["w"], 1, one) and None)
 
         f.when(f.test("ult", row, d["h"]), copy)

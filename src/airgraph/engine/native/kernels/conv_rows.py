@@ -16,13 +16,14 @@ channels 1113 / 451; 3 × 3 with stride 1, 3→64 at 56² 291 / 194, 4→320 at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from airgraph.engine.native.kernels.conv_last import ConvTile
 from airgraph.engine.native.kernels.conv_last_function import LastFunction
 
 SHAPES = ((3, 1), (3, 2), (7, 2))  # the kernel's width, the step from a pixel to the next
-PIXELS = {16: {4: 4, 2: 8, 1: 14}, 8: {2: 6, 1: 8}}  # in a tile, by lanes and vectors
+PIXELS = {16: {4: 4, 2: 8, 1: 14}, 8: {2: 6, 1: 8}, 4: {2: 8, 1: 12}}  # in a tile, by lanes and vectors
 PARAMS = "ptr %from, i64 %plane, i64 %line, ptr %panel, ptr %bias, ptr %to, ptr %dims, i64 %count, i64 %left"
 
 
@@ -112,11 +113,11 @@ def pixels(host: ConvTile, kw: int, step: int, vectors: int) -> str:
             image = f.at(start, f.mul(c, "%plane"))
 
             def line(kh: str, panel: str, *acc: str) -> list[str]:
-                values, out = f.at(image, f.mul(kh, "%line")), list(acc)
+                values, out = Columns(f, f.at(image, f.mul(kh, "%line")), (many - 1) * step + kw), list(acc)
                 for k in range(kw):
                     lanes = [f.load(host.kind, f.at(panel, k * host.panel + v * host.lanes)) for v in range(vectors)]
                     for p in range(many):
-                        one = f.splat(host.kind, f.load("float", f.at(values, p * step + k)))
+                        one = values.spread(p * step + k)
                         for v in range(vectors):
                             out[p * vectors + v] = f.fma(host.kind, lanes[v], one, out[p * vectors + v])
                 return [f.at(panel, kw * host.panel), *out]
@@ -125,13 +126,34 @@ def pixels(host: ConvTile, kw: int, step: int, vectors: int) -> str:
 
         sums = [(host.kind, first[v]) for _ in range(many) for v in range(vectors)]
         _, *found = f.loop("0", d["c"], 1, plane, ("ptr", "%panel"), *sums)
-        for p in range(many):
-            place = f.at("%to", f.mul(f.add(i, p), d["o"]))
-            for v, m in enumerate(masks):
-                f.store_part(found[p * vectors + v], f.at(place, v * host.lanes), m)
+
+        def stores(masks: Sequence[str | None]) -> None:
+            for p in range(many):
+                place = f.at("%to", f.mul(f.add(i, p), d["o"]))
+                for v, m in enumerate(masks):
+                    f.store_part(found[p * vectors + v], f.at(place, v * host.lanes), m)
+
+        f.with_masks("%left", vectors, stores)
 
     f.loop("0", "%count", many, tile)
     return f.text()
+
+
+class Columns:
+    """So many numbers of a row, each in all lanes of a vector."""
+
+    def __init__(self, f: LastFunction, row: str, count: int) -> None:
+        self.f, self.row = f, row
+        lanes = f.host.lanes
+        starts = [min(i, count - lanes) for i in range(0, count, lanes)] if f.host.by_element else []
+        self.held = [(start, f.load(f.host.kind, f.at(row, start))) for start in starts]
+
+    def spread(self, column: int) -> str:
+        kind = self.f.host.kind
+        if not self.held:
+            return self.f.splat(kind, self.f.load("float", self.f.at(self.row, column)))
+        start, values = self.held[column // self.f.host.lanes]
+        return self.f.lane(values, column - start)
 
 
 def one_pixel(host: ConvTile) -> str:

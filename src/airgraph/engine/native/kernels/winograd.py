@@ -27,8 +27,8 @@ from airgraph.plan.convolution import ConvSizes
 
 PLACES = 16  # of a square of 4 × 4
 LEAST = 16  # channels
-FEW = 24  # squares of a thread: with fewer, it takes too long to read the weights, of which there are 16 / 9
-BLOCK, SCRATCH = 54, 4 << 20  # squares of a block, at most, and their bytes before and after they are multiplied
+FEW = {16: 4, 8: 4, 4: 2}  # tiles of a thread, by lanes: with fewer, reading the weights (there are 16 / 9) takes too long
+TILES, SCRATCH = 9, 4 << 20  # tiles of a block, at most, and the bytes of its squares before and after they are multiplied
 APART = 16  # floats between the matrices of two places, which would share lines of the cache otherwise
 G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 
@@ -37,7 +37,7 @@ def pays(s: ConvSizes, threads: int, tile: ConvTile) -> bool:
     plain = (s.kh, s.kw, s.sh, s.sw, s.dh, s.dw, s.groups) == (3, 3, 1, 1, 1, 1, 1) and mode_of(s) == TABLE
     if not plain or min(s.c, s.o) < LEAST or KNOBS["AIRGRAPH_WINOGRAD"].get() == "off":
         return False
-    return squares(s) >= FEW * (1 if split(s, threads, tile) else threads)
+    return squares(s) >= FEW[tile.lanes] * tile.rows[0] * (1 if split(s, threads, tile) else threads)
 
 
 def squares(s: ConvSizes) -> int:
@@ -48,7 +48,7 @@ def block(s: ConvSizes, tile: ConvTile) -> int:
     """How many squares a thread takes at a time."""
     rows = tile.rows[0]
     most = SCRATCH // (4 * PLACES * (s.c + s.o)) // rows * rows
-    return min(max(most, 2 * rows), BLOCK, -(-squares(s) // rows) * rows)
+    return min(max(most, 2 * rows), TILES * rows, -(-squares(s) // rows) * rows)
 
 
 def packed_numbers(s: ConvSizes, tile: ConvTile) -> int:
@@ -130,14 +130,13 @@ def before(host: ConvTile) -> str:
         places = [[place(i, j) for j in range(4)] for i in range(4)]
         to = f.at("%to", f.mul(t, "%width"))
 
-        def channels(c: str) -> None:
-            mask = f.mask(f.sub(d["c"], c))
+        def channels(c: str, mask: str | None) -> None:
             x = [combined(*(f.load_part(f.at(p, c), mask) for p in line)) for line in places]
             for j, column in enumerate(zip(*x)):
                 for i, value in enumerate(combined(*column)):
                     f.store(kind, value, f.at(f.at(to, f.mul("%apart", 4 * i + j)), c))
 
-        f.loop("0", d["c"], host.lanes, channels)
+        f.each_vector("0", d["c"], channels)
 
     f.loop("0", "%count", 1, square)
     return f.text()
@@ -167,8 +166,7 @@ def after(host: ConvTile) -> str:
 
         pixels = [[pixel(i, j) for j in range(2)] for i in range(2)]
 
-        def channels(o: str) -> None:
-            mask = f.mask(f.sub(d["o"], o))
+        def channels(o: str, mask: str | None) -> None:
             bias = f.either(biased, kind, lambda: f.load_part(f.at("%bias", o), mask), "zeroinitializer")
             m = [f.load_part(f.at(f.at(source, f.mul("%apart", i)), o), mask) for i in range(PLACES)]
             x = [combined(*m[4 * i : 4 * i + 4]) for i in range(4)]
@@ -176,7 +174,7 @@ def after(host: ConvTile) -> str:
                 for i, value in enumerate(combined(*column)):
                     f.store_part(f.fadd(kind, value, bias), f.at(pixels[i][j], o), mask)
 
-        f.loop("%low", "%high", host.lanes, channels)
+        f.each_vector("%low", "%high", channels)
 
     f.loop("0", "%count", 1, square)
     return f.text()
