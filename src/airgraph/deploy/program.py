@@ -70,7 +70,7 @@ class BuildExecutable(NativeExecutable):
         """The addresses of the weights and constants that some step reads as they are, or writes to."""
         products = self.products({}, symbolic=False)
         packs = {step for step, product in products.items() if panels.serve(product)}
-        packs |= {step for step in self.kernels if isinstance(step.origin, ConvStep) and step.origin.last}
+        packs |= {step for step in self.kernels if isinstance(step.origin, ConvStep)}
         read = {
             self.table.slot(tensor)
             for step in self.kernels
@@ -228,7 +228,6 @@ class ProgramWriter:
     ) -> PlacedWeight:
         """The step whose arguments are at `args` reads the matrix in panels, at an address that a new word has."""
         (name, weight), tile = self.executable.tensor(slot), conv_last.this_tile()
-        assert tile is not None
         image, word = self.image, len(self.image.words)
         image.words.append(0)
         at = image.links[::2].index(args + 1)

@@ -293,7 +293,6 @@ class BoundFrame:
             (ctypes.c_int64 * len(conv_last.DIMS)).from_address(dims)
         )  # which change when the copy has its place
         s, tile, by_squares = ConvSizes(*now[: len(conv_last.SIZES)]), conv_last.this_tile(), now[conv_last.SQUARES] > 0
-        assert tile is not None
         key = (weight.data_ptr(), start, conv_last.mode_of(s), by_squares, (s.o, s.c, s.groups, s.kh, s.kw), content)
         copy: torch.Tensor | None = self.copies.get(key)
         if copy is None:

@@ -227,10 +227,10 @@ def attention_step(step: AttentionStep) -> NativeStep:
 
 
 def conv_step(step: ConvStep) -> NativeStep:
-    """(What the threads of one with channels last divide depends on their number: frames.py.)"""
+    """(What the threads divide depends on their number: frames.py.)"""
     s = step.sizes
     offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
-    words = [*offsets, *([*step.x.strides] if step.last else [*s])]
+    words = [*offsets, *step.x.strides]
     return NativeStep("conv", kernel("step_conv"), args, words, 0, 1, cost, step, KernelName("", "step_conv"))

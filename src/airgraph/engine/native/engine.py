@@ -146,11 +146,10 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         return found
 
     def packed_convolutions(self, budget: PackingBudget) -> dict[NativeStep, int]:
-        """Those with channels last whose weights may be packed: see Shared.packed."""
+        """Those whose weights may be packed: see Shared.packed."""
         tile, found, threads = conv_last.this_tile(), dict[NativeStep, int](), number_of_threads()
         for step in self.kernels:
-            if isinstance(step.origin, ConvStep) and step.origin.last and self.may_be_packed(step):
-                assert tile is not None
+            if isinstance(step.origin, ConvStep) and self.may_be_packed(step):
                 sizes = step.origin.sizes
                 squares = winograd.block(sizes, tile) if winograd.pays(sizes, threads, tile) else 0
                 numbers = (winograd if squares else conv_last).packed_numbers(sizes, tile)

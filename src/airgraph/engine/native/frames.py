@@ -34,7 +34,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import conv, conv_last, gemm, winograd
+from airgraph.engine.native.kernels import conv_last, gemm, winograd
 from airgraph.engine.native.kernels.panels import one_by_one
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
@@ -145,10 +145,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> 
     jobs, scratch = term(step.jobs), term(step.scratch)
     if step.kind == "attention":
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
-    elif isinstance(step.origin, ConvStep) and step.origin.last:
-        return sized_conv(step, words, threads, squares)
     elif step.kind == "conv":
-        jobs, scratch = ask(sizes, "ag_conv2d_jobs", words[4:]), conv.scratch_bytes(words[4:])
+        return sized_conv(step, words, threads, squares)
     small = either(less(term(step.cost), SINGLE_THREADED), less(jobs, 2))
     return SizedStep(
         words, jobs, step.unit, 1 if getattr(step.origin, "sequential", False) else small, aligned(scratch)
@@ -156,10 +154,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> 
 
 
 def sized_conv(step: NativeStep, words: list[Amount], threads: Amount, squares: int) -> SizedStep:
-    """With channels last."""
     assert isinstance(step.origin, ConvStep)
     tile, s = conv_last.this_tile(), step.origin.sizes
-    assert tile is not None
     by_panels = conv_last.split(s, threads, tile)
     jobs, scratch = conv_last.jobs(s, by_panels, tile), conv_last.scratch_bytes(s, by_panels, tile)
     dims = conv_last.words(s, by_panels, [as_int(x) for x in words[ConvLast.DIMS :]], tile)
@@ -199,7 +195,6 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
 def sized_panels(words: list[Amount], threads: Amount, p: ProductShape, single: Amount) -> SizedStep:
     """A product whose weight is packed in panels."""
     tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
-    assert tile is not None
     by_panels = less(0, conv_last.split(s, threads, tile))
     words[Gemm.SPLIT] = choose(by_panels, COLUMNS, ROWS)
     jobs, unit = choose(by_panels, p.n, p.m), choose(by_panels, tile.panel, tile.rows[0])
@@ -503,7 +498,6 @@ class FrameBuilder:
     def panels(self, p: ProductShape, split: Amount) -> Link:
         """The dimensions of a product as a convolution whose weights are packed."""
         tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
-        assert tile is not None
         dims = conv_last.words(s, equal(split, COLUMNS), (0, 1, p.m * p.lda, p.lda), tile)
         dims[conv_last.PREPACKED] = 1
         return self.row(dims)

@@ -20,7 +20,7 @@ class CpuTarget(Target):
     """A CPU: the engine's own matrix products, attention and convolutions are of float32."""
 
     def refuses(self, step: KernelStep) -> str | None:
-        from airgraph.engine.native.kernels import conv, conv_last  # needs LLVM
+        from airgraph.engine.native.kernels import conv_last  # needs LLVM
 
         match step:
             case Product():
@@ -31,8 +31,7 @@ class CpuTarget(Target):
                 masks = [] if step.mask is None else [step.mask]
                 return not_among(SINGLE, [step.q, step.k, step.v]) or not_among(MASKS, masks)
             case Convolution():
-                reason = not_among(SINGLE, step.operands) or conv.refuses(step.sizes)
-                return reason or (conv_last.refuses(step.sizes) if self.channels_last else None)
+                return not_among(SINGLE, step.operands) or conv_last.refuses(step.sizes)
 
 
 def not_among(dtypes: tuple[DataType, ...], tensors: list[Tensor]) -> str | None:
@@ -45,7 +44,7 @@ def this_cpu() -> CpuTarget:
     """This machine's CPU: loops of eight lanes (two vectors of NEON, one of AVX2), or of sixteen with AVX-512.
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
-    of matrix products. Convolutions with channels last are for vectors of eight and more (kernels/conv_last.py).
+    of matrix products.
     With AMX PyTorch's products in bfloat16 are quicker than ours in float32: a training step of a small Llama under
     autocast was 1.16 times as fast as eager with them, 1.06 times without (a Xeon with AMX, one thread).
     """

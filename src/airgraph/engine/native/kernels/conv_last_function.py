@@ -35,9 +35,7 @@ class Panels(NamedTuple):
 class LastFunction(Function):
     """With masks, and the sizes by name."""
 
-    def __init__(
-        self, host: ConvTile, name: str, params: str, result: str = "void", exported: bool = False
-    ) -> None:
+    def __init__(self, host: ConvTile, name: str, params: str, result: str = "void", exported: bool = False) -> None:
         super().__init__(name, params, result, exported)
         self.host = host
 

@@ -60,7 +60,8 @@ def load_some(host: ConvTile) -> str:
     f = LastFunction(host, "load_some", "ptr %from, i64 %left", result=host.kind)
     found = "zeroinitializer"
     for i in range(host.lanes - 1):
-        one = f.either(f.test("slt", str(i), "%left"), "float", lambda i=i: f.load("float", f.at("%from", i)), "0.0")
+        there = f.test("slt", str(i), "%left")
+        one = f.either(there, "float", partial(f.load, "float", f.at("%from", i)), "0.0")
         found = f.op(f"insertelement {host.kind} {found}, float {one}, i64 {i}")
     return f.text(f"{host.kind} {found}")
 

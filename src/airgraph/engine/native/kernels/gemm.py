@@ -116,25 +116,23 @@ def scratch_bytes(form: str, m: Amount, n: Amount, k: Amount, machine: Machine |
 def source(machine: Machine | None = None) -> str:
     """The module's text."""
     host = machine or this_machine()
-    parts = [declarations(host.lanes), transpose(), clear(host), merge(host, by_row=False), copy(host), gather(host)]
-    parts += kernels(host, "nt", transposed=True, bias_by_row=False) + kernels(
-        host, "nn", transposed=False, bias_by_row=False
-    )
+    parts = [declarations(host.lanes), transpose(), clear(host), merge(host), copy(host), gather(host)]
+    parts += kernels(host, "nt", transposed=True) + kernels(host, "nn", transposed=False)
     parts += [dots(host, m) for m in range(1, host.dots + 1)] + [sweeps(host, m) for m in (1, 2, 3)]
     parts += [product(host, form) for form in FORMS]
     return "".join(parts)
 
 
 # -- the inner kernel -------------------------------------------------------------------------------------------------
-def kernels(host: Machine, stem: str, transposed: bool, bias_by_row: bool) -> list[str]:
-    return [micro(host, stem, r, p, transposed, bias_by_row) for r in host.rows for p in (host.vectors, 1)]
+def kernels(host: Machine, stem: str, transposed: bool) -> list[str]:
+    return [micro(host, stem, r, p, transposed) for r in host.rows for p in (host.vectors, 1)]
 
 
 def kernel_name(stem: str, rows: int, vectors: int) -> str:
     return f"{stem}_{rows}x{vectors}"
 
 
-def micro(host: Machine, stem: str, rows: int, vectors: int, transposed: bool, bias_by_row: bool) -> str:
+def micro(host: Machine, stem: str, rows: int, vectors: int, transposed: bool) -> str:
     """tile = rows · panel, then + bias, + C, as asked; row i is row min(i, last), which exists."""
     f = Function(kernel_name(stem, rows, vectors), MICRO)
     row = [f.at("%rows", f.mul(f.min(str(i), "%last"), "%ldr")) for i in range(rows)]
@@ -163,7 +161,7 @@ def micro(host: Machine, stem: str, rows: int, vectors: int, transposed: bool, b
     if transposed:
         finish_transposed(f, host, lines)
     else:
-        finish(f, straight_pieces(host, lines), bias_by_row)
+        finish(f, straight_pieces(host, lines))
     return f.text()
 
 
@@ -233,7 +231,7 @@ def transpose_two(f: Function, kind: str, rows: Sequence[str]) -> list[str]:
     return [f.shuffle(kind, rows[0], rows[1], by_blocks(kind, (lane, lane + 4))) for lane in range(4)]
 
 
-def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
+def finish(f: Function, pieces: Sequence[Piece]) -> None:
     """+ bias, + C: each a branch around all pieces; then the stores."""
     kinds = [kind for _, _, kind, _ in pieces]
     address = [f.at(f.at("%c", f.mul("%ldc", i)), j) for i, j, _, _ in pieces]
@@ -241,13 +239,8 @@ def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
     def typed(values: Sequence[str]) -> list[Typed]:
         return list(zip(kinds, values))
 
-    def bias_of(i: int, j: int, kind: str) -> str:
-        if bias_by_row:
-            return f.splat(kind, f.load("float", f.at("%bias", i)))
-        return f.load(kind, f.at("%bias", j))
-
     def biased() -> list[str]:
-        return [f.fadd(kind, value, bias_of(i, j, kind)) for i, j, kind, value in pieces]
+        return [f.fadd(kind, value, f.load(kind, f.at("%bias", j))) for _, j, kind, value in pieces]
 
     def added() -> list[str]:
         return [f.fadd(t, v, f.load(t, p)) for (t, v), p in zip(typed(values), address)]
@@ -259,7 +252,7 @@ def finish(f: Function, pieces: Sequence[Piece], bias_by_row: bool) -> None:
         f.store(kind, value, place)
 
 
-def merge(host: Machine, by_row: bool) -> str:
+def merge(host: Machine) -> str:
     """C[i,j] = tile[i,j] + bias + C[i,j] for the part of a tile that exists, four columns at a time."""
     f = Function("merge", "ptr %tile, ptr %c, i64 %ldc, i64 %rows, i64 %columns, ptr %bias, i64 %flags")
     zero = {"float": "0.0", V4: "zeroinitializer"}
@@ -267,15 +260,9 @@ def merge(host: Machine, by_row: bool) -> str:
     def cells(i: str, j: str, kind: str) -> None:
         place = f.at(f.at("%c", f.mul(i, "%ldc")), j)
         value = f.load(kind, f.at("%tile", f.add(f.mul(i, host.side), j)))
-        value = f.fadd(kind, value, f.either(biased, kind, lambda: bias(i, j, kind), zero[kind]))
+        value = f.fadd(kind, value, f.either(biased, kind, lambda: f.load(kind, f.at("%bias", j)), zero[kind]))
         value = f.either(adds, kind, lambda: f.fadd(kind, value, f.load(kind, place)), value)
         f.store(kind, value, place)
-
-    def bias(i: str, j: str, kind: str) -> str:
-        if not by_row:
-            return f.load(kind, f.at("%bias", j))
-        one = f.load("float", f.at("%bias", i))
-        return one if kind == "float" else f.splat(kind, one)
 
     def row(i: str) -> None:
         f.loop("0", fours, 4, lambda j: cells(i, j, V4))

@@ -45,7 +45,7 @@ def one_by_one(m: int, n: int, k: int) -> ConvSizes:
 def serve(p: ProductShape) -> bool:
     """Whether the kernel of convolutions takes this product: one matrix, rows that lie side by side, panels of channels."""
     tile = this_tile()
-    if tile is None or p.batch != 1 or p.form not in TRANSPOSED or p.m < ROWS:
+    if p.batch != 1 or p.form not in TRANSPOSED or p.m < ROWS:
         return False
     s = one_by_one(p.m, p.n, p.k)
     return mode_of(s) == TABLE and refuses(s) is None and packed_numbers(s, tile) <= MOST * p.n * p.k
@@ -59,9 +59,7 @@ def pay(p: ProductShape) -> bool:
 
 def size(p: ProductShape) -> int:
     """Of the packed copy, in bytes."""
-    tile = this_tile()
-    assert tile is not None
-    return 4 * packed_numbers(one_by_one(p.m, p.n, p.k), tile)
+    return 4 * packed_numbers(one_by_one(p.m, p.n, p.k), this_tile())
 
 
 def in_panels(weight: torch.Tensor, s: ConvSizes, tile: ConvTile) -> torch.Tensor:

@@ -13,12 +13,10 @@ import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
-from airgraph.engine.native.kernels import attention, conv, conv_last, conv_last_kernels, experts, gemm
+from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
 from airgraph.locks import Depth, held_at_fork
-
-CHANNELS_LAST = conv_last.this_tile() is not None
 
 
 class Gemm:
@@ -64,7 +62,6 @@ def step_panels() -> str:
     in whole panels."""
     f = Function("step_panels", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     tile = conv_last.this_tile()
-    assert tile is not None
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     a, bias = (f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (bias, Gemm.BIAS_AT)))
     by_column = f.test("eq", f.word("%sizes", Gemm.SPLIT), 0)
@@ -88,18 +85,6 @@ def step_attention() -> str:
     return f.text()
 
 
-def step_conv() -> str:
-    """args: x, w, bias, out; sizes: where x, w and bias begin (in bytes), ag_conv2d's dims."""
-    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
-    x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
-    x, w, bias = (f.at(p, f.word("%sizes", i), "i8") for i, p in enumerate((x, w, bias), 1))
-    dims = f.at("%sizes", 4, "i64")
-    f.do(
-        f"call void @ag_conv2d(ptr {x}, ptr {w}, ptr {bias}, ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch)"
-    )
-    return f.text()
-
-
 class ConvLast:
     """The sizes of a convolution with channels last, behind the error word: where x, w and bias begin (in bytes), then
     conv_last.DIMS."""
@@ -107,7 +92,7 @@ class ConvLast:
     X_AT, W_AT, BIAS_AT, DIMS = range(1, 5)
 
 
-def step_conv_last() -> str:
+def step_conv() -> str:
     """args: x, w, bias, out."""
     f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
@@ -139,11 +124,7 @@ class Family:
             return self.built
 
 
-CONVOLUTION = (
-    Family(conv_last_kernels, step_conv=step_conv_last, step_panels=step_panels)
-    if CHANNELS_LAST
-    else Family(conv, step_conv=step_conv)
-)
+CONVOLUTION = Family(conv_last_kernels, step_conv=step_conv, step_panels=step_panels)
 PRODUCTS = Family(gemm, step_gemm=step_gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
 ATTENTION = Family(attention, step_attention=step_attention)
 FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)
