@@ -12,8 +12,8 @@ is too few), 16 images of it 21.0 / 13.5, 32 at 56² 0.40 / 0.28, 16 at 56² 0.1
 0.3 to 0.7 of oneDNN's, the plain kernel's 0.4 to 1.5: sums have fewer terms. But an infinity, or a number near the largest,
 makes all four pixels NaN: AIRGRAPH_WINOGRAD=off computes all convolutions plainly.
 
-One core of a Neoverse-N1, plain / this: 64 channels at 56² 6.85 / 3.41, 128 at 28² 6.70 / 3.14, 256 at 14² 6.52 / 3.16, 512 at
-7² 6.76 / 4.12 (16 squares are enough here: arithmetic takes longer than reading the weights).
+One core of a Neoverse-N1, plain / this: 64 channels at 56² 6.85 / 3.41, 128 at 28² 6.70 / 3.14, 256 at 14² 6.52 / 3.16, 512
+at 7² 6.76 / 4.12 (16 squares are enough here: arithmetic takes longer than reading the weights).
 """
 
 from __future__ import annotations
