@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import airgraph
 from airgraph.capture import fx_passes
+from airgraph.capture.fx_passes import renew_views, storage
 from airgraph.config import Config
 
 aten = torch.ops.aten
@@ -201,6 +203,22 @@ def test_as_strided_of_a_copy_counts_in_the_copy(part, mode: str) -> None:
 
     x = torch.arange(8.0)[3:]
     assert compiled(f, mode=mode)(x).tolist() == f(x).tolist() == [6, 8]
+
+
+def test_equal_views_that_lie_elsewhere_are_renewed_once() -> None:
+    """Each lies in the memory of what it views, and equal ones share their metadata."""
+
+    def f(x):
+        y = x * 2
+        return y.unsqueeze(1).sin(), y.unsqueeze(1).cos(), y.unsqueeze(0)
+
+    gm = make_fx(f, tracing_mode="symbolic")(torch.ones(3))
+    (y,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    y.meta["val"] = y.meta["val"].clone()
+    renew_views(gm)
+    first, second, other = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.unsqueeze.default)
+    assert first.meta["val"] is second.meta["val"] and other.meta["val"].shape[0] == 1
+    assert storage(first) == storage(other) == storage(y)
 
 
 # -- symbols --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from airgraph.config import Config
 from airgraph.convert.registry import Registry
+from airgraph.store import program_entry
 from airgraph.store.program_key import NotKept, graph_text
 
 RELU = torch.ops.aten.relu.default
@@ -73,3 +75,20 @@ def test_what_cannot_be_written_down():
     registry.register(RELU, eval("lambda x: x"), user=True)
     with pytest.raises(NotKept, match="the source of the converter"):
         graph_text(graph, registry)
+
+
+def test_equal_sizes_of_different_tensors_have_one_text():
+    """Whichever of PyTorch's nodes holds the expression."""
+    gm = traced(lambda x: (x.t().relu() * 2, x.flatten() + 1), torch.ones(4, 3), mode="symbolic")
+    lines = graph_text(gm, Registry()).splitlines()
+    assert "[n0,n1]" in lines[0].replace(" n0: integer positive;", "").replace(" n1: integer positive;", "")
+    assert sum("[n1,n0]" in line for line in lines) == 3 and sum("[n0*n1]" in line for line in lines) == 2
+
+
+def test_watching_memory_is_no_fact_of_a_gpu(monkeypatch):
+    """Nothing is packed there, so it is not tried."""
+    tried = []
+    monkeypatch.delenv("AIRGRAPH_PACK", raising=False)
+    monkeypatch.setattr(program_entry, "can_watch", lambda: tried.append(1))
+    packed = [program_entry.facts_of(Config(), torch.device(d))["AIRGRAPH_PACK"] for d in ("cuda:0", "cpu")]
+    assert packed == ["watched", "frozen"] and tried == [1]

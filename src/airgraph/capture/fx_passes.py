@@ -312,8 +312,12 @@ def renew_views(gm: torch.fx.GraphModule) -> None:
 
     PyTorch leaves some that do not. A number that may change becomes a tensor, and the op that reads it a new node:
     x + 0.5 * n   ⟶   add(x, mul(n, 0.5)), while a view of the sum still has the metadata of a view of the old one.
+
+    Equal views of a node (each layer of a model may take its own) get the same metadata: with symbolic sizes, PyTorch takes
+    a millisecond for one.
     """
     renewed: set[torch.fx.Node] = set()
+    made: dict[str, Any] = {}
     for node in gm.graph.nodes:
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
         if source is None or node.op != "call_function":
@@ -321,9 +325,12 @@ def renew_views(gm: torch.fx.GraphModule) -> None:
         if node.target is operator.getitem and source in renewed:
             node.meta["val"] = source.meta["val"][node.args[1]]
         elif getattr(node.target, "is_view", False) and elsewhere(node, source):
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with source.meta["val"].fake_mode:
-                node.meta["val"] = node.target(*args, **kwargs)
+            key = f"{node.target}{node.args}{node.kwargs}"  # nodes have names of their own
+            if key not in made:
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                with source.meta["val"].fake_mode:
+                    made[key] = node.target(*args, **kwargs)
+            node.meta["val"] = made[key]
             renewed.add(node)
 
 

@@ -161,7 +161,7 @@ def callable_program(
 
 def made_for(config: Config, device: torch.device = CPU) -> dict[str, str]:
     """What a program depends on besides its graph: where one of these differs, it is compiled again."""
-    facts = {**facts_of(config), **device_facts(device)}
+    facts = {**facts_of(config, device), **device_facts(device)}
     return {**machine(), "sources": source_hash(), "torch": torch.__version__, "device": device.type, **facts}
 
 

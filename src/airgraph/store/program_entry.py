@@ -84,7 +84,7 @@ def device_facts(device: torch.device) -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(device), "capability": capability, "triton": triton_version()}
 
 
-def facts_of(config: Config) -> dict[str, str]:
+def facts_of(config: Config, device: torch.device) -> dict[str, str]:
     """The options that matter, and the environment variables that do, as fields of a key."""
     fields = {f.name for f in dataclasses.fields(config)}
     assert fields.issuperset((*MATTER, *REASONS))
@@ -92,7 +92,8 @@ def facts_of(config: Config) -> dict[str, str]:
     knobs = {
         name: KNOBS[name].get() for name in ("AIRGRAPH_CHIP", "AIRGRAPH_PACK", "AIRGRAPH_PACK_MB", "AIRGRAPH_WINOGRAD")
     }
-    if knobs["AIRGRAPH_PACK"] == "watched" and not can_watch():  # plans as with "frozen"
+    # Without watching, a CPU plans as with "frozen"; nothing is packed for a GPU, and finding out takes milliseconds.
+    if knobs["AIRGRAPH_PACK"] == "watched" and device.type != "cuda" and not can_watch():
         knobs["AIRGRAPH_PACK"] = "frozen"
     return {**options, "engines": " ".join(ENGINES), **knobs}
 
@@ -120,7 +121,12 @@ def entry_of(
         text = graph_text(gm, registry)
     except NotKept as reason:
         return str(reason)
-    facts = {**facts_of(maker.config), "phase": maker.journal.phase, "device": str(device), **device_facts(device)}
+    facts = {
+        **facts_of(maker.config, device),
+        "phase": maker.journal.phase,
+        "device": str(device),
+        **device_facts(device),
+    }
     return ProgramEntry(cache, program_key(text, facts), text, maker, again, device)
 
 

@@ -59,10 +59,9 @@ class GraphText:
         self.symbols: dict[Any, Any] = {}  # as they are called in the text
         self.storages: dict[int, int] = {}
         self.known: dict[Any, str] = {}  # expressions
-        self.nodes: dict[
-            int, tuple[Any, str]
-        ] = {}  # the same by what PyTorch holds them in, which it simplifies each time
+        self.nodes: dict[int, tuple[Any, str]] = {}  # the same by the object: PyTorch simplifies it each time
         self.layouts: dict[tuple[Any, ...], str] = {}  # of tensors of fixed sizes
+        self.words: dict[Any, str] = {}  # element types and devices
         self.targets: dict[Any, str] = {}
         self.converters: dict[Any, str] = {}
 
@@ -179,10 +178,16 @@ class GraphText:
         return f"{text} in {storage}+{start}" if start else f"{text} in {storage}"
 
     def symbolic(self, value: torch.Tensor, storage: int) -> str:
-        head = f"{value.dtype} {self.sizes(value.shape)} {value.device}"
+        head = f"{self.word(value.dtype)} {self.sizes(value.shape)} {self.word(value.device)}"
         start = value.storage_offset()
         where = "" if type(start) is int and start == 0 else f"+{self.size(start)}"
         return f"{head} {self.sizes(value.stride())} in {storage}{where}"
+
+    def word(self, thing: torch.dtype | torch.device) -> str:
+        found = self.words.get(thing)
+        if found is None:
+            found = self.words[thing] = str(thing)
+        return found
 
     def sizes(self, sizes: Sequence[Any]) -> str:
         return f"[{','.join([str(s) if type(s) is int else self.size(s) for s in sizes])}]"
@@ -192,11 +197,13 @@ class GraphText:
         if not isinstance(size, SYMBOLIC):
             return str(size)
         node = size.node
-        if id(node) in self.nodes:
-            return self.nodes[id(node)][1]
+        given = getattr(node, "_expr", node)  # many nodes hold the same expression
+        found = self.nodes.get(id(given))
+        if found is not None:
+            return found[1]
         expr = node.expr
         text = self.expression(expr)
-        self.nodes[id(node)] = (node, self.known[expr])
+        self.nodes[id(given)] = (given, self.known[expr])
         return text
 
     def expression(self, expr: Any) -> str:

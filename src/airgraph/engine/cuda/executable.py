@@ -91,6 +91,7 @@ class CudaExecutable:
         self.shapes = {
             t.id: v for t, v in zip(self.plan.outputs, self.plan.output_values) if t is not None
         }  # outputs leave with the shape of their value
+        self.keys: dict[int, int] = {}  # of tensors in `env`, by their ids
         self.called = {id(p.source): p.tensor for p in self.plan.allocations.values() if p.kind == "call"}
         self.constants: dict[int, Any] = {**self.reference.constants, **self.planned_constants()}
         self.outputs = [
@@ -131,7 +132,10 @@ class CudaExecutable:
 
     def key(self, t: Tensor) -> int:
         """Where the memory of a tensor is found in `env`; keys of the graph's values are positive."""
-        return -2 * self.home(t).tensor.id - 1
+        found = self.keys.get(t.id)
+        if found is None:
+            found = self.keys[t.id] = -2 * self.home(t).tensor.id - 1
+        return found
 
     def raw(self, t: Tensor) -> int:
         """Where the result of a call is found as PyTorch made it; at `key` it lies as the plan says."""

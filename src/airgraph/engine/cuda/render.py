@@ -33,7 +33,7 @@ CROSSED = Tile(64, 64, warps=8, blocks=True)
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A kernel's body and what it is to be given."""
+    """A kernel's body and what it is to be given. Its text is asked for when it is prepared and when it is launched."""
 
     body: str
     tensors: tuple[Tensor, ...]
@@ -46,7 +46,7 @@ class Source:
     nest: Nest | None = None  # that it was rendered from
     fuses = False  # eager rounds twice
 
-    @property
+    @cached_property
     def text(self) -> str:
         start = "    begin(EARLY)\n    pid = tl.program_id(0)\n"
         parameters = ", ".join([*self.parameters, "EARLY: tl.constexpr"])
@@ -56,7 +56,7 @@ class Source:
     def parameters(self) -> list[str]:
         return [*self.signature, *(f"{name}: tl.constexpr" for name in ("INDEX", *self.constants))]
 
-    @property
+    @cached_property
     def signature(self) -> dict[str, str]:
         pointers = {f"p{i}": f"*{SIGNATURE[t.dtype]}" for i, t in enumerate(self.tensors)}
         return pointers | {f"s{i}": "i64" for i in range(len(self.sizes))}
@@ -90,7 +90,7 @@ class Merged:
     sources: tuple[Source, ...]
     fuses = False
 
-    @property
+    @cached_property
     def text(self) -> str:
         bodies = list(dict.fromkeys((", ".join(["pid", *s.parameters]), s.body) for s in self.sources))
         functions = "".join(f"\n\n@triton.jit\ndef part{i}({given}):\n{body}" for i, (given, body) in enumerate(bodies))
@@ -120,7 +120,7 @@ class Merged:
     def elements(self) -> tuple[Dim, ...]:
         return tuple(d for s in self.sources for d in s.elements)
 
-    @property
+    @cached_property
     def signature(self) -> dict[str, str]:
         """The pointers of each, where each ends among the programs, the sizes of each."""
         pointers = [SIGNATURE[t.dtype] for t in self.tensors]
