@@ -105,14 +105,17 @@ class LastFunction(Function):
         arguments = f"{kind} {value}, ptr {address}, i32 4, <{count} x i1> {bits}"
         self.call(f"@llvm.masked.store.v{count}f32.p0", arguments)
 
-    def with_masks(self, left: str, vectors: int, body: Callable[[Sequence[str | None]], None]) -> None:
-        """body(masks) for so many vectors of which `left` lanes exist. Without masks there is a body for all of them."""
-        masks = [self.mask(self.sub(left, v * self.host.lanes)) for v in range(vectors)]
+    def masks(self, left: str, vectors: int) -> list[str]:
+        """Of so many vectors, of which `left` lanes exist."""
+        return [self.mask(self.sub(left, v * self.host.lanes)) for v in range(vectors)]
+
+    def with_masks(self, left: str, masks: Sequence[str], body: Callable[[Sequence[str | None]], None]) -> None:
+        """body(masks) for vectors of which `left` lanes exist; without masks there is one more body, for whole vectors."""
         if self.host.masks:
             body(masks)
             return
-        whole, part = self.whole_or_part(left, vectors * self.host.lanes)
-        self.when(whole, lambda: body([None] * vectors))
+        whole, part = self.whole_or_part(left, len(masks) * self.host.lanes)
+        self.when(whole, lambda: body([None] * len(masks)))
         self.when(part, lambda: body(masks))
 
     def each_vector(self, start: str, stop: str, body: Callable[[str, str | None], None]) -> None:

@@ -86,7 +86,7 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
     sum is added to what is there. `ahead`: meanwhile a part of the next weights, from `next` on, comes nearer, `pace` bytes
     with every value."""
     f = LastFunction(host, micro_name(rows, vectors, ahead), MICRO)
-    masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
+    masks = f.masks("%left", vectors)
 
     def biased() -> list[str]:
         return [f.load_part(f.at("%bias", v * host.lanes), m) for v, m in enumerate(masks)]
@@ -141,7 +141,7 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
         for v, m in enumerate(masks):
             f.store_part(tile[r * vectors + v], f.at(place, v * host.lanes), m)
 
-    f.with_masks("%left", vectors, stores)
+    f.with_masks("%left", masks, stores)
     return f.text()
 
 

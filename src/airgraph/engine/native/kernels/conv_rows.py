@@ -84,7 +84,7 @@ def pixels(host: ConvTile, kw: int, step: int, vectors: int) -> str:
     """`count` pixels and `left` channels. The last tile overlaps the one before it."""
     f = LastFunction(host, name(kw, step, vectors), PARAMS)
     d, many = f.dims(), PIXELS[host.lanes][vectors]
-    masks = [f.mask(f.sub("%left", v * host.lanes)) for v in range(vectors)]
+    masks = f.masks("%left", vectors)
 
     def biased() -> list[str]:
         return [f.load_part(f.at("%bias", v * host.lanes), m) for v, m in enumerate(masks)]
@@ -133,7 +133,7 @@ def pixels(host: ConvTile, kw: int, step: int, vectors: int) -> str:
                 for v, m in enumerate(masks):
                     f.store_part(found[p * vectors + v], f.at(place, v * host.lanes), m)
 
-        f.with_masks("%left", vectors, stores)
+        f.with_masks("%left", masks, stores)
 
     f.loop("0", "%count", many, tile)
     return f.text()
