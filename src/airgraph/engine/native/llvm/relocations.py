@@ -19,7 +19,7 @@ class LoadError(Unsupported):
     """Not an object that the loader knows."""
 
 
-class Place(NamedTuple):
+class Reference(NamedTuple):
     """What a relocation refers to: the address to be changed, that of its target, the table's, and the entry's in it (0:
     there is none)."""
 
@@ -39,7 +39,7 @@ class Architecture(Protocol):
 
     def entry(self, address: int) -> bytes: ...
 
-    def write(self, memory: mmap, at: int, kind: int, place: Place) -> None: ...
+    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None: ...
 
 
 class X86:
@@ -54,19 +54,19 @@ class X86:
     def entry(self, address: int) -> bytes:
         return struct.pack("<Q", address)
 
-    def write(self, memory: mmap, at: int, kind: int, place: Place) -> None:
-        struct.pack_into("<q", memory, at, self.value(kind, place))
+    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None:
+        struct.pack_into("<q", memory, at, self.value(kind, reference))
 
-    def value(self, kind: int, place: Place) -> int:
+    def value(self, kind: int, reference: Reference) -> int:
         match kind:
             case self.ADDRESS:
-                return place.target
+                return reference.target
             case self.RELATIVE | self.TO_TABLE:
-                return place.target - place.at
+                return reference.target - reference.at
             case self.FROM_TABLE:
-                return place.target - place.table
+                return reference.target - reference.table
             case self.ENTRY:
-                return place.entry - place.table
+                return reference.entry - reference.table
         raise LoadError(f"a relocation of type {kind}")
 
 
@@ -92,27 +92,27 @@ class Arm:
     def entry(self, address: int) -> bytes:
         return self.VIA + struct.pack("<Q", address)
 
-    def write(self, memory: mmap, at: int, kind: int, place: Place) -> None:
+    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None:
         if kind == self.ADDRESS:
-            struct.pack_into("<Q", memory, at, place.target)
+            struct.pack_into("<Q", memory, at, reference.target)
         else:
             (instruction,) = struct.unpack_from("<I", memory, at)
-            struct.pack_into("<I", memory, at, instruction | self.operand(kind, place))
+            struct.pack_into("<I", memory, at, instruction | self.operand(kind, reference))
 
-    def operand(self, kind: int, place: Place) -> int:
-        held = place.entry + len(self.VIA)  # where an entry has its address
+    def operand(self, kind: int, reference: Reference) -> int:
+        held = reference.entry + len(self.VIA)  # where an entry has its address
         if kind in (self.CALL, self.JUMP):
-            distance = (place.entry or place.target) - place.at
+            distance = (reference.entry or reference.target) - reference.at
             if not -(1 << 27) <= distance < 1 << 27:
                 raise LoadError(f"a call over {distance} bytes")
             return distance >> 2 & 0x3FFFFFF
         if kind in (self.PAGE, self.ENTRY_PAGE):
-            pages = ((place.target if kind == self.PAGE else held) >> 12) - (place.at >> 12)
+            pages = ((reference.target if kind == self.PAGE else held) >> 12) - (reference.at >> 12)
             return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
         if kind == self.ENTRY_REST:
             return (held & 0xFFF) >> 3 << 10
         if kind in self.REST:
-            return (place.target & 0xFFF) >> self.REST[kind] << 10
+            return (reference.target & 0xFFF) >> self.REST[kind] << 10
         raise LoadError(f"a relocation of type {kind}")
 
 
