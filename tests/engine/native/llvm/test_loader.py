@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from airgraph.engine.native.llvm import loader
-from airgraph.engine.native.llvm.relocations import ARCHITECTURES, X86, Arm, LoadError, Reference
+from airgraph.engine.native.llvm.relocations import ARCHITECTURES, X86, Addresses, Arm, LoadError
 
 pytestmark = pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="LLVM's linker loads objects here")
 
@@ -75,13 +75,13 @@ def test_other_files_are_refused(code, given):
 @pytest.mark.parametrize("architecture", [X86(), Arm()], ids=lambda a: a.name)
 def test_relocations_that_are_not_known_are_refused(architecture):
     with pytest.raises(LoadError, match="a relocation of type 999"):
-        architecture.write(memory := bytearray(8), 0, 999, Reference(0, 0, 0, 0))
+        architecture.write(memory := bytearray(8), 0, 999, Addresses(0, 0, 0, 0))
     assert memory == bytes(8)
 
 
 def operand(kind, at, target, entry=0):
     memory = bytearray(8)
-    Arm().write(memory, 0, kind, Reference(at, target, 0, entry))
+    Arm().write(memory, 0, kind, Addresses(at, target, 0, entry))
     return int.from_bytes(memory[:4], "little")
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from airgraph.engine.native.llvm.relocations import LoadError, Reference, this_architecture
+from airgraph.engine.native.llvm.relocations import Addresses, LoadError, this_architecture
 
 HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -131,8 +131,8 @@ class Object:
             memory[start : start + len(entry)] = entry
         for at, kind, symbol, addend in relocations:
             entry_at = base + self.entries[symbol] + addend if symbol in self.entries else 0
-            reference = Reference(base + at, addresses[symbol] + addend, base + self.table, entry_at)
-            self.machine.write(memory, at, kind, reference)
+            found = Addresses(base + at, addresses[symbol] + addend, base + self.table, entry_at)
+            self.machine.write(memory, at, kind, found)
 
     # -- symbols ------------------------------------------------------------------------------------------------------
     def symbols(self) -> list[tuple[str, int, int]]:

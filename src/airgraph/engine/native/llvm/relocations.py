@@ -19,8 +19,8 @@ class LoadError(Unsupported):
     """Not an object that the loader knows."""
 
 
-class Reference(NamedTuple):
-    """What a relocation refers to: the address to be changed, that of its target, the table's, and the entry's in it (0:
+class Addresses(NamedTuple):
+    """Of a relocation: the one to be changed, its target's, the table's, and that of the entry in it (0:
     there is none)."""
 
     at: int
@@ -39,7 +39,7 @@ class Architecture(Protocol):
 
     def entry(self, address: int) -> bytes: ...
 
-    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None: ...
+    def write(self, memory: mmap, at: int, kind: int, addresses: Addresses) -> None: ...
 
 
 class X86:
@@ -54,19 +54,19 @@ class X86:
     def entry(self, address: int) -> bytes:
         return struct.pack("<Q", address)
 
-    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None:
-        struct.pack_into("<q", memory, at, self.value(kind, reference))
+    def write(self, memory: mmap, at: int, kind: int, addresses: Addresses) -> None:
+        struct.pack_into("<q", memory, at, self.value(kind, addresses))
 
-    def value(self, kind: int, reference: Reference) -> int:
+    def value(self, kind: int, addresses: Addresses) -> int:
         match kind:
             case self.ADDRESS:
-                return reference.target
+                return addresses.target
             case self.RELATIVE | self.TO_TABLE:
-                return reference.target - reference.at
+                return addresses.target - addresses.at
             case self.FROM_TABLE:
-                return reference.target - reference.table
+                return addresses.target - addresses.table
             case self.ENTRY:
-                return reference.entry - reference.table
+                return addresses.entry - addresses.table
         raise LoadError(f"a relocation of type {kind}")
 
 
@@ -92,27 +92,27 @@ class Arm:
     def entry(self, address: int) -> bytes:
         return self.VIA + struct.pack("<Q", address)
 
-    def write(self, memory: mmap, at: int, kind: int, reference: Reference) -> None:
+    def write(self, memory: mmap, at: int, kind: int, addresses: Addresses) -> None:
         if kind == self.ADDRESS:
-            struct.pack_into("<Q", memory, at, reference.target)
+            struct.pack_into("<Q", memory, at, addresses.target)
         else:
             (instruction,) = struct.unpack_from("<I", memory, at)
-            struct.pack_into("<I", memory, at, instruction | self.operand(kind, reference))
+            struct.pack_into("<I", memory, at, instruction | self.operand(kind, addresses))
 
-    def operand(self, kind: int, reference: Reference) -> int:
-        held = reference.entry + len(self.VIA)  # where an entry has its address
+    def operand(self, kind: int, addresses: Addresses) -> int:
+        held = addresses.entry + len(self.VIA)  # where an entry has its address
         if kind in (self.CALL, self.JUMP):
-            distance = (reference.entry or reference.target) - reference.at
+            distance = (addresses.entry or addresses.target) - addresses.at
             if not -(1 << 27) <= distance < 1 << 27:
                 raise LoadError(f"a call over {distance} bytes")
             return distance >> 2 & 0x3FFFFFF
         if kind in (self.PAGE, self.ENTRY_PAGE):
-            pages = ((reference.target if kind == self.PAGE else held) >> 12) - (reference.at >> 12)
+            pages = ((addresses.target if kind == self.PAGE else held) >> 12) - (addresses.at >> 12)
             return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
         if kind == self.ENTRY_REST:
             return (held & 0xFFF) >> 3 << 10
         if kind in self.REST:
-            return (reference.target & 0xFFF) >> self.REST[kind] << 10
+            return (addresses.target & 0xFFF) >> self.REST[kind] << 10
         raise LoadError(f"a relocation of type {kind}")
 
 
