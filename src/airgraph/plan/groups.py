@@ -200,7 +200,7 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.wide if pays(node, self.target.widens) else self.of)
+        found = opaque(node, self.wide if pays(node, self.target) else self.of)
         if found is None:
             return False
         refused = None if isinstance(found, Scatter) else self.target.refuses(found)

@@ -277,7 +277,8 @@ def attention(node: Node, of: Of) -> Attention:
     if same_shape(few_k.shape[:3], few_v.shape[:3]):
         k, v = few_k, few_v
     read = [bool(o.users) for o in node.outputs]
-    causal, outputs = bool(node.attrs.get("is_causal", False)), [new_buffer(o) for o in node.outputs]
+    causal = bool(node.attrs.get("is_causal", False))
+    outputs = [new_buffer(node.outputs[0], q.dtype), *(new_buffer(o) for o in node.outputs[1:])]
     return Attention(q, k, v, mask, float(scale), causal, outputs, lse=any(read[1:2]), more=any(read[2:]))
 
 

@@ -170,7 +170,7 @@ def test_convolutions_in_half_precision_are_done_in_float32(dtype, monkeypatch):
     plans, make = [], groups.make_plan
 
     def made(graph, boundary, target):
-        plans.append(make(graph, boundary, replace(target, widens=HALVES)))
+        plans.append(make(graph, boundary, replace(target, widens=HALVES, widen_rows=8)))
         return plans[-1]
 
     monkeypatch.setattr(groups, "make_plan", made)

@@ -48,7 +48,7 @@ def this_cpu() -> CpuTarget:
     With AMX PyTorch's products in bfloat16 are quicker than ours in float32: a training step of a small Llama under
     autocast was 1.16 times as fast as eager with them, 1.06 times without (a Xeon with AMX, one thread).
     """
-    from airgraph.engine.native.llvm.cpu import multiplies_bfloat16, vector_lanes  # needs LLVM
+    from airgraph.engine.native.llvm.cpu import lacks_halves, multiplies_bfloat16, vector_lanes  # needs LLVM
 
     lanes = vector_lanes()
     return CpuTarget(
@@ -59,4 +59,6 @@ def this_cpu() -> CpuTarget:
         conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if multiplies_bfloat16() else HALVES,
+        widen_rows=1 if lacks_halves() else CpuTarget.widen_rows,
+        widens_attention=lacks_halves(),
     )

@@ -1,5 +1,7 @@
 """Products in half precision: computed in float32, rounded once, as near to the truth as eager's."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ import airgraph.engine.native
 from airgraph.engine.native import target
 from airgraph.engine.native.llvm import cpu
 from airgraph.plan import groups
-from airgraph.plan.steps import CallStep, GemmStep, LoopStep
+from airgraph.plan.steps import AttentionStep, CallStep, GemmStep, LoopStep
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
@@ -20,15 +22,17 @@ class Function(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def has_amx(monkeypatch):
-    """`has_amx(True)`: as on a CPU with AMX. Without a call as on one without, whatever this machine is."""
+def pretend(monkeypatch):
+    """`pretend(amx=True)`: as on a CPU with AMX; `lacks=True`: as on an Arm CPU without bfloat16. Without a call as on one
+    that is neither, whatever this machine is."""
     this_cpu = target.this_cpu.__wrapped__  # what is remembered stays this machine's
 
-    def pretend(has):
-        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: has)
+    def pretend(amx=False, lacks=False):
+        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: amx)
+        monkeypatch.setattr(cpu, "lacks_halves", lambda: lacks)
         monkeypatch.setattr(target, "this_cpu", this_cpu)
 
-    pretend(False)
+    pretend()
     return pretend
 
 
@@ -85,6 +89,40 @@ def test_few_rows_are_left_to_pytorch(dtype, plans):
     assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (0, 1)
 
 
+@HALVES
+def test_few_rows_are_not_left_to_a_pytorch_without_halves(dtype, plans, pretend):
+    pretend(lacks=True)
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 40).to(dtype), torch.randn(24, 40).to(dtype)
+    fast = airgraph.compile(Function(lambda x, w: torch.nn.functional.linear(x, w)), (x, w), engine="native")
+    assert_as_near(fast(x, w), torch.nn.functional.linear(x, w), x.double() @ w.double().t())
+    assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (1, 0)
+
+
+ATTENTION = {
+    "plain": (4, None, False),
+    "causal": (4, None, True),
+    "grouped": (2, None, False),
+    "bool mask": (4, torch.bool, False),
+    "half mask": (4, torch.bfloat16, False),
+}
+
+
+@HALVES
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_not_left_to_a_pytorch_without_halves(name, dtype, plans, pretend):
+    pretend(lacks=True)
+    torch.manual_seed(0)
+    heads, masked, causal = ATTENTION[name]
+    q, k, v = (torch.randn(2, n, 9, 16).to(dtype) for n in (4, heads, heads))
+    mask = [] if masked is None else [torch.rand(9, 9) > 0.3 if masked == torch.bool else torch.randn(9, 9).to(dtype)]
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal, enable_gqa=heads < 4)
+    fast = airgraph.compile(Function(lambda *args: attend(*args)), (q, k, v, *mask), engine="native")
+    exact = [t if t.dtype == torch.bool else t.double() for t in (q, k, v, *mask)]
+    assert_as_near(fast(q, k, v, *mask), attend(q, k, v, *mask), attend(*exact))
+    assert (count(plans[0], AttentionStep), count(plans[0], CallStep)) == (1, 0)
+
+
 def test_operands_are_widened_once(plans):
     x, u, v = (torch.randn(16, 16).bfloat16() for _ in range(3))
     function = Function(lambda x, u, v: (x @ u, x @ v, x.t() @ u))
@@ -97,8 +135,8 @@ def test_operands_are_widened_once(plans):
 
 
 @HALVES
-def test_with_amx_bfloat16_is_left_to_pytorch(dtype, plans, has_amx):
-    has_amx(True)
+def test_with_amx_bfloat16_is_left_to_pytorch(dtype, plans, pretend):
+    pretend(amx=True)
     x, w = torch.randn(33, 40).to(dtype), torch.randn(40, 24).to(dtype)
     fast = airgraph.compile(Function(lambda x, w: torch.relu(x @ w)), (x, w), engine="native")
     assert_as_near(fast(x, w), torch.relu(x @ w), torch.relu(x.double() @ w.double()))
@@ -106,12 +144,20 @@ def test_with_amx_bfloat16_is_left_to_pytorch(dtype, plans, has_amx):
     assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == ((0, 1) if kept else (1, 0))
 
 
-def test_a_c_program_has_products_of_its_own_with_amx(plans, has_amx, tmp_path):
-    has_amx(True)
-    x, w = torch.randn(33, 40).bfloat16(), torch.randn(40, 24).bfloat16()
+@pytest.mark.parametrize("rows", [33, 1])
+def test_a_c_program_has_products_of_its_own(rows, plans, pretend, tmp_path):
+    pretend(amx=True)
+    x, w = torch.randn(rows, 40).bfloat16(), torch.randn(40, 24).bfloat16()
     airgraph.build(airgraph.compile(Function(lambda x, w: x @ w), (x, w)), tmp_path)
     assert [count(plan, CallStep) for plan in plans] == [1, 0]
     assert (tmp_path / "model.o").exists()
+
+
+def test_a_c_program_has_attention_of_its_own(plans, tmp_path):
+    q, k, v = (torch.randn(1, 2, 9, 16).bfloat16() for _ in range(3))
+    attend = Function(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    airgraph.build(airgraph.compile(attend, (q, k, v)), tmp_path)
+    assert [count(plan, CallStep) for plan in plans] == [1, 0]
 
 
 @HALVES

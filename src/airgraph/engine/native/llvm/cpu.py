@@ -55,6 +55,12 @@ def multiplies_bfloat16() -> bool:
 
 
 @cache
+def lacks_halves() -> bool:
+    """Whether PyTorch is far slower in half precision than in float32, whatever the size: on Arm without bfloat16."""
+    return not is_x86_64() and "bf16" not in features()
+
+
+@cache
 def vector_lanes() -> int:
     """The floats in the widest vector register: 16 with AVX-512, 8 on another x86-64, 4 on Arm."""
     lanes = build_target().lanes
