@@ -93,7 +93,8 @@ SAMPLES = {
     ),
     "several results": lambda x: (torch._foreach_log2([x.abs() + 1, x[:1].abs() + 1]), torch.aminmax(x, dim=1)),
     "text": lambda x: torch.searchsorted(x.sort(-1)[0], x, side="right"),
-    "half products": lambda x: F.linear(x[:1].bfloat16(), x.bfloat16(), x[0, :2].bfloat16()),  # few rows
+    "double products": lambda x: F.linear(x[:1].double(), x.double(), x[0, :2].double()),
+    "half sums": lambda x: x.bfloat16().cumsum(0),
     "made from nothing": lambda x: torch.ops.aten.blackman_window.default(x.shape[1]) + x,
     "views": lambda x: (torch.ops.aten.unfold(x, 1, 4, 2), torch.diagonal_scatter(x, x[0, :2])),
 }
