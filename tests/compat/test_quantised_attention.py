@@ -383,13 +383,14 @@ def in_float8(*shape: int) -> Tensor:
     return torch.randn(*shape).to(torch.float8_e4m3fn)
 
 
-def rounded_weights(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
-    """Attention in float64 whose weights are rounded to eight-bit floats, times p, before they meet the values."""
+def rounded_weights(q: Tensor, k: Tensor, v: Tensor, p: float, edge: float = 0.0) -> Tensor:
+    """Attention in float64 whose weights are rounded to eight-bit floats, times p, before they meet the values. `edge`: by how
+    much of themselves they are larger when they are rounded."""
     q, k, v = (t.double() for t in (q, k, v))
     k, v = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * SCALE
     weights = (scores - scores.amax(-1, keepdim=True)).exp() * p
-    return weights.to(torch.float8_e4m3fn).double() @ v / weights.sum(-1, keepdim=True)
+    return (weights * (1 + edge)).to(torch.float8_e4m3fn).double() @ v / weights.sum(-1, keepdim=True)
 
 
 HEADS2 = {"num_query_heads": HEADS, "num_key_value_heads": KEY_HEADS, "softmax_scale": SCALE}
@@ -451,9 +452,10 @@ def test_scales_of_rows_together() -> None:
     named = {"query_quant_mode": 7, "key_quant_mode": 7, "value_quant_mode": 7, "input_layout": "BNSD"}
     scales = {"dequant_scale_query": qs, "dequant_scale_key": ks, "dequant_scale_value": vs}
     got, _ = FIA2(q, k, v, **scales, **named, **HEADS2, out_dtype=torch.float32)
-    error = (got.double() - rounded_weights(*wide, 1.0)).abs()
-    # A weight on the edge between two eight-bit floats is rounded to either of them: on Arm, in one row of 520.
-    assert (error > 1e-5).double().mean() < 0.01 and error.max() < 1e-3
+    # A weight on the edge between two eight-bit floats, as far as float32 can tell, is rounded to either of them.
+    wanted = [rounded_weights(*wide, 1.0, edge) for edge in (0, 1e-6, -1e-6)]
+    rows = torch.stack([torch.isclose(got.double(), w, rtol=1e-5, atol=1e-5).all(-1) for w in wanted])
+    assert rows.any(0).all()
 
 
 def test_what_queries_in_eight_bit_floats_need() -> None:
