@@ -3,6 +3,7 @@
 As the engine itself, it imports what plans a graph when it plans one.
 """
 
+from airgraph.engine import register_engine
 from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 
 
@@ -64,3 +65,13 @@ class Recorded:
         self.launched.clear()
         self.planned = 0
         return found
+
+
+def registered(monkeypatch, tmp_path):
+    """The engine by its name, with a cache of its own."""
+    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
+    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    made = Recorded()
+    register_engine(made)
+    return made

@@ -16,7 +16,7 @@ from torch import nn
 
 import airgraph
 from airgraph.disk_cache import open_cache
-from airgraph.engine import ENGINES, register_engine
+from airgraph.engine import ENGINES
 from airgraph.engine.cuda import compile as cuda_compile
 from airgraph.engine.cuda import cubins
 from airgraph.engine.cuda.cubins import offer
@@ -30,18 +30,13 @@ from airgraph.store.planned_program import PlannedProgram
 from airgraph.tools import cli
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recorded import Recorded
+from recorded import registered
 
 
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
-    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
-    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir(mode=0o700)
     JOURNALS.clear()
-    made = Recorded()
-    register_engine(made)
-    yield made
+    yield registered(monkeypatch, tmp_path)
     del ENGINES["recorded"]
 
 

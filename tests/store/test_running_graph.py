@@ -11,7 +11,7 @@ import torch
 import airgraph
 from airgraph.compilation import PLAN_READERS
 from airgraph.disk_cache import open_cache
-from airgraph.engine import ENGINES, register_engine
+from airgraph.engine import ENGINES
 from airgraph.errors import VerifyError
 from airgraph.ir.exact import DataReader, DataWriter
 from airgraph.ir.text import to_py
@@ -20,18 +20,15 @@ from airgraph.store.convention import FUNCTIONS
 from airgraph.store.running_graph import COMPUTED, read_graph, running_graph, write_graph
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recorded import Recorded
+from recorded import registered
 
 
 @pytest.fixture
 def plan_of(monkeypatch, tmp_path):
     """The plan that is made for a function."""
-    monkeypatch.setenv("AIRGRAPH_VERIFY", "0")
-    monkeypatch.setenv("AIRGRAPH_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir(mode=0o700)
+    registered(monkeypatch, tmp_path)
     plans = []
     reader = lambda name, device, plan: plans.append(plan)  # noqa: E731
-    register_engine(Recorded())
     PLAN_READERS.append(reader)
 
     def made(function, *args, dynamic=False):
