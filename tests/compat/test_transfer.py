@@ -139,6 +139,7 @@ def test_on_a_gpu_there_is_nothing_to_transfer(monkeypatch: pytest.MonkeyPatch) 
         transfer.install()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is nothing to transfer on a GPU")
 def test_importing_it_is_what_does_it() -> None:
     code = """
 import sys, torch

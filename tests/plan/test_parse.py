@@ -55,6 +55,32 @@ def test_text_and_back(planned):
         assert line in text
 
 
+def test_loops_are_read_on_demand(planned):
+    plan = planned(GRAPH)
+    text = plan_text(plan)
+    parsed = parse_plan(text, plan.graph, plan.boundary, plan.target, lazy=True)
+    loops = [step for step in parsed.steps if isinstance(step, LoopStep)]
+    assert loops and all("nests" not in vars(loop) for loop in loops)
+    assert plan_text(parsed) == text
+    assert all("nests" in vars(loop) for loop in loops)
+    sequential = [[s.sequential for s in p.steps if isinstance(s, LoopStep)] for p in (plan, parsed)]
+    assert sequential[0] == sequential[1]
+
+
+def test_a_loop_that_cannot_be_read_is_an_error_every_time(planned):
+    plan = planned(GRAPH)
+    lines = plan_text(plan).splitlines()
+    number = next(i for i, line in enumerate(lines) if line.startswith("    "))
+    lines[number] += " 7"
+    parsed = parse_plan("\n".join(lines), plan.graph, plan.boundary, plan.target, lazy=True)
+    loop = next(step for step in parsed.steps if isinstance(step, LoopStep))
+    for name in ("nests", "roots"):
+        with pytest.raises(VerifyError, match=f"line {number + 1} of a plan cannot be read: '7' is not expected"):
+            getattr(loop, name)
+    with pytest.raises(AttributeError):
+        loop.unknown  # noqa: B018
+
+
 def test_nests_of_a_plan_that_was_read(planned):
     plan = planned(GRAPH)
     _, parsed = again(plan)

@@ -412,19 +412,21 @@ def artifact_mutant(rng: random.Random, path: Path) -> bytes:
 
 
 def program_mutant(rng: random.Random, data: bytes) -> bytes:
-    """Another description of a program, another graph or plan; or other bytes."""
+    """Another description of a program, another graph, plan or table of launches; or other bytes."""
     if not data.startswith(PLANNED) or rng.random() < 0.1:
         return bytewise(rng, data)
     at = len(PLANNED) + 8
     end = at + int.from_bytes(data[at - 8 : at], "little")
     head = json.loads(data[at:end])
-    graph, arrays, plan = unpacked(data[end:], head["parts"])
-    what = rng.choice(["head", "graph", "plan", "plan"])
+    graph, arrays, plan, launches = unpacked(data[end:], head["parts"])
+    what = rng.choice(["head", "graph", "plan", "plan", "launches"])
     if what == "graph":
         graph = json.dumps(change_json(rng, json.loads(graph)), default=str).encode()
     elif what == "plan":
         plan = plan_mutant(rng, plan.decode()).encode()
-    parts = [zlib.compress(part, 1) for part in (graph, arrays, plan)]
+    elif what == "launches":
+        launches = json.dumps(change_json(rng, json.loads(launches)), default=str).encode()
+    parts = [zlib.compress(part, 1) for part in (graph, arrays, plan, launches)]
     head["parts"] = [*map(len, parts)]
     start = json.dumps(change_json(rng, head) if what == "head" else head, default=str).encode()
     return PLANNED + len(start).to_bytes(8, "little") + start + b"".join(parts)
@@ -604,7 +606,8 @@ def read_program(data: bytes) -> str:
     try:
         kept, _ = CallableProgram.from_bytes(data)
         if data.startswith(PLANNED):
-            kept.program("mutant", Journal(), Config(engine="recorded"), lambda: None)
+            program = kept.program("mutant", Journal(), Config(engine="recorded"), lambda: None)
+            program.executable.plan.text()  # reads its loops
     except BROKEN:
         return "refused"
     return "read"

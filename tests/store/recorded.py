@@ -3,6 +3,8 @@
 As the engine itself, it imports what plans a graph when it plans one.
 """
 
+import hashlib
+
 from airgraph.engine import register_engine
 from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
 
@@ -14,18 +16,21 @@ class Recorder:
         self.launched = launched
 
     def prepare(self, sources):
-        self.texts = [source.text for source in sources]
+        self.sources = sources
+
+    def digest(self, source):
+        """That of its text, which a kept kernel is not asked for."""
+        return getattr(source, "digest", None) or hashlib.sha256(source.text.encode()).hexdigest()
 
     def bind(self, source, sizes, grid, wide):
         def launch(tensors):
-            self.launched.append(
-                (source.text, list(sizes), grid, wide, [(t.shape, t.stride(), t.dtype) for t in tensors])
-            )
+            layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
+            self.launched.append((self.digest(source), list(sizes), grid, wide, layouts))
 
         return launch
 
     def binaries(self):
-        return {f"{i:064x}": text.encode() for i, text in enumerate(self.texts)}
+        return {self.digest(source): source.text.encode() for source in self.sources}
 
 
 class Recorded:
@@ -35,7 +40,7 @@ class Recorded:
     targets = (CHANNELS_FIRST, GPU)
 
     def __init__(self):
-        self.launched, self.planned = [], 0
+        self.launched, self.planned, self.executables = [], 0, []
 
     def serves(self, device, mode):
         return "it is for tests"
@@ -54,7 +59,13 @@ class Recorded:
     def load(self, request):
         from airgraph.engine.cuda.executable import CudaExecutable
 
-        return CudaExecutable(request, Recorder(self.launched))
+        self.executables.append(CudaExecutable(request, Recorder(self.launched)))
+        return self.executables[-1]
+
+    def launches(self, executable):
+        from airgraph.engine.cuda.kept_kernels import launch_table
+
+        return launch_table(executable)
 
     def program(self, executable, programs):
         return programs.replayed(executable)

@@ -58,7 +58,8 @@ NOT_IN_PLACE = InPlace()
 class Request:
     """One graph to be made ready. `map_device`: where the work for an emulated device is really done. `frozen`: parameters
     never change. `state`: the arguments that are parameters or buffers, as far as known. `autotune`: kernels with several
-    strategies may be timed. What an engine has to say goes to `journal`."""
+    strategies may be timed. `launches`: what `StoredPlans.launches` gave for a plan that was read from a file. What an
+    engine has to say goes to `journal`."""
 
     graph: Graph
     boundary: Boundary
@@ -70,6 +71,7 @@ class Request:
     state: frozenset[int] = frozenset()
     autotune: bool = False
     in_place: InPlace = NOT_IN_PLACE
+    launches: Any = None
     journal: Journal = field(default_factory=Journal)
 
 
@@ -207,6 +209,10 @@ class StoredPlans(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]: ...
+
+    def launches(self, executable: Any) -> Any:
+        """What it found out of a plan besides its text, to be given back in `Request.launches`: numbers, names, sizes and
+        lists of them. None where it finds out again."""
 
 
 class Engine(Protocol):

@@ -2,15 +2,16 @@
 
     parse_plan(text, graph, boundary, target)  →  the plan; `text(parse(text)) == text`
 
-The text may come from a file: it is data, and nothing in it is evaluated. Each line is read once, token by token. What is
-wrong with it is a VerifyError that shows the line.
+The text may come from a file: it is data, and nothing in it is evaluated. Each line is read once, token by token, those of
+loops on demand when `lazy` (`UnreadLoop`). What is wrong with it is a VerifyError that shows the line.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airgraph.errors import VerifyError
@@ -53,9 +54,11 @@ def parse_plan(
     boundary: Boundary,
     target: Target,
     functions: Mapping[str, Callable[..., Any]] | None = None,
+    lazy: bool = False,
 ) -> Plan:
-    """`graph`: the one that the plan was made of. `functions`: as given to `plan_text`."""
-    return PlanReader(graph, boundary, target, functions).plan(text)
+    """`graph`: the one that the plan was made of. `functions`: as given to `plan_text`. `lazy`: loops are read when
+    something of them is asked for."""
+    return PlanReader(graph, boundary, target, functions, lazy).plan(text)
 
 
 class PlanReader:
@@ -66,14 +69,20 @@ class PlanReader:
     """
 
     def __init__(
-        self, graph: Graph, boundary: Boundary, target: Target, functions: Mapping[str, Callable[..., Any]] | None
+        self,
+        graph: Graph,
+        boundary: Boundary,
+        target: Target,
+        functions: Mapping[str, Callable[..., Any]] | None,
+        lazy: bool,
     ) -> None:
-        self.size = SizeReader(functions)
+        self.size, self.lazy = SizeReader(functions), lazy
         self.nodes: dict[str, Node] = {n.name: n for n in graph.nodes}
         self.tensors: dict[str, Tensor] = {}
         self.aliases: dict[int, str] = {}
         self.lines: list[str] = []
         self.at = 0  # the line that is read
+        self.lock = threading.Lock()  # of reading a loop later, from whichever thread
         self.blocks: dict[tuple[Any, ...], tuple[list[Tensor], Part, Nest]] = {}  # loops that were read, by their text
         self.prologue: LoopStep | None = None  # of the product that follows
         outputs = list(graph.net_output.values())
@@ -85,12 +94,15 @@ class PlanReader:
             try:
                 self.line(self.lines[self.at])
             except (VerifyError, json.JSONDecodeError) as error:
-                reason, line = error.what if isinstance(error, VerifyError) else str(error), self.lines[self.at]
-                shown = line if len(line) <= 200 else f"{line[:197]}..."
-                text = f"line {self.at + 1} of a plan cannot be read: {reason}"
-                raise VerifyError(text, where={"line": shown}) from error
+                raise self.unreadable(error) from error
             self.at += 1
         return self.finished()
+
+    def unreadable(self, error: VerifyError | json.JSONDecodeError) -> VerifyError:
+        """What is wrong with the line that is read."""
+        reason, line = error.what if isinstance(error, VerifyError) else str(error), self.lines[self.at]
+        shown = line if len(line) <= 200 else f"{line[:197]}..."
+        return VerifyError(f"line {self.at + 1} of a plan cannot be read: {reason}", where={"line": shown})
 
     def finished(self) -> Plan:
         plan = self.found
@@ -212,8 +224,8 @@ class PlanReader:
     def step(self, line: Line) -> None:
         number, steps = line.whole(), self.found.steps
         kind = line.next("name")
-        if kind == "loop" and number == len(steps) - 1 and isinstance(steps[-1], LoopStep):
-            self.loop(line, steps[-1])
+        if kind == "loop" and number == len(steps) - 1 and isinstance(last := steps[-1], LoopStep):
+            self.unread(line, last) if isinstance(last, UnreadLoop) else self.loop(line, last)
             return
         if kind == "then" and number == len(steps) - 1 and isinstance(product := steps[-1], GemmStep | ConvStep):
             product.epilogue = self.loop(line, new_loop(), merge=False)
@@ -230,7 +242,7 @@ class PlanReader:
     def new_step(self, kind: str, line: Line) -> Step:
         match kind:
             case "loop":
-                return self.loop(line, new_loop())
+                return self.unread(line, UnreadLoop(self)) if self.lazy else self.loop(line, new_loop())
             case "gemm":
                 out = self.result(line)
                 a = self.matrix(line)
@@ -319,13 +331,39 @@ class PlanReader:
         return value, matrix, buffer(shape, dtype, value)
 
     # -- loops --------------------------------------------------------------------------------------------------------
+    def unread(self, line: Line, step: UnreadLoop) -> UnreadLoop:
+        """One more part of a step, to be read later."""
+        step.lines.append(self.at)
+        step.sequential = line.take("sequential")
+        self.at = self.end_of_loop() - 1
+        line.at = len(line.words) - 2
+        return step
+
+    def read_loop(self, lines: Sequence[int]) -> LoopStep:
+        """The loop whose parts begin in these lines."""
+        step = new_loop()
+        with self.lock:
+            try:
+                for self.at in lines:
+                    line = Line(self.lines[self.at])
+                    line.at = 2  # behind its number and its kind
+                    self.loop(line, step)
+            except VerifyError as error:
+                raise self.unreadable(error) from error
+        return step
+
+    def end_of_loop(self) -> int:
+        """The number of the line behind the loop that is read."""
+        end = self.at + 1
+        while end < len(self.lines) and self.lines[end].startswith(INDENT):
+            end += 1
+        return end
+
     def loop(self, line: Line, step: LoopStep, merge: bool = True) -> LoopStep:
         """One more part of a step, with the lines below it. Those of a prologue or an epilogue keep a loop over the rows of
         their product, of which each thread has its share: no `merge`."""
         step.sequential = line.take("sequential")
-        end = self.at + 1
-        while end < len(self.lines) and self.lines[end].startswith(INDENT):
-            end += 1
+        end = self.end_of_loop()
         text, *rest = TENSOR.split("\n".join(self.lines[self.at + 1 : end]))
         tensors = [self.tensors[name] for name in rest[::2] if name in self.tensors]  # others are refused by `part`
         order = {t: i for i, t in enumerate(dict.fromkeys(tensors))}
@@ -371,6 +409,23 @@ class PlanReader:
 
 def new_loop() -> LoopStep:
     return LoopStep([], Kernel([]), Domain(()))
+
+
+class UnreadLoop(LoopStep):
+    """A loop whose lines are read when its roots, its kernel or its nests are asked for."""
+
+    def __init__(self, reader: PlanReader) -> None:
+        self.reader = reader
+        self.lines: list[int] = []  # where its parts begin
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in UNREAD:
+            raise AttributeError(name)
+        vars(self).update(vars(self.reader.read_loop(self.lines)))
+        return vars(self)[name]
+
+
+UNREAD = ("roots", "kernel", "domain", "nests")
 
 
 class KernelReader:

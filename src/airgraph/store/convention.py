@@ -34,7 +34,7 @@ from airgraph.ir.types import DataType, TensorType
 from airgraph.runtime.loaded import Contract, is_structure, leaf_count
 
 VERSION = 1
-PLANNED = b"airgraph plan 2\n"  # begins the bytes of a program that is kept as its plan (planned_program.py)
+PLANNED = b"airgraph plan 3\n"  # begins the bytes of a program that is kept as its plan (planned_program.py)
 TAPED = b"airgraph tape 1\n"  # and of one that is kept as its tape as well (taped_program.py)
 SPREAD = 64  # places in memory for each element of a weight
 NUMBERS = {"int": int, "float": float, "bool": bool}

@@ -39,13 +39,15 @@ LARGEST = 64 << 20  # bytes of a graph with its constants
 @dataclass(frozen=True)
 class PlannedProgram:
     """`graph`: the part that running the plan takes (running_graph.py). `target`: the number of the target among those of
-    its engine. `kernels` gives what its engine compiled, by digest; they are not part of its bytes."""
+    its engine. `launches`: what that keeps of the plan besides (StoredPlans.launches). `kernels` gives what it compiled, by
+    digest; they are not part of its bytes."""
 
     engine: str
     graph: Graph
     boundary: Boundary
     plan: str  # its text
     target: int
+    launches: Any = None
     kernels: Callable[[], dict[str, bytes]] = field(default=dict, compare=False)
 
     @property
@@ -57,7 +59,13 @@ class PlannedProgram:
         writer = DataWriter(FUNCTIONS)
         described = boundary_data(self.boundary, writer)
         graph, arrays = write_graph(self.graph, writer)
-        parts = [zlib.compress(part, 1) for part in (json.dumps(graph).encode(), arrays, self.plan.encode())]
+        texts = [
+            json.dumps(graph).encode(),
+            arrays,
+            self.plan.encode(),
+            json.dumps(writer.data(self.launches)).encode(),
+        ]
+        parts = [zlib.compress(text, 1) for text in texts]
         head = {"engine": self.engine, "target": self.target, "boundary": described, "parts": [*map(len, parts)]}
         start = json.dumps({**head, "symbols": writer.symbol_table(), "more": more or {}}).encode()
         return PLANNED + len(start).to_bytes(8, "little") + start + b"".join(parts)
@@ -71,21 +79,33 @@ class PlannedProgram:
         end = at + int.from_bytes(data[at - 8 : at], "little")
         head = json.loads(data[at:end])
         reader = DataReader(head["symbols"], FUNCTIONS)
-        graph_data, arrays, plan = unpacked(data[end:], head["parts"])
+        graph_data, arrays, plan, launches = unpacked(data[end:], head["parts"])
         graph = read_graph(json.loads(graph_data), arrays, reader)
         boundary = read_boundary(head["boundary"], reader, len(list(graph.net_output.values())))
-        return cls(head["engine"], graph, boundary, plan.decode(), head["target"]), head["more"]
+        table = reader.value(json.loads(launches))
+        return cls(head["engine"], graph, boundary, plan.decode(), head["target"], table), head["more"]
 
     def parsed(self) -> Plan:
+        """Its loops are read on demand where `launches` says how they are launched."""
         engine: Any = find_engine(self.engine)
-        return parse_plan(self.plan, self.graph, self.boundary, engine.targets[self.target], FUNCTIONS)
+        target, lazy = engine.targets[self.target], self.launches is not None
+        return parse_plan(self.plan, self.graph, self.boundary, target, FUNCTIONS, lazy)
 
     def program(self, device: torch.device, maker: ProgramMaker) -> Any:
         """Ready to run."""
         engine: Any = find_engine(self.engine)
         plan = self.parsed()
         place, mode = computing_device(device), maker.config.mode
-        request = Request(self.graph, self.boundary, place, mode, plan, computing_device, journal=maker.journal)
+        request = Request(
+            self.graph,
+            self.boundary,
+            place,
+            mode,
+            plan,
+            computing_device,
+            launches=self.launches,
+            journal=maker.journal,
+        )
         return engine.program(engine.load(request), maker)
 
 
@@ -114,7 +134,8 @@ def planned_program(executable: Any, name: str, boundary: Boundary) -> PlannedPr
         refuse_calls(plan.graph)
         text, target = plan_text(plan, FUNCTIONS), engine.targets.index(plan.target)
         kernels = getattr(getattr(executable, "kernels", None), "binaries", dict)
-        program = PlannedProgram(name, running_graph(plan, boundary), boundary, text, target, kernels)
+        launches = engine.launches(executable)
+        program = PlannedProgram(name, running_graph(plan, boundary), boundary, text, target, launches, kernels)
         data = program.to_bytes()
     except AirgraphError as error:
         return error.what

@@ -123,7 +123,7 @@ def test_group_norms_of_halves_have_channels_last():
 
 def test_decoding_is_one_kernel():
     function, args = CASES["decode"].build("cuda")
-    units = [unit for group in planned(function, *args).groups for unit in group]
+    units = [unit for group in planned(function, *args).groups for unit in group.units]
     (unit,) = [u for u in units if isinstance(u, DecodeAttention)]
     assert unit.query is not None
     assert [cache.made is not None for cache in unit.caches] == [True, False]  # values are written as they come

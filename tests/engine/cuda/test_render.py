@@ -295,7 +295,9 @@ TWO = """
 def groups(text):
     found = plan(text)
     rendered = {s: [render(nest) for nest in s.nests] for s in found.steps if isinstance(s, LoopStep)}
-    return [[source for step in group for source in rendered[step]] for group in grouped(found.steps, rendered, id_of)]
+    return [
+        [source for step in group.units for source in rendered[step]] for group in grouped(found.steps, rendered, id_of)
+    ]
 
 
 def id_of(t):

@@ -76,6 +76,11 @@ class CudaEngine:
             request.journal.remark(note)
         return executable
 
+    def launches(self, executable: CudaExecutable) -> Any:
+        from airgraph.engine.cuda.kept_kernels import launch_table
+
+        return launch_table(executable)
+
     def program(self, executable: CudaExecutable, programs: Programs) -> Any:
         return programs.replayed(executable)
 

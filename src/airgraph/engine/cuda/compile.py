@@ -17,7 +17,8 @@ import torch
 
 from airgraph.disk_cache import Key
 from airgraph.engine.cuda.build_server import build
-from airgraph.engine.cuda.cubins import kept, key_of
+from airgraph.engine.cuda.cubins import found, kept, key_of
+from airgraph.engine.cuda.kept_kernels import KeptSource
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.triton_build import ALIGNMENT, Binary, KernelVariant
 from airgraph.errors import EngineError
@@ -98,17 +99,29 @@ class LoadedKernel:
         self.module = module
 
 
-_functions: dict[tuple[KernelVariant, torch.device], LoadedKernel] = {}
+_functions: dict[tuple[KernelVariant | str, torch.device], LoadedKernel] = {}  # by what they are of, or by digest
 
 
 def function(variant: KernelVariant, device: torch.device) -> LoadedKernel:
-    found = _functions.get((variant, device))
-    if found is None:
+    known = _functions.get((variant, device))
+    if known is None:
         major, minor = torch.cuda.get_device_capability(device)
-        binary = request(variant, 10 * major + minor).result()
-        with _lock:
-            found = _functions.setdefault((variant, device), LoadedKernel(binary, device))
-    return found
+        known = loaded(variant, device, request(variant, 10 * major + minor).result())
+    return known
+
+
+def kept_function(digest: str, device: torch.device) -> LoadedKernel | None:
+    """A kernel by its digest, if its compiled code is at hand."""
+    known = _functions.get((digest, device))
+    if known is None:
+        code = found(digest)
+        known = None if code is None else loaded(digest, device, Binary.from_bytes(code))
+    return known
+
+
+def loaded(key: KernelVariant | str, device: torch.device, binary: Binary) -> LoadedKernel:
+    with _lock:
+        return _functions.setdefault((key, device), LoadedKernel(binary, device))
 
 
 class Launch:
@@ -153,6 +166,11 @@ def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> Kern
     )
 
 
+def plain_variant(source: KernelSource) -> KernelVariant:
+    """For memory that is aligned and indices of 32 bits."""
+    return variant(source, (True,) * pointers(source), wide=False)
+
+
 def pointers(source: KernelSource) -> int:
     return sum(t.startswith("*") for t in source.signature.values())
 
@@ -163,6 +181,7 @@ class DriverKernels:
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self.variants: list[KernelVariant] = []
+        self.kept: list[str] = []  # digests of those that a program was kept with
 
     @property
     def capability(self) -> int:
@@ -170,17 +189,32 @@ class DriverKernels:
         return 10 * major + minor
 
     def prepare(self, sources: Sequence[KernelSource]) -> None:
-        """Compiling begins; launches wait for it."""
-        self.variants = [variant(source, (True,) * pointers(source), wide=False) for source in sources]
+        """Compiling begins; launches wait for it. (What was compiled before is read in a fraction of a millisecond, less
+        than another thread takes.)"""
+        self.kept = [source.digest for source in sources if isinstance(source, KeptSource)]
+        self.variants = [plain_variant(source) for source in sources if not isinstance(source, KeptSource)]
         for one in self.variants:
             request(one, self.capability)
 
+    def digest(self, source: KernelSource) -> str:
+        """Of its key in the compilation cache."""
+        if isinstance(source, KeptSource):
+            return source.digest
+        return variant_key(plain_variant(source), self.capability).digest
+
     def binaries(self) -> dict[str, bytes]:
         """The kernels that were prepared, by the digests of their keys in the compilation cache."""
-        return {
+        known = {digest: code for digest in dict.fromkeys(self.kept) if (code := found(digest)) is not None}
+        return known | {
             variant_key(one, self.capability).digest: request(one, self.capability).result().to_bytes()
             for one in dict.fromkeys(self.variants)
         }
+
+    def function(self, source: KernelSource, alignment: tuple[bool, ...], wide: bool) -> LoadedKernel:
+        known = None
+        if isinstance(source, KeptSource) and all(alignment) and not wide:
+            known = kept_function(source.digest, self.device)
+        return known or function(variant(source, alignment, wide), self.device)
 
     def bind(
         self, source: KernelSource, sizes: Sequence[int], grid: int, wide: bool
@@ -190,7 +224,7 @@ class DriverKernels:
         launches: dict[tuple[bool, ...], Launch] = {}
 
         def launch(alignment: tuple[bool, ...]) -> Launch:
-            kernel = function(variant(source, alignment, wide), self.device)
+            kernel = self.function(source, alignment, wide)
             launches[alignment] = Launch(kernel, len(alignment), sizes, grid)
             return launches[alignment]
 

@@ -18,12 +18,13 @@ import torch
 
 from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.decode import DecodeAttention, with_caches
+from airgraph.engine.cuda.kept_kernels import read_launches
 from airgraph.engine.cuda.kernel_source import KernelSource
-from airgraph.engine.cuda.order import MOST, grouped
-from airgraph.engine.cuda.render import Merged, Source, render
+from airgraph.engine.cuda.order import LaunchGroup, grouped
+from airgraph.engine.cuda.render import Source, render
 from airgraph.engine.cuda.target import is_patches
 from airgraph.engine.cuda.tune import KernelTuner
-from airgraph.engine.cuda.vectors import Unit, VectorProducts, VectorSource, fused
+from airgraph.engine.cuda.vectors import VectorProducts, VectorSource, fused
 from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
 from airgraph.engine.reference import ReferenceNodes, attributes
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
@@ -35,7 +36,7 @@ from airgraph.ir.types import Dim
 from airgraph.plan.nest import Nest
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
-from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_reads, step_writes
+from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_writes
 from airgraph.plan.tensors import TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES, as_tensor
 
@@ -101,14 +102,9 @@ class CudaExecutable:
         self.written = frozenset(p.source for p in self.plan.allocations.values() if p.kind == "input" and p.alias)
         self.sizes = Sizes(sorted(self.plan.symbols, key=str))
         self.bounds: dict[tuple[Any, ...], Bound] = {}
-        known: dict[Nest, Source] = {}
-        self.loops = {
-            step: [render(nest, known) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
-        }
-        steps = with_caches(self.plan.steps, self.inner, self.key)
-        self.groups = grouped(fused(steps, self.inner, self.key), self.loops, self.key)
+        self.groups = self.grouped() if request.launches is None else read_launches(request.launches, self.plan)
         self.sources: list[KernelSource] = []
-        self.dense = {t.id for s in self.plan.steps if not isinstance(s, CallStep) for t in step_reads(s)} | {
+        self.dense = {t.id for group in self.groups for t in group.reads} | {
             m.tensor.id for s in self.plan.steps if isinstance(s, CallStep) for _, m, t in s.reads if t is not m.tensor
         }  # results of calls that are read as contiguous memory
         self.steps = self.schedule()
@@ -116,6 +112,14 @@ class CudaExecutable:
         kernels.prepare(self.sources)
         if tuner is not None and not self.sizes.symbols:
             tuner.expect(self.sources, self.bound({}).value)
+
+    def grouped(self) -> list[LaunchGroup]:
+        known: dict[Nest, Source] = {}
+        loops = {
+            step: [render(nest, known) for nest in step.nests] for step in self.plan.steps if isinstance(step, LoopStep)
+        }
+        steps = with_caches(self.plan.steps, self.inner, self.key)
+        return grouped(fused(steps, self.inner, self.key), loops, self.key)
 
     # -- memory -----------------------------------------------------------------------------------------------------
     @cached_property
@@ -267,8 +271,8 @@ class CudaExecutable:
 
         return Step(tuple(self.graph.inputs), run, tuple(key for pair in pairs for key in pair), {})
 
-    def step(self, group: Sequence[Unit], made: set[int]) -> Step:
-        match group:
+    def step(self, group: LaunchGroup, made: set[int]) -> Step:
+        match group.units:
             case [CallStep() as call]:
                 return self.call(call)
             case [DecodeAttention() as attention]:
@@ -277,16 +281,13 @@ class CudaExecutable:
                 return self.convolution(conv)
             case [VectorProducts() as unit]:
                 return self.vectors(unit, made)
-        loops = [step for step in group if isinstance(step, LoopStep)]
-        assert len(loops) == len(group), "no kernel is planned for the others"
-        return self.loop(loops, made)
+        assert group.sources, "no kernel is planned for the others"
+        return self.loop(group, made)
 
-    def loop(self, loops: Sequence[LoopStep], made: set[int]) -> Step:
+    def loop(self, group: LaunchGroup, made: set[int]) -> Step:
         """Kernels that write what nobody has made yet into new memory, the rest over what is there."""
-        parts = [source for step in loops for source in self.loops[step]]
-        sources: list[KernelSource] = [Merged(tuple(parts))] if 1 < len(parts) <= MOST else [*parts]
-        self.sources += sources
-        return self.launches([t for step in loops for t in step.roots], made, sources, lambda env: sources)
+        self.sources += group.sources
+        return self.launches(group.roots, made, group.sources, lambda env: group.sources)
 
     def vectors(self, unit: VectorProducts, made: set[int]) -> Step:
         """Weights are loaded ahead where they are arguments as they came, which nothing in this graph writes."""

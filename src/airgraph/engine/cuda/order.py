@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from airgraph.engine.cuda.render import Source
+from airgraph.engine.cuda.kernel_source import KernelSource
+from airgraph.engine.cuda.render import Merged, Source
 from airgraph.engine.cuda.vectors import Unit, reads_of, writes_of
 from airgraph.plan.index import expand
-from airgraph.plan.steps import LoopStep
+from airgraph.plan.steps import CallStep, LoopStep
 from airgraph.plan.tensors import Tensor
 
 SMALL = 1 << 25  # elements that a loop runs over
@@ -25,10 +26,27 @@ MOST = 16  # kernels in one
 
 @dataclass(eq=False)
 class LaunchGroup:
-    """Steps in a row; more than one only where all are small loops."""
+    """Steps that are launched together, more than one only where all are small loops. Of loops: their kernels, and what
+    they write."""
+
+    units: list[Unit]
+    sources: Sequence[KernelSource] = ()
+    roots: Sequence[Tensor] = ()
+
+    @property
+    def reads(self) -> list[Tensor]:
+        """As contiguous memory: calls of PyTorch see tensors as they are."""
+        if self.sources:
+            return [t for source in self.sources for t in source.tensors if t not in self.roots]
+        return [t for unit in self.units if not isinstance(unit, CallStep) for t in reads_of(unit)]
+
+
+@dataclass(eq=False)
+class OpenGroup:
+    """While groups are found. `open`: small loops may join."""
 
     steps: list[Unit]
-    open: bool  # small loops may join
+    open: bool
     kernels: int = 0
 
 
@@ -42,9 +60,9 @@ class Uses:
 
 def grouped(
     steps: Sequence[Unit], sources: dict[LoopStep, list[Source]], home: Callable[[Tensor], int]
-) -> list[list[Unit]]:
-    """`home`: a key of the memory that a tensor is in."""
-    groups: list[LaunchGroup] = []
+) -> list[LaunchGroup]:
+    """`sources`: the kernels of each loop. `home`: a key of the memory that a tensor is in."""
+    groups: list[OpenGroup] = []
     memory: dict[int, Uses] = {}
     for step in steps:
         reads = {home(t) for t in reads_of(step)}
@@ -56,10 +74,24 @@ def grouped(
             uses[key].read = max(uses[key].read, at)
         for key in writes:
             uses[key].written = max(uses[key].written, at)
-    return [group.steps for group in groups]
+    return [launched(group.steps, sources) for group in groups]
 
 
-def place(groups: list[LaunchGroup], step: Unit, sources: dict[LoopStep, list[Source]], after: int) -> int:
+def launched(units: list[Unit], sources: dict[LoopStep, list[Source]]) -> LaunchGroup:
+    loops = [unit for unit in units if isinstance(unit, LoopStep)]
+    if not loops:
+        return LaunchGroup(units)
+    assert len(loops) == len(units), "other steps are launched alone"
+    parts = [source for loop in loops for source in sources[loop]]
+    return LaunchGroup(units, merged(parts), [t for loop in loops for t in loop.roots])
+
+
+def merged(parts: Sequence[Source]) -> list[KernelSource]:
+    """Kernels of loops that are launched together."""
+    return [Merged(tuple(parts))] if 1 < len(parts) <= MOST else [*parts]
+
+
+def place(groups: list[OpenGroup], step: Unit, sources: dict[LoopStep, list[Source]], after: int) -> int:
     """Put the step into a group behind number `after`; gives the number of that group."""
     kernels = sources.get(step, []) if isinstance(step, LoopStep) else []
     small = bool(kernels) and all(map(is_small, kernels))
@@ -70,7 +102,7 @@ def place(groups: list[LaunchGroup], step: Unit, sources: dict[LoopStep, list[So
                 group.steps.append(step)
                 group.kernels += len(kernels)
                 return number
-    groups.append(LaunchGroup([step], small, len(kernels)))
+    groups.append(OpenGroup([step], small, len(kernels)))
     return len(groups) - 1
 
 
