@@ -10,8 +10,8 @@ from airgraph.errors import VerifyError
 
 def is_expression(value: Any) -> bool:
     """Whether it is one of sympy's. Found out without sympy, which takes long to import and which a program of fixed sizes
-    does without."""
-    return hasattr(value, "free_symbols")
+    does without; and by its class, since an expression would look for all its symbols."""
+    return hasattr(type(value), "free_symbols")
 
 
 def symbols_in(things: Iterable[Any]) -> set[Any]:

@@ -1,5 +1,8 @@
 """Kernels of programs that were kept: found by their digests, and compiled from their source only where that is needed."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -67,3 +70,11 @@ def test_code_that_is_gone_is_compiled_from_its_source(kernels, monkeypatch):
     kernels.prepare([one])
     assert kernels.function(one, (True, True), wide=False).code == b"built"
     assert Rendered.asked == 1 and kernels.binaries() == {}
+
+
+def test_reading_a_tape_takes_no_plan():
+    """A second start imports neither what plans nor what renders."""
+    script = "import sys, airgraph.engine.cuda.tape; print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for name in ("airgraph.plan.steps", "airgraph.plan.parse", "airgraph.engine.cuda.render", "sympy.core"):
+        assert f"'{name}'" not in done.stdout

@@ -45,6 +45,7 @@ class AttentionSource:
     block: int = BLOCK  # slots of the cache at a time
     given_warps: int = 0  # 0: by rule
     fuses = False
+    digest = None
 
     @property
     def warps(self) -> int:

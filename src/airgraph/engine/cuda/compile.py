@@ -18,7 +18,6 @@ import torch
 from airgraph.disk_cache import Key
 from airgraph.engine.cuda.build_server import build
 from airgraph.engine.cuda.cubins import found, kept, key_of
-from airgraph.engine.cuda.kept_kernels import KeptSource
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.triton_build import ALIGNMENT, Binary, KernelVariant
 from airgraph.errors import EngineError
@@ -191,16 +190,14 @@ class DriverKernels:
     def prepare(self, sources: Sequence[KernelSource]) -> None:
         """Compiling begins; launches wait for it. (What was compiled before is read in a fraction of a millisecond, less
         than another thread takes.)"""
-        self.kept = [source.digest for source in sources if isinstance(source, KeptSource)]
-        self.variants = [plain_variant(source) for source in sources if not isinstance(source, KeptSource)]
+        self.kept = [source.digest for source in sources if source.digest is not None]
+        self.variants = [plain_variant(source) for source in sources if source.digest is None]
         for one in self.variants:
             request(one, self.capability)
 
     def digest(self, source: KernelSource) -> str:
         """Of its key in the compilation cache."""
-        if isinstance(source, KeptSource):
-            return source.digest
-        return variant_key(plain_variant(source), self.capability).digest
+        return source.digest or variant_key(plain_variant(source), self.capability).digest
 
     def binaries(self) -> dict[str, bytes]:
         """The kernels that were prepared, by the digests of their keys in the compilation cache."""
@@ -212,7 +209,7 @@ class DriverKernels:
 
     def function(self, source: KernelSource, alignment: tuple[bool, ...], wide: bool) -> LoadedKernel:
         known = None
-        if isinstance(source, KeptSource) and all(alignment) and not wide:
+        if source.digest is not None and all(alignment) and not wide:
             known = kept_function(source.digest, self.device)
         return known or function(variant(source, alignment, wide), self.device)
 

@@ -16,6 +16,10 @@ class KernelSource(Protocol):
     """A Triton kernel as source, with what it is launched on."""
 
     @property
+    def digest(self) -> str | None:
+        """Of its compiled code, where it was kept with a program (kept_kernels.py)."""
+
+    @property
     def text(self) -> str:
         """Python source with a function `kernel`."""
 

@@ -45,6 +45,7 @@ class Source:
     elements: tuple[Dim, ...] = ()  # of the memory it touches: decides whether indices need 64 bits
     nest: Nest | None = None  # that it was rendered from
     fuses = False  # eager rounds twice
+    digest = None
 
     @cached_property
     def text(self) -> str:
@@ -89,6 +90,7 @@ class Merged:
 
     sources: tuple[Source, ...]
     fuses = False
+    digest = None
 
     @cached_property
     def text(self) -> str:

@@ -194,6 +194,7 @@ class VectorSource:
     held: int = HELD
     given_warps: int = 0  # 0: by rule
     fuses = True
+    digest = None
 
     @property
     def row(self) -> int:
