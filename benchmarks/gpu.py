@@ -1,6 +1,11 @@
 """The default backend on a GPU beside eager, a CUDA graph by hand and Inductor, in one process, taking turns.
 
     python benchmarks/gpu.py [--only mlp,norms] [--modes default,reduce-overhead,max-autotune] [--autotune] [--json FILE]
+    python benchmarks/gpu.py --modes default,reduce-overhead,max-autotune --prepare DIR     then --prepared DIR
+
+Inductor compiles for a minute or more in the mode max-autotune. `--prepare` compiles all models at the same time, each in a
+process of its own; with `--prepared` the measuring process finds what was compiled, but chooses among the kernels of
+max-autotune by timing them itself, on a GPU that has nothing else to do. Such rows have no compile times.
 
 Times are medians of a call until the GPU is done, in milliseconds. Every contender's results are held against a float64 run
 of the same weights: an error is the distance from it relative to its norm, of all results together. `train` rows are
@@ -12,7 +17,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +102,32 @@ def host(call: Call, count: int = 20) -> float:
     return micros
 
 
-def measure(model: Model, modes: list[str], rounds: int, autotune: bool) -> dict[str, Any]:
+def use_caches(folder: Path, name: str, mode: str) -> None:
+    """Inductor's own caches are below this folder from now on: compiled kernels for all, and for each model its code."""
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"{name} {mode}".replace(" ", "_"))
+
+
+def prepare(folder: Path, names: list[str], modes: list[str]) -> None:
+    """Compile every model in a process of its own, all at the same time."""
+    threads = str(max(1, (os.cpu_count() or 1) // len(names)))
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    command = [sys.executable, __file__, "--modes", ",".join(modes), "--prepare", str(folder), "--only"]
+    started = {name: subprocess.Popen([*command, name], env=environment) for name in names}
+    for name, process in started.items():
+        print(f"{name}: {'compiled' if process.wait() == 0 else 'failed'}", flush=True)
+
+
+def compile_model(folder: Path, name: str, modes: list[str]) -> None:
+    model = MODELS[name]
+    module, args = model.build()
+    for mode in modes:
+        use_caches(folder, name, mode)
+        torch._dynamo.reset()
+        step(model, module, torch.compile(module, mode=mode), args)()
+
+
+def measure(model: Model, modes: list[str], rounds: int, autotune: bool, prepared: Path | None) -> dict[str, Any]:
     module, args = model.build()
     exact = [t.clone() for t in exact_results(model)]
     calls: dict[str, Call] = {"eager": step(model, module, module, args)}
@@ -106,6 +139,8 @@ def measure(model: Model, modes: list[str], rounds: int, autotune: bool) -> dict
         ways["airgraph autotuned"] = {"backend": airgraph.backend(autotune=True)}
     compile_seconds: dict[str, float] = {}
     for name, how in ways.items():
+        if prepared is not None and "mode" in how:
+            use_caches(prepared, model.name, how["mode"] if how["mode"] != "max-autotune" else "timed alone")
         start = time.perf_counter()
         calls[name] = step(model, module, torch.compile(module, **how), args)
         calls[name]()
@@ -129,7 +164,7 @@ def measure(model: Model, modes: list[str], rounds: int, autotune: bool) -> dict
         "best Inductor / airgraph": min(peers) / medians["airgraph"] if peers else None,
         "eager / airgraph": medians["eager"] / medians["airgraph"],
         "host us": {name: min(host(call) for _ in range(3)) for name, call in calls.items()},
-        "compile s": compile_seconds,
+        **({"compile s": compile_seconds} if prepared is None else {}),
         "error": errors,
         "as exact as eager": errors["airgraph"] <= HELD * errors["eager"] + 1e-6,
         **({"tuned": tuning_notes()} if autotune else {}),
@@ -161,9 +196,17 @@ def main() -> None:
     parser.add_argument("--autotune", action="store_true", help="airgraph with autotune as well")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE", help="write the figures there, after every model; other models' stay")
+    parser.add_argument(
+        "--prepare", metavar="DIR", type=Path, help="compile Inductor's kernels into this folder, and end"
+    )
+    parser.add_argument("--prepared", metavar="DIR", type=Path, help="take them from there")
     options = parser.parse_args()
+    names, modes = options.only.split(","), [m for m in options.modes.split(",") if m]
+    if options.prepare:
+        compile_model(options.prepare, *names, modes) if len(names) == 1 else prepare(options.prepare, names, modes)
+        return
     report = started(Path(options.json) if options.json else None)
-    for name in options.only.split(","):
+    for name in names:
         torch._dynamo.reset()
         JOURNALS.clear()
         airgraph.release()
@@ -171,7 +214,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         try:
             row = report["models"][name] = measure(
-                MODELS[name], [m for m in options.modes.split(",") if m], options.rounds, options.autotune
+                MODELS[name], modes, options.rounds, options.autotune, options.prepared
             )
         except Exception as reason:  # one contender's failure is a row of the report, not its end
             row = report["models"][name] = {"failed": f"{type(reason).__name__}: {str(reason)[:500]}"}
