@@ -101,6 +101,9 @@ SYMBOLS = (
     Internal("_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb", "calls below autograd", BY_PYTHON),
     Internal("_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb", "calls below autograd", BY_PYTHON),
     Internal("_ZNK2at10TensorBase8_versionEv", "whether a packed weight was written to", "only frozen ones are packed"),
+    Internal(
+        "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", "versions of what a replay writes", "Python counts"
+    ),
     Internal("_ZN3c104impl26device_guard_impl_registryE", "several emulated devices", "install(devices=2) refuses"),
 )
 

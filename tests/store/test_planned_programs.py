@@ -145,7 +145,7 @@ import torch, airgraph
 sys.path.insert(0, {folder!r})
 from recorded import Recorded
 from airgraph.engine import native, register_engine
-from airgraph.engine.native.address_watch import native_comparison
+from airgraph.engine.native.replay_code import native_method
 native.problem = lambda: None  # not asked where a GPU runs the model
 register_engine(Recorded())
 torch.manual_seed(0)
@@ -157,7 +157,7 @@ else:
         airgraph.save(airgraph.compile(model, x, engine="recorded"), "m.airp")
     call = airgraph.load("m.airp", engine="recorded", trust=True)
 call(x)
-assert native_comparison() is not None  # as a replay has it
+assert native_method("same") is not None  # as a replay has it
 print(json.dumps([*sys.modules]))
 """
 UNUSED = ["torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.fx.experimental.symbolic_shapes"]

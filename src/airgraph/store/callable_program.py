@@ -80,9 +80,9 @@ class CallableProgram:
     def objects(self) -> dict[str, bytes] | None:
         """The object code it needs, that of kernels which serve every graph included; None if some of it is gone."""
         if not isinstance(self.image, ProgramImage):
-            from airgraph.engine.native.address_watch import watch_objects
+            from airgraph.engine.native.replay_code import replay_objects
 
-            return {**self.image.kernels(), **watch_objects()}
+            return {**self.image.kernels(), **replay_objects()}
         found = {digest: known_object(digest) for digest in self.image.digests()}
         return None if None in found.values() else {**named_objects(), **found}  # type: ignore[dict-item]
 
@@ -169,9 +169,9 @@ def offer_objects(program: CallableProgram, digests: Sequence[str], find: Callab
     """Object code of kernels that serve every graph, or kernels of a GPU, so that they need not be compiled."""
     if not isinstance(program.image, ProgramImage):
         from airgraph.engine.cuda.cubins import offer
-        from airgraph.engine.native.address_watch import watch_digest
+        from airgraph.engine.native.replay_code import replay_digest
 
-        host = watch_digest()
+        host = replay_digest()
         for digest in digests:
             if digest != host:
                 offer(digest, find(digest) or b"")

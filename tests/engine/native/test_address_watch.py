@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 from airgraph.engine.native import address_watch
-from airgraph.engine.native.address_watch import AddressWatch
+from airgraph.engine.native.address_watch import AddressWatch, LayoutWatch, TensorWatch
 
 
 @pytest.fixture(params=["native", "without LLVM"])
 def new_watch(request, monkeypatch):
     if request.param == "native":
-        assert address_watch.native_comparison() is not None
+        assert address_watch.native_method("same") is not None
     else:
-        monkeypatch.setattr(address_watch, "native_comparison", lambda: None)
+        monkeypatch.setattr(address_watch, "native_method", lambda name: None)
     return AddressWatch
 
 
@@ -76,3 +78,77 @@ def test_addresses_are_asked_for_where_objects_of_pytorch_are_unknown(monkeypatc
 
 def test_the_words_of_tensors_are_found() -> None:
     assert address_watch.tensor_words() is not None
+
+
+# -- tensors that are known before -------------------------------------------------------------------------------------
+@pytest.fixture(params=["native", "without LLVM"])
+def way(request, monkeypatch):
+    if request.param != "native":
+        monkeypatch.setattr(address_watch, "native_method", lambda name: None)
+
+
+def tensors_of_all_kinds():
+    base, shared = torch.randn(8), torch.frombuffer(bytearray(16), dtype=torch.float32)
+    return [torch.nn.Parameter(torch.randn(4)), torch.randn(4), base[2:], shared, torch.empty(0)]
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_known_tensors_that_move_are_seen(way, which):
+    tensors = tensors_of_all_kinds()
+    watch = TensorWatch(tensors)
+    assert watch.unmoved() and watch.addresses == [t.data_ptr() for t in tensors]
+    old, tensors[which].data = tensors[which].data, torch.randn(6)
+    assert not watch.unmoved()
+    tensors[which].data = old
+    assert watch.unmoved()
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_view_of_the_same_memory_is_seen(way, which):
+    tensors = tensors_of_all_kinds()
+    watch = TensorWatch(tensors)
+    tensors[which].data = tensors[which].data[1:]
+    assert not watch.unmoved()
+
+
+def test_tensors_that_are_swapped_are_seen(way):
+    """The objects of Python stay, and have each other's tensor of C++."""
+    tensors = [torch.randn(4), torch.randn(4)]
+    watch = TensorWatch(tensors)
+    torch.utils.swap_tensors(tensors[0], torch.randn(4))
+    gc.collect()
+    assert not watch.unmoved()
+    assert TensorWatch(tensors).unmoved()
+
+
+def test_a_storage_with_other_memory_is_seen(way):
+    tensors = [torch.randn(4), torch.randn(4)]
+    watch = TensorWatch(tensors)
+    tensors[1].untyped_storage().resize_(1 << 20)
+    assert not watch.unmoved()
+
+
+def test_a_twin_until_it_is_written_is_seen():
+    tensors = [torch.randn(4)]
+    watch = TensorWatch(tensors)
+    twin = torch._lazy_clone(tensors[0])
+    assert not watch.unmoved()
+    assert torch.equal(TensorWatch(tensors).tensors[0], twin)
+
+
+def test_what_has_no_address_is_not_watched(way):
+    watch = TensorWatch([torch.randn(4).to_sparse(), torch.nn.parameter.UninitializedParameter(), torch.ones(1)])
+    assert watch.unmoved() and watch.addresses[:2] == [-1, -1]
+    assert TensorWatch([]).unmoved()
+
+
+def test_other_layouts_are_seen(way):
+    x, y = torch.randn(4, 4), torch.randn(3)
+    watch = LayoutWatch([(0, x.shape, x.stride(), x.dtype), (2, y.shape, y.stride(), y.dtype)])
+    assert watch.same([x, None, y]) and watch.same([torch.zeros(4, 4), 1, torch.zeros(3)])
+    for other in (x.t(), x[:3], x.view(2, 8), x.view(16), x.view(torch.int32), x[None], x.double()):
+        assert not watch.same([other, 1, y])
+    assert not watch.same([x, 1, y[:2]]) and not watch.same([x, 1, y.view(torch.int32)])
+    number = torch.tensor(1)
+    assert LayoutWatch([(0, number.shape, (), number.dtype)]).same([number])
+    assert LayoutWatch([]).same([x])

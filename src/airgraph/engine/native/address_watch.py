@@ -1,7 +1,9 @@
-"""Whether tensors among some arguments are where they were: one native loop.
+"""Whether tensors are where they were, and as they were: native loops.
 
 watch = AddressWatch(202, addresses, pinned)
 watch.same(args)                                 whether the arguments that `pinned` numbers are at their addresses
+LayoutWatch(layouts).same(args)                  whether tensors among them have their sizes, strides and types
+TensorWatch(tensors).unmoved()                   whether these very tensors are where they were when it was made
 
 PyTorch's own comparison in C++ took 22 µs for the 202 arguments of a BERT on the host of an H200; it is used without LLVM.
 Where a tensor begins with its memory, as parameters do, the address is read from it; PyTorch is asked for others, which
@@ -12,27 +14,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 import torch
 
-from airgraph.engine.native.builtin import METH_O, MethodDef, compiled_method, make_builtin, python_functions
-from airgraph.engine.native.llvm.builder import Function
+from airgraph.engine.native.builtin import table_builtin
+from airgraph.engine.native.replay_code import HANDLE, native_method
 
-if TYPE_CHECKING:
-    from airgraph.engine.native.llvm.jit import Unit
-
-TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
-WIDTH, TENSOR, PARAMETER, COUNT, KNOWN, STORAGE, OFFSET, DATA, OWNER, ROWS = range(10)  # words of a table
-PYTHON = ("PyLong_AsVoidPtr", "PyLong_FromLong", "PyList_Size", "PyList_GetItem")
-DECLARES = """
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare ptr @PyLong_FromLong(i64)
-declare i64 @PyList_Size(ptr)
-declare ptr @PyList_GetItem(ptr, i64)
-declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
-"""
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose objects are known
+ArgumentLayout = tuple[int, torch.Size, tuple[int, ...], torch.dtype]  # which argument, its sizes, strides and type
+Words = tuple[int, int, int, int]
 
 
 class AddressWatch:
@@ -41,22 +33,82 @@ class AddressWatch:
     same: Callable[[list[Any]], Any]
 
     def __init__(self, width: int, addresses: Sequence[int], which: Sequence[int]) -> None:
-        method = native_comparison()
+        method = native_method("same")
         if method is None:
             self.same = lambda args: same_addresses(args, addresses, which)
             return
         known = tensor_words()
-        head = (
-            width,
-            id(torch.Tensor),
-            id(torch.nn.Parameter),
-            len(which),
-            int(known is not None),
-            *(known or [0] * 4),
-        )
+        head = (width, *map(id, PLAIN), len(which), int(known is not None), *(known or [0] * 4))
         rows = [word for i in which for word in (i, addresses[i])]
-        self.table = (ctypes.c_int64 * (len(head) + len(rows)))(*head, *rows)
-        self.same = make_builtin(method, ctypes.addressof(self.table))
+        self.same = table_builtin(method, [*head, *rows])
+
+
+class LayoutWatch:
+    """`same(args)`: the tensors in a list of arguments that `layouts` numbers have their sizes, strides and types."""
+
+    same: Callable[[list[Any]], Any]
+
+    def __init__(self, layouts: Sequence[ArgumentLayout]) -> None:
+        method = native_method("laid_out")
+        if method is None:
+            self.same = partial(compare_layouts, layouts)
+            return
+        places = [(ctypes.c_int64 * (2 * len(shape)))(*shape, *strides) for _, shape, strides, _ in layouts]
+        rows = [
+            word
+            for (i, shape, _, dtype), place in zip(layouts, places)
+            for word in (i, scalar_type(dtype), len(shape), ctypes.addressof(place))
+        ]
+        self.same = table_builtin(method, [len(layouts), *rows], places)
+
+
+def compare_layouts(layouts: Sequence[ArgumentLayout], args: Sequence[Any]) -> bool:
+    return all((args[i].shape, args[i].stride(), args[i].dtype) == tuple(layout) for i, *layout in layouts)
+
+
+@cache
+def scalar_type(dtype: torch.dtype) -> int:
+    """The number C++ has for a type."""
+    from airgraph.engine.native.libtorch import torch_symbol
+
+    tensor, found = torch.empty(0, dtype=dtype), ctypes.c_int32()
+    ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(torch_symbol("aoti_torch_get_dtype"))
+    ask(id(tensor) + 8 * HANDLE, ctypes.addressof(found))
+    return found.value
+
+
+class TensorWatch:
+    """`unmoved()`: whether `tensors` are at the `addresses` they had when this was made. (That of a subclass of Tensor, or
+    of one without memory, is -1.)"""
+
+    unmoved: Callable[[], Any]
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        which = [i for i, t in enumerate(tensors) if type(t) in PLAIN and t.layout == torch.strided]
+        self.addresses = [-1] * len(tensors)
+        for i in which:
+            self.addresses[i] = tensors[i].data_ptr()
+        method = native_method("unmoved")
+        if method is None:
+            self.unmoved = partial(same_addresses, tensors, self.addresses, which)
+            return
+        known = tensor_words()
+        found = [tensor_row(tensors[i], self.addresses[i], known) for i in which]
+        rows = sorted(found, key=lambda row: row[2] == 0)  # PyTorch is asked for the last ones
+        plain = sum(row[2] != 0 for row in rows)
+        head = (len(rows), plain, *(known or [0] * 4))
+        self.unmoved = table_builtin(method, [*head, *(word for row in rows for word in row)], tensors)
+
+
+def tensor_row(tensor: torch.Tensor, address: int, known: Words | None) -> Words:
+    storage = tensor.untyped_storage()._cdata
+    plain = known is not None and tensor.storage_offset() == 0
+    if plain:
+        _, _, *places = known  # type: ignore[misc]
+        memory = words(storage, max(places) + 1)
+        plain = all(memory[place] == address for place in places)
+    return id(tensor), tensor._cdata, storage if plain else 0, address
 
 
 def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
@@ -64,7 +116,7 @@ def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequ
 
 
 @cache
-def tensor_words() -> tuple[int, int, int, int] | None:
+def tensor_words() -> Words | None:
     """The words of a tensor of C++ with its storage and its offset there, and those of a storage with the address of its
     memory and with the owner of that: an allocator's own memory is known by its address, memory that two tensors share
     until one of them is written to is not. None where there are no such words."""
@@ -86,80 +138,3 @@ def words(address: int, count: int) -> list[int]:
 
 # In PyTorch's CUDA builds.
 same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", compare_addresses)
-
-
-def source() -> str:
-    """A builtin whose `self` is the address of a table and whose argument is a list."""
-    f = Function("same", "ptr %self, ptr %args", "ptr", exported=True)
-    f.do("%out = alloca i64")
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    rows, classes = f.at(table, ROWS, "i64"), [f.word(table, word) for word in (TENSOR, PARAMETER)]
-    places = {place: f.word(table, place) for place in (STORAGE, OFFSET, DATA, OWNER)}
-    known = f.test("ne", f.word(table, KNOWN), 0)
-    whole = f.test("eq", f.op("call i64 @PyList_Size(ptr %args)"), f.word(table, WIDTH))
-
-    def one(i: str, same: str) -> list[str]:
-        row = f.row(rows, i, 2)
-        found = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {f.word(row, 0)})")
-        own = f.word(found, TYPE)
-        is_tensor = f.op(f"or i1 {f.test('eq', own, classes[0])}, {f.test('eq', own, classes[1])}")
-
-        def asked() -> str:
-            code = f.op(f"call i32 @aoti_torch_get_data_ptr(ptr {f.at(found, HANDLE, 'i64')}, ptr %out)")
-            fine = f.test("eq", code, 0, "i32")
-            return f.op(f"and i1 {fine}, {f.test('eq', f.word('%out', 0), f.word(row, 1))}")
-
-        def at_address() -> str:
-            tensor = f.word(found, HANDLE, "ptr")
-            storage = f.word(tensor, places[STORAGE], "ptr")
-
-            def read() -> list[str]:
-                data = f.word(storage, places[DATA])
-                own = f.test("eq", f.word(storage, places[OWNER]), data)
-                return [data, f.op(f"and i1 {own}, {f.test('eq', f.word(tensor, places[OFFSET]), 0)}")]
-
-            there = f.op(f"and i1 {known}, {f.test('ne', storage, 'null', 'ptr')}")
-            data, plain = f.when(there, read, ("i64", "0"), ("i1", "false"))
-            return f.either(f.op(f"xor i1 {plain}, true"), "i1", asked, f.test("eq", data, f.word(row, 1)))
-
-        return [f.op(f"and i1 {same}, {f.either(is_tensor, 'i1', at_address, 'false')}")]
-
-    count = f.choose(whole, "i64", f.word(table, COUNT), "0")
-    (same,) = f.loop("0", count, 1, one, ("i1", whole))
-    answer = f.op(f"call ptr @PyLong_FromLong(i64 {f.choose(same, 'i64', '1', '0')})")
-    return f.text(f"ptr {answer}") + DECLARES
-
-
-@cache
-def unit() -> Unit | None:
-    """The loop; None where tensors have another layout."""
-    from airgraph.engine.native.libtorch import torch_symbol
-    from airgraph.engine.native.llvm.jit import Unit
-    from airgraph.engine.native.runtime import check_tensors
-
-    try:
-        check_tensors()
-        imports = {**python_functions(*PYTHON), "aoti_torch_get_data_ptr": torch_symbol("aoti_torch_get_data_ptr")}
-    except (OSError, RuntimeError):
-        return None
-    return Unit(source, ("same",), imports, name=__name__) if all(imports.values()) else None
-
-
-@cache
-def native_comparison() -> MethodDef | None:
-    """None without LLVM."""
-    return compiled_method("same", METH_O, unit)
-
-
-def watch_objects() -> dict[str, bytes]:
-    """The object code by its digest, for files that carry all that a start needs; empty without LLVM."""
-    from airgraph.engine.native.llvm.jit import object_code
-
-    found = unit()
-    return {} if found is None or native_comparison() is None else {found.key().digest: object_code(found)}
-
-
-def watch_digest() -> str | None:
-    """Of the key of that object code."""
-    found = unit()
-    return None if found is None else found.key().digest

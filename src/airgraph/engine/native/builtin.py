@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airgraph.engine.native.libtorch import symbol
@@ -45,9 +45,16 @@ def python_functions(*names: str) -> dict[str, int]:
     return {name: symbol(ctypes.pythonapi, name) for name in names}
 
 
-def make_builtin(method: MethodDef, address: int) -> Callable[..., Any]:
-    """A builtin function; the machine code gets `address` as its `self`, an int of Python's."""
+def make_builtin(method: MethodDef, address: int, kept: Any = None) -> Callable[..., Any]:
+    """A builtin function; the machine code gets `address` as its `self`, an int of Python's. What is there lives as long as
+    the function where it is `kept`."""
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return new(ctypes.addressof(method), address, None)
+    new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+    return new(ctypes.addressof(method), address, kept)  # (as its module, which may be any object)
+
+
+def table_builtin(method: MethodDef, words: Sequence[int], *kept: Any) -> Callable[..., Any]:
+    """A builtin function whose machine code reads a table of these words. It keeps that, and what the words refer to."""
+    table = (ctypes.c_int64 * len(words))(*words)
+    return make_builtin(method, ctypes.addressof(table), (table, *kept))
