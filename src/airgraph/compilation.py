@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from airgraph.capture.aot import fixed_inputs
+from airgraph.capture.aot import state_inputs
 from airgraph.config import Config
 from airgraph.convert import EMPTY, REGISTRY, Registry
 from airgraph.journal import Journal, open_journal
@@ -42,7 +42,7 @@ class Compilation:
     @property
     def fixed(self) -> frozenset[int]:
         """The arguments that stay where they are."""
-        return fixed_inputs() if self.journal.phase != "backward" else frozenset()
+        return state_inputs() if self.journal.phase != "backward" else frozenset()
 
 
 def registry_of(config: Config) -> Registry:

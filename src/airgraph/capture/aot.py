@@ -181,18 +181,12 @@ def chain_of_views(node: Any) -> list[torch.fx.Node]:
     return found
 
 
-def fixed_inputs() -> frozenset[int]:
-    """While AOTAutograd compiles a forward or inference graph: its arguments that are parameters or buffers, which stay
-    where they are from call to call."""
-    context = TracingContext.try_get()
-    meta: Any = context.fw_metadata if context else None
-    return frozenset(getattr(meta, "static_input_indices", None) or ())
-
-
 def state_inputs() -> frozenset[int]:
     """While AOTAutograd compiles a forward or inference graph: its arguments that are parameters or buffers, also those of
-    an exported model."""
-    return fixed_inputs() | _state.get()
+    an exported model. They stay where they are from call to call."""
+    context = TracingContext.try_get()
+    meta: Any = context.fw_metadata if context else None
+    return frozenset(getattr(meta, "static_input_indices", None) or ()) | _state.get()
 
 
 def first_saved() -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class CompiledModel(ModelCall):
     exported: Exported
     run: Callable[..., Any]
     listed: Callable[[list[Any]], Any]
+    behind: Callable[[list[torch.Tensor], Sequence[Any]], Any] | None
     seconds: float
     config: Config
     fixed: list[tuple[int, Any]]
@@ -35,7 +36,8 @@ class CompiledModel(ModelCall):
         """`run(*state, *arguments)`; `seconds`: what compiling took; `config`: its options."""
         super().__init__(exported.model, exported.in_spec, exported.out_spec)
         listed = getattr(run, "listed", None) or (lambda args: run(*args))
-        self.own(exported=exported, run=run, listed=listed, seconds=seconds, config=config)
+        behind = run.behind() if hasattr(run, "behind") else None
+        self.own(exported=exported, run=run, listed=listed, behind=behind, seconds=seconds, config=config)
         # Plain numbers and words of the example are part of the graph; another one would be another graph.
         fixed = [(i, value) for i, value in enumerate(self.given) if not isinstance(value, SYMBOLIC)]
         sizes = SizeChecks(self.names, self.given, *symbolic_facts(exported.inputs))
@@ -57,8 +59,8 @@ class CompiledModel(ModelCall):
         return self.exported.argument_names[len(self.exported.names) :]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # What is written out here are `leaves`, `results` and, for a model of fixed sizes, nothing to check: functions of
-        # their own took 4 % of a call of a small MLP.
+        # What is written out here are `leaves`, `LiveState.read`, `results` and, for a model of fixed sizes, nothing to
+        # check: functions of their own took 4 % of a call of a small MLP.
         leaves = args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
         for i, value in self.fixed:
             if type(leaves[i]) is not type(value) or leaves[i] != value:
@@ -68,7 +70,10 @@ class CompiledModel(ModelCall):
                 )
         if self.sizes.places:
             self.sizes.check(leaves)
-        found = self.listed([*self.live.read(), *leaves])
+        watch, state = self.live.now
+        if not watch.unchanged():
+            state = self.live.read()
+        found = self.listed([*state, *leaves]) if self.behind is None else self.behind(state, leaves)
         return found[0] if self.single else self.results(found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:

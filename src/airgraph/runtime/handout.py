@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from airgraph.engine.native.replay_tensors import TensorMaker
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh, Number, OfInput, OfOutput, Plain
 from airgraph.ir.symbols import evaluate
@@ -36,11 +37,11 @@ class Handout:
     at: dict[int, int] = field(default_factory=dict)  # output → position of a fresh tensor of it
     visible: list[Slot] = field(default_factory=list)  # slots of which tensors are made for callers
     hidden: set[int] = field(default_factory=set)  # outputs of which autograd gets the tensors that we keep
-    only: list[torch.Tensor] | None = None  # where all results are fresh
+    only: TensorMaker | None = None  # where all results are fresh
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         if self.only is not None:
-            return [template.detach() for template in self.only]
+            return self.only.make()
         results = self.kept.copy()
         for position, template in self.fresh:
             results[position] = template.detach()
@@ -101,7 +102,7 @@ def prepared(
                 found.kept[position] = value
     found.visible = list(visible)
     if len(found.fresh) == len(boundary.results):
-        found.only = [template for _, template in found.fresh]
+        found.only = TensorMaker([template for _, template in found.fresh])
     found.hidden -= {r.index for r in boundary.results[:saved] if isinstance(r, Fresh)}
     for slot in (slots[index] for index in found.hidden):
         slot.tickets = {t for t in slot.tickets if t.templates or t.held()} | {slots[ticket_index]}  # type: ignore[index]

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.native.address_watch import AddressWatch
+from airgraph.engine.native.address_watch import AddressWatch, ArgumentLayout, LayoutWatch, TensorWatch
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
 from airgraph.runtime.handout import Handout
 from airgraph.runtime.parts import ProgramPart
 from airgraph.runtime.program import Program
-from airgraph.runtime.slots import Slot, Slots, reach, references
+from airgraph.runtime.slots import Slot, reach, references
 
 tick = itertools.count(1).__next__  # a number for each use of any recording
 retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward pass
@@ -47,6 +47,7 @@ class Recording:
         self.program: Any = weakref.proxy(program)  # else neither would be freed before the next collection
         self.symbols = symbols
         self.slots = slots
+        self.owner = next((slot.owner for slot in slots.values()), None)
         self.leased = leased
         self.hits, self.used, self.step = 0, tick(), step_now()
         self.copied: list[int] = []
@@ -54,6 +55,10 @@ class Recording:
         self.pinned: list[int] = []
         self.addresses: list[int] = [0] * len(program.boundary.arguments)
         self.expected: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
+        self.layouts: list[ArgumentLayout] = []  # of pinned arguments of a user's
+        self.state: list[int] | None = None  # addresses of a model's state that are known to be those it reads
+        self.rest_watch: AddressWatch  # the arguments behind that
+        self.rest_layouts: LayoutWatch
         self.cells: list[tuple[int, torch.Tensor]] = []
         self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
@@ -64,7 +69,7 @@ class Recording:
         self.results: Handout | None = None  # None: they depend on more than arguments and slots
         self.exposed = False  # results were handed out one by one, so each of its slots may be held
         self.overwrites: list[Slot] = []  # slots of another graph's results that its own results are laid over
-        self.watched: list[Slot] = []  # the slots that tell whether its results are held
+        self.watched: list[tuple[int, int]] = []  # the slots that tell whether its results are held, and our references
         self.version = -1  # of the slots, when `watched` was found
         self.grown = 0  # bytes by which the arena grew for it
 
@@ -75,24 +80,58 @@ class Recording:
 
     @cached_property
     def fits(self) -> Callable[[list[Any]], Any]:
-        """Called with arguments: whether they are as and where those it was made for."""
+        """Called with arguments: whether those it copies are as, and the others where those were that it was made for."""
         return self.all_fit if self.expected else self.watch.same
 
     def all_fit(self, args: list[Any]) -> bool:
+        return self.watch.same(args) and self.as_expected(args)
+
+    def as_expected(self, args: Sequence[Any], start: int = 0) -> bool:
+        """Whether what is copied fits into its buffers. The arguments are those from number `start` on."""
         for i, shape, dtype, device in self.expected:
-            arg = args[i]
-            if arg.shape != shape or arg.dtype is not dtype or arg.device != device:
+            arg = args[i - start]
+            if getattr(arg, "shape", None) != shape or arg.dtype is not dtype or arg.device != device:
                 return False
-        return bool(self.watch.same(args))
+        return True
+
+    def laid_out(self, args: list[Any]) -> bool:
+        """Whether arguments that fit have the right sizes, strides and types, too. Dynamo's guards see to that; nobody does
+        for a model that was compiled ahead of time."""
+        return not self.layouts or self.layout_watch.same(args)
+
+    @cached_property
+    def layout_watch(self) -> LayoutWatch:
+        return LayoutWatch(self.layouts)
+
+    def fits_behind(self, state: TensorWatch, args: list[Any]) -> bool:
+        """As `fits` and `laid_out`, for the arguments behind a model's state, which has not moved."""
+        if self.state is not state.addresses and not self.reads(state.addresses):
+            return False
+        if not self.rest_watch.same(args) or not self.rest_layouts.same(args):
+            return False
+        return not self.expected or self.as_expected(args, len(state.addresses))
+
+    def reads(self, state: list[int]) -> bool:
+        """Whether these are the addresses of the first arguments it was made for, all of them parameters."""
+        count, others = len(state), (*self.copied, *(i for i, *_ in self.layouts))
+        if any(i < count for i in others) or any(state[i] != self.addresses[i] for i in self.pinned if i < count):
+            return False
+        self.state = state
+        which = [i - count for i in self.pinned if i >= count]
+        self.rest_watch = AddressWatch(len(self.addresses) - count, self.addresses[count:], which)
+        self.rest_layouts = LayoutWatch([(i - count, *layout) for i, *layout in self.layouts])  # type: ignore[misc]
+        return True
 
     def free(self) -> bool:
         """Whether its results may be written again."""
-        if not self.leased or not self.slots:
+        owner = self.owner
+        if owner is None or not self.leased:
             return True
-        if self.version != self.owner.version:
-            self.watched, self.version = self.telling(), self.owner.version
-        for slot in self.watched:
-            if references(slot.handle) != slot.own:
+        if self.version != owner.version:
+            self.watched = [(slot.handle, slot.own) for slot in self.telling()]
+            self.version = owner.version
+        for handle, own in self.watched:
+            if references(handle) != own:
                 return self.given_up()
         if self.overwrites and not self.may_overwrite():
             return False
@@ -107,10 +146,6 @@ class Recording:
     def outlived(self) -> bool:
         """Gradients that are laid over its results are held."""
         return any(guest.held() for slot in self.slots.values() for guest in slot.guests)
-
-    @cached_property
-    def owner(self) -> Slots:
-        return next(iter(self.slots.values())).owner
 
     def telling(self) -> list[Slot]:
         """The slots to look at: all of them, with their tickets, if another recording or caller knows them one by one."""

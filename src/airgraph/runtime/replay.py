@@ -30,6 +30,8 @@ from torch.autograd import profiler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from airgraph.config import Config
+from airgraph.engine.native.address_watch import TensorWatch
+from airgraph.engine.native.replay_tensors import WriteCounter
 from airgraph.engine.protocol import PLACED, Env, Step, Steps, Symbols
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
@@ -90,6 +92,8 @@ class ReplayProgram(Program):
     ) -> None:
         super().__init__(name, boundary, executable, journal)
         self.config, self.log = config, journal.log
+        self.event_level = self.log.event_level
+        self.levels: dict[int, bool] = self.log._cache  # type: ignore[attr-defined]  # what logging knows of each level
         self.saved = saved
         self.arena = arena_of(executable.device)
         self.parameters = parameters
@@ -146,14 +150,15 @@ class ReplayProgram(Program):
         return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.key_sources])
 
     # -- a call ---------------------------------------------------------------------------------------------------------
-    def attempt(self, args: list[Any]) -> list[Any] | None:
+    def attempt(self, args: list[Any], state: TensorWatch | None = None, guarded: bool = False) -> list[Any] | None:
+        """`state`: the arguments in front of `args`. `guarded`: Dynamo has checked sizes, strides and types."""
         # What is written out here are `quiet`, `find`, `Arena.ordered` and, for a recording that is one CUDA graph, its
         # replay and handout: within Dynamo's frame evaluation every function of Python costs some 0.3 µs more.
-        if not self.short or len(args) != self.width or profiler._is_profiler_enabled:
+        if not self.short or profiler._is_profiler_enabled or (state is None and len(args) != self.width):
             return None
-        if self.log.isEnabledFor(self.log.event_level):
+        if self.levels.get(self.event_level) is not False and self.log.isEnabledFor(self.event_level):
             return None
-        entry = self.entries.get(self.key(args) if self.key_sources else ())
+        entry = self.entries.get(self.key(whole(state, args)) if self.key_sources else ())
         if entry is None:
             return None
         arena = self.arena
@@ -162,7 +167,11 @@ class ReplayProgram(Program):
             if arena.busy or (stream and torch._C._cuda_isCurrentStreamCapturing()):
                 return None
             for recording in entry.recordings:
-                if recording.fits(args) and recording.free():
+                if state is not None:
+                    fits = recording.fits_behind(state, args)
+                else:
+                    fits = recording.fits(args) and (guarded or recording.laid_out(args))
+                if fits and recording.free():
                     break
             else:
                 return None
@@ -170,8 +179,9 @@ class ReplayProgram(Program):
             if handout is None or (self.saved is not None and hooks()):
                 if not self.fixed_results:
                     return None
-                outputs = self.replay(recording, args, dict(recording.symbols))
-                results = [self.result(r, args, outputs, {}) for r in self.boundary.results]
+                given = whole(state, args)
+                outputs = self.replay(recording, given, dict(recording.symbols))
+                results = [self.result(r, given, outputs, {}) for r in self.boundary.results]
             elif recording.simple:
                 if stream != arena.last:
                     arena.ordered()
@@ -179,16 +189,31 @@ class ReplayProgram(Program):
                 recording.hits += 1
                 recording.used = tick()
                 only = handout.only
-                results = handout(args) if only is None else [template.detach() for template in only]
+                results = handout(whole(state, args)) if only is None else only.make()
             else:
-                self.repeat(recording, args, dict(recording.symbols))
-                results = handout(args)
+                given = whole(state, args)
+                self.repeat(recording, given, dict(recording.symbols))
+                results = handout(given)
         args.clear()
         self.calls += 1
         return results
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        return super().past(around, written) if self.plain else around
+        """As `Program.past`; the attribute `behind` makes calls with a model's state in front of their arguments."""
+        if not self.short or not self.plain:
+            return around
+        attempt, count = self.attempt, torch.autograd.graph.increment_version
+
+        def call(*args: Any) -> Any:
+            results = attempt([*args], None, True)
+            if results is None:
+                return around(*args)
+            if written:
+                count([args[i] for i in written])
+            return results
+
+        call.behind = lambda: StateCall(self, around, written).call  # type: ignore[attr-defined]
+        return call
 
     def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
         if self.short and isinstance(result, Fresh):
@@ -199,7 +224,7 @@ class ReplayProgram(Program):
         if self.arena.busy or capturing(self.arena):
             return None
         for recording in entry.recordings:
-            if recording.fits(args) and recording.free():
+            if recording.fits(args) and recording.laid_out(args) and recording.free():
                 return recording
         return None
 
@@ -319,7 +344,7 @@ class ReplayProgram(Program):
         """A new recording, and its results: recording runs the program once."""
         key = self.key(given)
         pinned = self.pinned(entry, given)
-        known = [r for r in entry.recordings if r.fits(given)]
+        known = [r for r in entry.recordings if r.fits(given) and r.laid_out(given)]
         leased = self.config.output_policy != "clone" and len(known) < self.config.output_slots
         if self.config.output_policy == "error" and known:
             self.refuse_overwriting(known[0])
@@ -409,6 +434,8 @@ class ReplayProgram(Program):
                 recording.cells.append((i, as_tensor(arg).to(self.arena.device)))
             elif i in pinned:
                 recording.addresses[i] = arg.data_ptr()
+                if self.journal.phase == "inference" and i not in self.parameters:
+                    recording.layouts.append((i, arg.shape, arg.stride(), arg.dtype))
             elif self.on_device(arg):
                 recording.copied.append(i)
                 recording.buffers.append(buffer_for(arg))
@@ -561,6 +588,36 @@ def is_fixed(result: Any) -> bool:
     return isinstance(result, Fresh | Plain)
 
 
+class StateCall:
+    """Calls of a captured program with a model's state in front of their arguments. Whether the state is where it was is
+    one native question: it is neither handed over nor compared with a recording while it stays there."""
+
+    def __init__(self, program: ReplayProgram, around: Callable[..., Any], written: Sequence[int]) -> None:
+        """`around`, `written`: those of `Program.past`."""
+        self.attempt, self.around, self.written = program.attempt, around, written
+        self.last = max(written, default=-1)
+        self.now = self.find([])
+
+    def find(self, state: list[torch.Tensor]) -> tuple[TensorWatch, WriteCounter]:
+        """Where the state is, and what of it calls write to."""
+        return TensorWatch(state), WriteCounter([state[i] for i in self.written if i < len(state)])
+
+    def call(self, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
+        """`state` is another list where one of its tensors was replaced."""
+        watch, writes = self.now
+        if watch.tensors is not state or not watch.unmoved():
+            watch, writes = self.now = self.find(state)
+        results = self.attempt([*args], watch)
+        if results is None:
+            return self.around(*state, *args)
+        if self.written:
+            writes.count()
+            if self.last >= len(state):
+                others = [args[i - len(state)] for i in self.written if i >= len(state)]
+                torch.autograd.graph.increment_version(others)
+        return results
+
+
 # -- small things -------------------------------------------------------------------------------------------------------
 def capturing(arena: Arena) -> bool:
     """The user captures a graph of his own: our ops become part of that. (The default stream, 0, cannot be captured, and
@@ -570,6 +627,10 @@ def capturing(arena: Arena) -> bool:
 
 def reserved(arena: Arena) -> int:
     return torch.cuda.memory_reserved(arena.device) if arena.device.type == "cuda" else 0
+
+
+def whole(state: TensorWatch | None, args: list[Any]) -> list[Any]:
+    return args if state is None else [*state.tensors, *args]
 
 
 def bare_replay(graph: Any) -> Callable[[], None]:
