@@ -65,7 +65,8 @@ class ModelCall(torch.nn.Module):
     out_spec: Any
     count: int
     flat: bool
-    single: bool
+    single: bool  # one result
+    row: bool  # a tuple of results
 
     def __init__(self, model: torch.nn.Module, in_spec: Any, out_spec: Any) -> None:
         super().__init__()
@@ -74,7 +75,8 @@ class ModelCall(torch.nn.Module):
         count = in_spec.num_leaves
         flat = in_spec == pytree.tree_structure((tuple(range(count)), {}))  # plain arguments, in a row
         single = out_spec == pytree.tree_structure(0)
-        self.own(model=model, in_spec=in_spec, out_spec=out_spec, count=count, flat=flat, single=single)
+        row = out_spec == pytree.tree_structure((0,) * out_spec.num_leaves)
+        self.own(model=model, in_spec=in_spec, out_spec=out_spec, count=count, flat=flat, single=single, row=row)
 
     def own(self, **attributes: Any) -> None:
         """Attributes of its own. Assigning them would change the model, where it has a submodule, parameter or buffer of
@@ -89,6 +91,8 @@ class ModelCall(torch.nn.Module):
         return args if self.flat and not kwargs and len(args) == self.count else self.flatten(args, kwargs)
 
     def results(self, found: Sequence[Any]) -> Any:
+        if self.row:
+            return tuple(found)
         return found[0] if self.single else pytree.tree_unflatten(found, self.out_spec)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
