@@ -29,7 +29,6 @@ PYTHON = {
     "PyList_GetItem": "ptr (ptr, i64)",
     "PyList_New": "ptr (i64)",
     "PyList_SetItem": "i32 (ptr, i64, ptr)",
-    "memcmp": "i32 (ptr, ptr, i64)",
 }
 TORCH = {
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
@@ -40,13 +39,17 @@ TORCH = {
     "aoti_torch__reinterpret_tensor": "i32 (ptr, i64, ptr, ptr, i64, ptr)",
     "aoti_torch_delete_tensor_object": "i32 (ptr)",
 }
-CPP = {"wrap": "ptr (ptr)", "bump_version": "void (ptr)"}
+OTHERS = {  # under names of ours: of memcmp LLVM may make a bcmp, which is not imported
+    "wrap": "ptr (ptr)",
+    "bump_version": "void (ptr)",
+    "compare_bytes": "i32 (ptr, ptr, i64)",
+}
 BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 
 def source() -> str:
     parts = (same_source(), laid_out_source(), unmoved_source(), bump_source(), make_source())
-    return "".join(parts) + "".join(declared(name, kind) for name, kind in (PYTHON | TORCH | CPP).items())
+    return "".join(parts) + "".join(declared(name, kind) for name, kind in (PYTHON | TORCH | OTHERS).items())
 
 
 def declared(name: str, kind: str) -> str:
@@ -111,7 +114,7 @@ def laid_out_source() -> str:
             return f.op(f"load {kind}, ptr %out")
 
         def equal(what: str, wanted: str) -> str:
-            order = f.op(f"call i32 @memcmp(ptr {told(what, 'ptr')}, ptr {wanted}, i64 {length})")
+            order = f.op(f"call i32 @compare_bytes(ptr {told(what, 'ptr')}, ptr {wanted}, i64 {length})")
             return f.test("eq", order, 0, "i32")
 
         of_type = f.test("eq", f.op(f"sext i32 {told('dtype', 'i32')} to i64"), f.word(row, 1))
@@ -219,7 +222,7 @@ def unit() -> Unit | None:
     try:
         check_tensors()
         imports = python_functions(*PYTHON) | {name: torch_symbol(name) for name in TORCH}
-        imports["wrap"] = torch_symbol(WRAP)
+        imports |= {"wrap": torch_symbol(WRAP), "compare_bytes": torch_symbol("memcmp")}
     except (OSError, RuntimeError):
         return None
     imports["bump_version"] = bump_function() or imports["wrap"]  # (never called where there is none)
