@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --modes default,reduce-overhead,max-autotune --prepare DIR     then --prepared DIR
 
 Inductor compiles for a minute or more in the mode max-autotune. `--prepare` compiles all models at the same time, each in a
-process of its own; with `--prepared` the measuring process finds what was compiled, but chooses among the kernels of
-max-autotune by timing them itself, on a GPU that has nothing else to do. Such rows have no compile times.
+process of its own; with `--prepared` the measuring process finds what was compiled and chosen. Such rows have no compile
+times.
 
 Times are medians of a call until the GPU is done, in milliseconds. Every contender's results are held against a float64 run
 of the same weights: an error is the distance from it relative to its norm, of all results together. `train` rows are
@@ -140,7 +140,7 @@ def measure(model: Model, modes: list[str], rounds: int, autotune: bool, prepare
     compile_seconds: dict[str, float] = {}
     for name, how in ways.items():
         if prepared is not None and "mode" in how:
-            use_caches(prepared, model.name, how["mode"] if how["mode"] != "max-autotune" else "timed alone")
+            use_caches(prepared, model.name, how["mode"])
         start = time.perf_counter()
         calls[name] = step(model, module, torch.compile(module, **how), args)
         calls[name]()

@@ -17,6 +17,7 @@ import airgraph
 from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.reference import ReferenceEngine
 from airgraph.errors import BindError
+from airgraph.runtime.replay import MOVES
 
 
 class Replaying(ReferenceEngine):
@@ -103,6 +104,20 @@ def test_it_is_replayed(ready):
         same(fast, model, x)
     assert recordings(fast)[0].hits == before + 3
     assert [len(recordings(fast)), program_of(fast).journal.counters["captured"]] == [1, 1]
+
+
+def test_state_that_is_new_in_every_call_is_copied():
+    """After some captures; what stays where it is is still read there."""
+    model, x = Counting().eval(), torch.randn(4, 4)
+    fast, held = compiled(model, x), []
+    for _ in range(3 * MOVES):
+        held.append(model.seen)
+        model.seen = model.seen.clone()
+        same(fast, model, x)
+    found = recordings(fast)
+    assert MOVES < len(found) < 2 * MOVES
+    weight, seen = (fast.exported.names.index(name) for name in ("linear.weight", "seen"))
+    assert weight in found[-1].pinned and seen in found[-1].copied
 
 
 def replaced(model):

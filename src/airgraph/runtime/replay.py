@@ -395,7 +395,8 @@ class ReplayProgram(Program):
         for i, arg in enumerate(given):
             if not self.on_device(arg):
                 continue
-            steady = i in self.parameters or not self.config.clone_input
+            stayed = not entry.copying or any(r.addresses[i] == arg.data_ptr() for r in entry.recordings)
+            steady = (i in self.parameters and stayed) or not self.config.clone_input
             if steady:
                 self.arena.steady[arg.data_ptr()] = TensorAddress.of(arg)
             stays = not entry.recordings and entry.seen[i].holds(arg)
