@@ -33,7 +33,7 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -530,25 +530,21 @@ def results_of(path: Path, args: tuple[Any, ...], engine: str) -> Any:
         model.first = [guarded(t) for t in model.first]
     found: list[Any] = []
     if packed:
-        unless_refused(loaded.prepare)
+        with contextlib.suppress(AirgraphError, MemoryError):
+            loaded.prepare()
     for model in called * 2:
         for sizes in (args, tuple(longer(a) for a in args)):
             given = [guarded(a) for a in sizes]
-            result = unless_refused(lambda: model(*given))  # noqa: B023
+            try:
+                result = model(*given)
+            except (AirgraphError, MemoryError):
+                result = "refused"
+            except RuntimeError as error:
+                if "memory" not in str(error) and "Storage size" not in str(error):
+                    raise
+                result = "refused"
             found.append((result, [g.clone() if isinstance(g, torch.Tensor) else g for g in given]))
     return found
-
-
-def unless_refused(function: Callable[[], Any]) -> Any:
-    """Its result, or "refused": by us, or by PyTorch for want of memory."""
-    try:
-        return function()
-    except (AirgraphError, MemoryError):
-        return "refused"
-    except RuntimeError as error:
-        if "memory" not in str(error) and "Storage size" not in str(error):
-            raise
-        return "refused"
 
 
 def longer(value: Any) -> Any:

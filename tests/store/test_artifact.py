@@ -328,6 +328,18 @@ def test_sizes_are_prepared(tmp_path, capsys):
     assert "# batch is padded to 2, 8, 16" in text and "# prepared for 3 sets of sizes: 2, 8, 16" in text
 
 
+def test_sizes_without_memory_for_them_are_an_error(tmp_path, monkeypatch):
+    """What a file says of sizes may be anything. (Linux would promise the memory that it does not have.)"""
+    loaded = airgraph.load(bucketed(tmp_path))
+
+    def refuse(*args):
+        raise RuntimeError("not enough memory: you tried to allocate 549755813888 bytes\nand more")
+
+    monkeypatch.setattr("airgraph.runtime.loaded.zeros_for", refuse)
+    with pytest.raises(BindError, match=r"cannot be prepared for \w+ = 2: not enough memory: .* bytes$"):
+        loaded.prepare()
+
+
 def test_other_buckets_are_analysed_again(tmp_path):
     loaded = airgraph.load(bucketed(tmp_path), buckets={"batch": "auto"})
     assert any("its object code is for other buckets" in remark for remark in JOURNALS[-1].remarks)

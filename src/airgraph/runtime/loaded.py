@@ -223,7 +223,11 @@ class LoadedModel:
         spoken = {s for a in self.arguments for s in free_symbols(a)}
         symbols = {symbol: sizes[str(symbol)] for symbol in spoken if str(symbol) in sizes}
         self.check_symbols(symbols)
-        leaves = [zeros_for(argument, symbols) for argument in self.arguments]
+        try:
+            leaves = [zeros_for(argument, symbols) for argument in self.arguments]
+        except RuntimeError as error:
+            shown = ", ".join(f"{symbol} = {size}" for symbol, size in symbols.items())
+            raise BindError(f"{self.name} cannot be prepared for {shown}: {str(error).splitlines()[0]}") from error
         for place, value in self.contract.numbers:
             leaves[place] = value
         held = self.live() if self.live else self.first

@@ -44,7 +44,8 @@ class KeptSource:
 
     @cached_property
     def rendered(self) -> KernelSource:
-        found = sources_of(self.loops, {})[self.number]
+        known: dict[Nest, Source] = {}
+        found = merged([render(nest, known) for loop in self.loops for nest in loop.nests])[self.number]
         assert found.tensors == self.tensors, "a loop is rendered as it was when its kernel was compiled"
         return found
 
@@ -92,11 +93,6 @@ class KeptSource:
 
     def alternatives(self) -> Sequence[KernelSource]:
         return self.rendered.alternatives()
-
-
-def sources_of(loops: Sequence[LoopStep], known: dict[Nest, Source]) -> list[KernelSource]:
-    """The kernels of loops that are launched together; `known`: those rendered so far."""
-    return merged([render(nest, known) for loop in loops for nest in loop.nests])
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
