@@ -56,6 +56,15 @@ def test_a_size_that_only_the_data_know():
         torch.testing.assert_close(torch.compile(function, backend="airgraph", fullgraph=True)(x), function(x))
 
 
+def test_padding_that_takes_away():
+    """Whether a tensor is padded or cut, its sizes decide: each way has strides of its own."""
+    function = lambda x: F.pad(x.transpose(1, 2), (0, 5 - x.shape[1]))  # noqa: E731
+    run = torch.compile(function, backend="airgraph", dynamic=True)
+    for shape in ((3, 8, 4), (3, 4, 6), (3, 5, 6), (3, 9, 7)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x), function(x), check_stride=True)
+
+
 @pytest.mark.parametrize("name", ["fft", "rfft", "ihfft"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_of_a_transform(name, dynamic):

@@ -1130,3 +1130,17 @@ def test_a_slice_of_what_pytorch_made_keeps_its_strides():
         got = torch.autograd.grad(run(x).sum(), x)[0]
         assert got.stride() == want.stride() == (64, 8, 1)
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_as_many_elements_as_the_data_decide(dynamic):
+    """The gradient of the number that `index_fill` writes is a sum over the different indices."""
+    x, number = torch.randn(5, 6, requires_grad=True), torch.tensor(1.5, requires_grad=True)
+    weights, index = torch.randn(5, 6), torch.tensor([0, 2, 4, 2])
+
+    def gradients(function):
+        return torch.autograd.grad(function(x, number), (x, number), weights)
+
+    function = lambda x, number: x.index_fill(1, index, number)  # noqa: E731
+    compiled = torch.compile(function, backend="airgraph", dynamic=dynamic)
+    torch.testing.assert_close(gradients(compiled), gradients(function))

@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from airgraph.capture.dtypes import correct_dtypes
 from airgraph.capture.recurrent import lstm_layer
@@ -196,6 +197,12 @@ def first_saved() -> int | None:
     return getattr(meta, "num_forward", None)
 
 
+def unknown_size(*args: Any, **kwargs: Any) -> Any:
+    """In place of an op of gradients whose result has as many elements as the data decide. torch 2.11 takes the number for
+    zeros, so the graph would be wrong; this is what later versions do: the function stays eager."""
+    raise DynamicOutputShapeException(aten._unique.default)
+
+
 def acts(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target in torch.fx.node._side_effectful_functions
 
@@ -241,7 +248,7 @@ def compile_by_aot(
     inference: FxCompiler = corrected
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     # (A backward graph would need the workspace of oneDNN's forward.)
-    own = {} if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
+    own = {aten._unique.default: unknown_size} if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     with strides:
         run = aot_module_simplified(

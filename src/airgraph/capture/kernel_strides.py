@@ -4,7 +4,7 @@
 
 A result must have the strides it has in eager, so the metadata of such an op is corrected, and of what follows from it.
 Symbolic sizes that decide about strides get a guard, as in tracing.
-Seen with torch 2.13; where PyTorch corrects its fake tensors, nothing is left to do here.
+Seen with torch 2.11 and 2.13; where PyTorch corrects its fake tensors, nothing is left to do here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def contiguous(values: Values, x: torch.Tensor) -> Values:
     return tuple(laid(v, torch.contiguous_format) for v in values)
 
 
+def of_transform(values: Any, x: torch.Tensor) -> Any:
+    """Contiguous, unless MKL computes it: torch 2.11 says what MKL gives for every CPU."""
+    return values if torch.backends.mkl.is_available() else laid(values, torch.contiguous_format)
+
+
 def laid(value: Any, memory_format: torch.memory_format) -> Any:
     if not isinstance(value, FakeTensor) or value.is_contiguous(memory_format=memory_format):
         return value
@@ -41,7 +46,7 @@ def laid(value: Any, memory_format: torch.memory_format) -> Any:
 
 
 # op → (which argument decides, the results as its kernel makes them)
-KERNELS: dict[Any, tuple[int, Callable[[Values, torch.Tensor], Values]]] = {
+KERNELS: dict[Any, tuple[int, Callable[[Any, torch.Tensor], Any]]] = {
     aten.native_batch_norm.default: (0, like_input),
     aten._native_batch_norm_legit.default: (0, like_input),
     aten._native_batch_norm_legit.no_stats: (0, like_input),
@@ -49,6 +54,7 @@ KERNELS: dict[Any, tuple[int, Callable[[Values, torch.Tensor], Values]]] = {
     aten._native_batch_norm_legit_no_training.default: (0, like_input),
     aten.native_batch_norm_backward.default: (1, like_input),
     aten.log_sigmoid_forward.default: (0, contiguous),
+    aten._fft_c2c.default: (0, of_transform),
 }
 # Ops whose kernels give contiguous results on every device.
 CONTIGUOUS = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
@@ -59,6 +65,8 @@ def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         before = node.meta.get("val")
         after = corrected(node) if node.target in KERNELS else before
+        if node.target is aten.constant_pad_nd.default:
+            after = padded(node)
         if node.target in CONTIGUOUS and not free_unbacked_symbols(before):
             after = laid(before, torch.contiguous_format)
         if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
@@ -72,6 +80,21 @@ def corrected(node: torch.fx.Node) -> Any:
     argument, kernel = KERNELS[node.target]
     x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     return kernel(values, x) if x.device.type == "cpu" and not free_unbacked_symbols(x) else values
+
+
+def padded(node: torch.fx.Node) -> Any:
+    """Padding that only takes away is a copy of what is left, which lies as the tensor does; fake tensors know this of fixed
+    sizes only."""
+    (x, pads), value = torch.fx.node.map_arg(node.args[:2], value_of), node.meta["val"]
+    if any(map(free_unbacked_symbols, (x, *pads))) or x.is_contiguous(memory_format=suggest_memory_format(x)):
+        return value
+    if not all(p <= 0 for p in pads):
+        return value
+    with x.fake_mode:
+        for i, (before, after) in enumerate(zip(pads[::2], pads[1::2])):
+            dim = x.dim() - 1 - i
+            x = x.narrow(dim, -before, x.shape[dim] + before + after)
+        return x.clone()
 
 
 def again(node: torch.fx.Node) -> Any:

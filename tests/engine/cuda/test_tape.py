@@ -18,6 +18,7 @@ from interpreted import InterpretedKernels, needs_interpreter
 import airgraph
 from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.cuda.compile import DriverKernels, variant, variant_key
+from airgraph.engine.cuda.cubins import offer
 from airgraph.engine.cuda.executable import CudaExecutable
 from airgraph.engine.cuda.tape import GpuTape, TapedExecutable
 from airgraph.engine.cuda.taping import taped
@@ -73,6 +74,10 @@ class Taping(TestedEngine):
     def load(self, request):
         return CudaExecutable(request, DriverKernels(request.device) if DEVICE == "cuda" else RememberedKernels())
 
+    def binaries(self, executable):
+        """As a file has them: an earlier test may have compiled them with another cache."""
+        return executable.kernels.binaries() if DEVICE == "cuda" else {}
+
     def program(self, executable, programs):
         program = None
 
@@ -88,6 +93,8 @@ class Taping(TestedEngine):
                     raw = tape.to_bytes(safetensors_bytes)
                     again = GpuTape.from_bytes(raw, lambda data: mapped_tensors(data, 0, len(data)))
                     kind = TapedExecutable if DEVICE == "cuda" else InterpretedTape
+                    for digest, code in self.binaries(executable).items():
+                        offer(digest, code)
                     program = programs.replayed(kind("taped", again, executable.device))
             return program(list(args))
 
