@@ -30,7 +30,7 @@ PRODUCT = """
     [
         (CPU, FLOAT, None),
         (CPU, HALF, "there is no kernel for float16"),
-        (GPU, FLOAT, "cuBLAS does it"),
+        (GPU, FLOAT, "several rows in float32, short ones, or a tall matrix: cuBLAS does it"),
         (LOOPS, FLOAT, "the engine has no kernel for it"),
     ],
 )
@@ -68,7 +68,9 @@ CASES = [
     (CPU, attention(dtype=HALF), "there is no kernel for float16"),
     (CPU, attention(mask=HALF), "there is no kernel for float16"),
     (CPU, attention(more=True), "attention of which more is read than the output and the sums"),
-    (GPU, product, "cuBLAS does it"),
+    (GPU, product, "several rows in float32, short ones, or a tall matrix: cuBLAS does it"),
+    (GPU, Product(made(1, 65, 8), made(1, 8, 2), None, made(1, 65, 2)), "many rows: cuBLAS does it"),
+    (GPU, Product(made(2, 1, 8), made(2, 8, 2), None, made(2, 1, 2)), "cuBLAS does it"),
     (GPU, conv((3, 3)), "cuDNN does it in float with channels first"),
     (GPU, conv((3, 3), HALF), None),
     (CHANNELS_FIRST, conv((3, 3), HALF), "cuDNN does it"),

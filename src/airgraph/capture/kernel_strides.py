@@ -83,9 +83,10 @@ def corrected(node: torch.fx.Node) -> Any:
 
 
 def padded(node: torch.fx.Node) -> Any:
-    """Padding that only takes away is a copy of what is left, which lies as the tensor does; fake tensors know this of fixed
-    sizes only."""
-    (x, pads), value = torch.fx.node.map_arg(node.args[:2], value_of), node.meta["val"]
+    """Padding that only takes away is a copy of what is left, which lies as the tensor does; fake tensors know this only of
+    fixed sizes."""
+    given: Any = torch.fx.node.map_arg(node.args[:2], value_of)
+    (x, pads), value = given, node.meta["val"]
     if any(map(free_unbacked_symbols, (x, *pads))) or x.is_contiguous(memory_format=suggest_memory_format(x)):
         return value
     if not all(p <= 0 for p in pads):

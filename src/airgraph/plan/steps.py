@@ -86,7 +86,7 @@ class GemmStep:
         GELU 1500×1536→384    1.00              softmax 4096×32→32    1.01              ReLU 2048×32→16     0.98
 
     So it is planned for products with twice as many rows as columns, but not for loops over the elements of short rows.
-    Products of one row on a GPU have a prologue and an epilogue that several products share (engine/cuda/vectors.py):
+    Products of few rows on a GPU have a prologue and an epilogue that several products share (engine/cuda/products.py):
     those are found when the plan is loaded, since they are a property of several steps.
     """
 

@@ -11,6 +11,7 @@ from airgraph.engine.fold import fold
 from airgraph.plan.groups import make_plan
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+HALF = {"rtol": 3e-2, "atol": 3e-2}
 
 
 class Case:
@@ -171,6 +172,12 @@ CASES = {
     "one row": Case(Perceptron, (1, 24), rough=True),
     "swiglu": Case(swiglu, (1, 24), (40, 24), (40, 24), (24, 40), rough=True),
     "normed products": Case(normed_products, (1, 24), (24,), (36, 24), (10, 24), (36,), (24, 46), rough=True),
+    "swiglu of eight rows": Case(swiglu, (8, 48), (80, 48), (80, 48), (48, 80), dtype=F16),
+    "normed products of three rows": Case(
+        normed_products, (3, 48), (48,), (36, 48), (40, 48), (36,), (48, 76), dtype=F16
+    ),
+    "forty rows": Case(lambda x, w, b: F.gelu(F.linear(x, w, b)), (40, 24), (50, 24), (50,), dtype=F16),
+    "rows apart": Case(lambda x, w: F.linear(x[:, 1, 1:41], w) - 1, (4, 2, 50), (33, 40), dtype=F16),
     "written weights": Case(lambda x, w, y: F.linear(x, w.add_(y)).relu(), (1, 24), (8, 24), (8, 24), rough=True),
     "long sums": Case(lambda x: (x.sum(0), (x * x).sum((1, 2)), x.sum()), (40, 30, 60), rough=True),
     "images": Case(Images, (2, 3, 20, 20), rough=True),

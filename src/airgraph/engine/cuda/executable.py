@@ -18,13 +18,15 @@ import torch
 
 from airgraph.engine.cuda.attention import AttentionSource
 from airgraph.engine.cuda.decode import DecodeAttention, with_caches
+from airgraph.engine.cuda.few_rows import FewRowsSource
 from airgraph.engine.cuda.kept_kernels import read_launches
 from airgraph.engine.cuda.kernel_source import KernelSource
 from airgraph.engine.cuda.order import LaunchGroup, grouped
+from airgraph.engine.cuda.products import RowProducts, fused
 from airgraph.engine.cuda.render import Source, render
 from airgraph.engine.cuda.target import is_patches
 from airgraph.engine.cuda.tune import KernelTuner
-from airgraph.engine.cuda.vectors import VectorProducts, VectorSource, fused
+from airgraph.engine.cuda.vectors import VectorSource
 from airgraph.engine.protocol import PLACED, Env, Request, Step, Symbols
 from airgraph.engine.reference import ReferenceNodes, attributes
 from airgraph.engine.strides import contiguous_strides, copy_strided, same_layout
@@ -279,8 +281,8 @@ class CudaExecutable:
                 return self.attention(attention)
             case [ConvStep() as conv]:
                 return self.convolution(conv)
-            case [VectorProducts() as unit]:
-                return self.vectors(unit, made)
+            case [RowProducts() as unit]:
+                return self.vectors(unit, made) if unit.count == 1 else self.few_rows(unit, made)
         assert group.sources, "no kernel is planned for the others"
         return self.loop(group, made)
 
@@ -289,7 +291,7 @@ class CudaExecutable:
         self.sources += group.sources
         return self.launches(group.roots, made, group.sources, lambda env: group.sources)
 
-    def vectors(self, unit: VectorProducts, made: set[int]) -> Step:
+    def vectors(self, unit: RowProducts, made: set[int]) -> Step:
         """Weights are loaded ahead where they are arguments as they came, which nothing in this graph writes."""
         ahead, waiting = VectorSource(unit), VectorSource(unit, ahead=False)
         places = [self.plan.allocations[p.b.tensor.id] for p in unit.products]
@@ -305,6 +307,11 @@ class CudaExecutable:
             return [ahead if as_they_came else waiting]
 
         return self.launches(unit.writes, made, [ahead], chosen, [a for a, _ in given])
+
+    def few_rows(self, unit: RowProducts, made: set[int]) -> Step:
+        sources = [FewRowsSource(unit)]
+        self.sources += sources
+        return self.launches(unit.writes, made, sources, lambda env: sources)
 
     def launches(
         self,

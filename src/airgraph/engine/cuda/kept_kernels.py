@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from airgraph.engine.cuda.kernel_source import KernelSource, Value
 from airgraph.engine.cuda.order import LaunchGroup, merged
+from airgraph.engine.cuda.products import RowProducts
 from airgraph.engine.cuda.render import Merged, Source, render
 from airgraph.engine.cuda.tiles import Tile
-from airgraph.engine.cuda.vectors import VectorProducts
 from airgraph.errors import VerifyError
 from airgraph.ir.exact import checked_numbers
 from airgraph.ir.types import Dim
@@ -97,7 +97,7 @@ class KeptSource:
 
 # -- writing ------------------------------------------------------------------------------------------------------------
 def launch_table(executable: CudaExecutable) -> Any:
-    """[the kernels, without their tensors; the groups]. None where a group is more than loops, products of one row or a
+    """[the kernels, without their tensors; the groups]. None where a group is more than loops, products of few rows or a
     single step, or where kernels have no digests."""
     digest = getattr(executable.kernels, "digest", None)
     if digest is None:
@@ -121,7 +121,7 @@ def launch_table(executable: CudaExecutable) -> Any:
             case [LoopStep(), *_]:
                 numbers, roots = [steps[id(step)] for step in group.units], [tensors[t.id] for t in group.roots]
                 groups.append(["loops", numbers, roots, [*map(kernel, group.sources)]])
-            case [VectorProducts() as unit]:
+            case [RowProducts() as unit]:
                 around = [None if s is None else steps[id(s)] for s in (unit.prologue, unit.epilogue)]
                 groups.append(["products", [steps[id(p)] for p in unit.products], *around])
             case [unit] if id(unit) in steps:
@@ -170,7 +170,7 @@ class LaunchReader:
             numbers, *around = described
             prologue, epilogue = (None if i is None else self.step(LoopStep, i) for i in around)
             products = tuple(self.step(GemmStep, i) for i in numbers)
-            return LaunchGroup([VectorProducts(products, prologue, epilogue)])
+            return LaunchGroup([RowProducts(products, prologue, epilogue)])
         numbers, roots, kernels = described
         loops = [self.step(LoopStep, i) for i in numbers]
         sources = [self.source(loops, i, *found) for i, found in enumerate(kernels)]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from airgraph.engine.cuda.kernel_source import KernelSource
+from airgraph.engine.cuda.products import Unit, reads_of, writes_of
 from airgraph.engine.cuda.render import Merged, Source
-from airgraph.engine.cuda.vectors import Unit, reads_of, writes_of
 from airgraph.plan.index import expand
 from airgraph.plan.steps import CallStep, LoopStep
 from airgraph.plan.tensors import Tensor

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 TYPES = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
 DEPTHS = (16, 32, 64, 128, 256)  # elements of a head
 HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
+FEW = 8  # rows of a product: the width of tensor cores
+SOME, SMALL = 64, 1024  # rows of a small product, and the elements of each
+SHORTEST = 16  # elements of such rows
 GROUPED = 64  # query heads that may share a key head
 
 
 class GpuTarget(Target):
-    """An NVIDIA GPU: beside loops, kernels for decoding: attention of one query per head (attention.py) and products of one
-    row (vectors.py)."""
+    """An NVIDIA GPU: beside loops, kernels for decoding: attention of one query per head (attention.py) and products of few
+    rows (vectors.py, few_rows.py)."""
 
     def refuses(self, step: KernelStep) -> str | None:
         from airgraph.plan.opaque import (  # for planning, which a kept plan needs none of
@@ -74,13 +77,17 @@ def refuses_attention(step: Attention) -> str | None:
 
 
 def refuses_product(step: Product) -> str | None:
-    """The kernel takes one row, and a matrix that lies transposed, as the weights of a layer do."""
+    """Kernels take few rows, and a matrix that lies transposed, as the weights of a layer do."""
     a, b = step.a, step.b
-    k, n = expand(a.shape[2]), expand(b.shape[2])
-    if step.ends is not None or not all(same(s, 1) for s in (*a.shape[:2], b.shape[0])):
+    m, k, n = (expand(d) for d in (*a.shape[1:], b.shape[2]))
+    if step.ends is not None or not all(same(s, 1) for s in (a.shape[0], b.shape[0])):
         return "cuBLAS does it"
     if not isinstance(k, int) or not isinstance(n, int) or not 0 < k <= LONGEST or n == 0:
         return "a row of symbolic size, or a long one: cuBLAS does it"
+    if not isinstance(m, int) or not 0 < m <= (SOME if k <= SMALL and n <= 4 * SMALL else FEW):
+        return "many rows: cuBLAS does it"
+    if m > 1 and (a.dtype not in HALVES or k < SHORTEST or n * FEW < k):
+        return "several rows in float32, short ones, or a tall matrix: cuBLAS does it"
     if a.dtype not in TYPES or any(t.dtype != a.dtype for t in (b, step.bias) if t is not None):
         return f"a product in {type_name(a.dtype)}: cuBLAS does it"
     matrix = b.inputs[0] if b.op == "reshape" else b
