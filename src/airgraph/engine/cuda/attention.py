@@ -31,7 +31,7 @@ from airgraph.plan.tensors import Expr, Tensor
 BLOCK = 32
 NARROW = 64  # elements of a head that two warps take
 SPLITS = 32  # stretches of a cache at most
-# Eight for each multiprocessor of a large GPU. On an H200 a Llama of 1.2 billion parameters decoded eight tokens in 1,260 µs
+# Eight for each multiprocessor of a large GPU. A Llama of 1.2 billion parameters on an H200 decoded eight tokens in 1260 µs
 # with 264, 1,231 with 528, 1,166 with 1,056 and 1,210 with 2,112; two tokens in 1,176 with 264 and 1,091 with 1,056.
 PROGRAMS = 1056
 COMBINED = 8192  # numbers that the last program combines at a time
