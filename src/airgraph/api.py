@@ -87,7 +87,8 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
             decompositions=chosen.decompositions,
             lean=chosen.mode == "max-autotune" and computing_device(device_of(example_inputs)).type == "cuda",
         )
-        return shortest(programs, traced, len(example_inputs))
+        run = shortest(programs, traced, len(example_inputs))
+        return getattr(run, "builtin", run)
 
     return compile_module
 

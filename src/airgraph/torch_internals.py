@@ -104,6 +104,7 @@ SYMBOLS = (
     Internal(
         "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", "versions of what a replay writes", "Python counts"
     ),
+    Internal("_ZN2at6native12is_inferenceERKNS_6TensorE", "arguments that have no version", "the same"),
     Internal("_ZN3c104impl26device_guard_impl_registryE", "several emulated devices", "install(devices=2) refuses"),
 )
 
@@ -132,6 +133,16 @@ LAYOUTS = (
         "compat/npu/guard.py",
         "the table of DeviceGuardImplInterface has the order of its header",
         "before it is changed",
+    ),
+    (
+        "engine/native/short_call.py",
+        "a word of a StorageImpl has the number of references to it in its lower half",
+        "reference_word(), once; where it fails, Python makes all calls",
+    ),
+    (
+        "engine/native/replay_code.py",
+        "of Python, not of PyTorch: the address of a list's items stands behind PyObject_HEAD and the number of items",
+        "check_lists(), once; where it fails, Python makes all calls",
     ),
     (
         "engine/native/dict_watch.py",

@@ -41,7 +41,7 @@ def compiled(model, *args):
 
 
 def program_of(fast):
-    return fast.behind.__self__.attempt.__self__
+    return fast.behind.__self__.program
 
 
 def recordings(fast):
@@ -83,13 +83,23 @@ def same(fast, model, *args):
     torch.testing.assert_close(fast(*args), expected)
 
 
-@pytest.fixture(params=["parts", "launch"])
-def ready(request):
+def without_llvm(monkeypatch):
+    from airgraph.engine.native import address_watch, dict_watch, replay_tensors, short_call
+
+    for module in (address_watch, replay_tensors, short_call):
+        monkeypatch.setattr(module, "native_method", lambda name: None)
+    monkeypatch.setattr(dict_watch, "native_comparison", lambda: None)
+
+
+@pytest.fixture(params=["parts", "launch", "launch without LLVM"])
+def ready(request, monkeypatch):
     """A model that is captured, its argument, and what it is called by."""
+    if request.param == "launch without LLVM":
+        without_llvm(monkeypatch)
     torch.manual_seed(0)
     model, x = Counting().eval(), torch.randn(4, 4)
     fast = compiled(model, x)
-    if request.param == "launch":
+    if request.param != "parts":
         launched(fast, x)
     else:
         for _ in range(2):
@@ -224,20 +234,6 @@ def test_another_kind_of_argument_is_refused(ready):
     for wrong in (None, 1.0):
         with pytest.raises(BindError, match="must be a tensor"):
             fast(wrong)
-
-
-def test_without_llvm(monkeypatch):
-    from airgraph.engine.native import address_watch, replay_tensors
-
-    for module in (address_watch, replay_tensors):
-        monkeypatch.setattr(module, "native_method", lambda name: None)
-    model, x = Counting().eval(), torch.randn(4, 4)
-    fast = compiled(model, x)
-    launched(fast, x)
-    same(fast, model, x)
-    with torch.no_grad():
-        moved(model)
-    same(fast, model, x)
 
 
 def test_a_row_of_results_is_a_tuple():

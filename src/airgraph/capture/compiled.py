@@ -13,6 +13,7 @@ from airgraph.capture.live_state import LiveState
 from airgraph.capture.model_call import ModelCall, described
 from airgraph.capture.size_checks import SizeChecks
 from airgraph.config import Config
+from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.errors import BindError
 from airgraph.torch_types import weights_text
 
@@ -25,7 +26,8 @@ class CompiledModel(ModelCall):
     exported: Exported
     run: Callable[..., Any]
     listed: Callable[[list[Any]], Any]
-    behind: Callable[[list[torch.Tensor], Sequence[Any]], Any] | None
+    behind: Callable[[DictWatch, list[torch.Tensor], Sequence[Any]], Any] | None
+    short: Callable[..., Any] | None
     seconds: float
     config: Config
     fixed: list[tuple[int, Any]]
@@ -36,8 +38,9 @@ class CompiledModel(ModelCall):
         """`run(*state, *arguments)`; `seconds`: what compiling took; `config`: its options."""
         super().__init__(exported.model, exported.in_spec, exported.out_spec)
         listed = getattr(run, "listed", None) or (lambda args: run(*args))
-        behind = run.behind() if hasattr(run, "behind") else None
-        self.own(exported=exported, run=run, listed=listed, behind=behind, seconds=seconds, config=config)
+        calls = run.behind() if hasattr(run, "behind") else None
+        behind, short = (None, None) if calls is None else (calls.call, calls.builtin(self.count, self.single))
+        self.own(exported=exported, run=run, listed=listed, behind=behind, short=short, seconds=seconds, config=config)
         # Plain numbers and words of the example are part of the graph; another one would be another graph.
         fixed = [(i, value) for i, value in enumerate(self.given) if not isinstance(value, SYMBOLIC)]
         sizes = SizeChecks(self.names, self.given, *symbolic_facts(exported.inputs))
@@ -70,10 +73,12 @@ class CompiledModel(ModelCall):
                 )
         if self.sizes.places:
             self.sizes.check(leaves)
-        watch, state = self.live.now
-        if not watch.unchanged():
-            state = self.live.read()
-        found = self.listed([*state, *leaves]) if self.behind is None else self.behind(state, leaves)
+        if self.short is not None:
+            found = self.short(*leaves)
+            if found is not None:
+                return found if self.single else self.results(found)
+        watch, state = self.live.watched()
+        found = self.listed([*state, *leaves]) if self.behind is None else self.behind(watch, state, leaves)
         return found[0] if self.single else self.results(found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:

@@ -29,11 +29,14 @@ class LiveState:
 
     def read(self) -> list[torch.Tensor]:
         """The caller must not change the list: the next call gets the same one."""
-        watch, tensors = self.now
-        if watch.unchanged():
-            return tensors
-        self.now = self.look_up()
-        return self.now[1]
+        return self.watched()[1]
+
+    def watched(self) -> tuple[DictWatch, list[torch.Tensor]]:
+        """What is read, and what notices that it is read no more."""
+        now = self.now
+        if not now[0].unchanged():
+            now = self.now = self.look_up()
+        return now
 
     def look_up(self) -> tuple[DictWatch, list[torch.Tensor]]:
         rows: dict[str, Row] = {}  # by the name of a module or tensor

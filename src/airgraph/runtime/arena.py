@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from airgraph.engine.native.tables import ArenaWords, word_property, words
 from airgraph.runtime.graph_capture import GraphCapture
 from airgraph.runtime.lanes import CudaStreams
 from airgraph.runtime.slots import Slots
@@ -43,11 +44,14 @@ class Arena:
     one order. Intermediates die with the run, so the programs may overwrite each other's; that is safe as long as they
     run one after the other, which the lock sees to on the host and `ordered` on the device."""
 
+    busy = word_property(ArenaWords.BUSY)
+    last = word_property(ArenaWords.LAST)  # the stream of the last replay
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.slots = Slots(device)
         self.lock = threading.RLock()
-        self.busy = False
+        self.words = words([0] * ArenaWords.WORDS)
         self.steady: dict[int, TensorAddress] = {}  # where parameters are, by address
         self.gradients: dict[str, list[StorageWeakRef]] = {}  # of backward graphs that were run op by op, by name
         self._pool: Any = None
@@ -55,7 +59,6 @@ class Arena:
         self.spoiled: set[Any] = set()
         self._stream: Any = None
         self.named: dict[str, Any] = {}  # streams beside it, by the names scopes give them
-        self.last = 0  # the stream of the last replay
         cuda = device.type == "cuda"
         self.current: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, device.index) if cuda else int
 

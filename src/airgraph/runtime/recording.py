@@ -5,6 +5,7 @@ replay   copy arguments in ─ parts ─ hand out results
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import weakref
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from airgraph.engine.native.address_watch import AddressWatch, ArgumentLayout, LayoutWatch, TensorWatch
+from airgraph.engine.native.short_call import TICK, Launch, free_table
+from airgraph.engine.native.tables import RecordingWords, word_property, words
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
 from airgraph.runtime.handout import Handout
@@ -23,8 +26,13 @@ from airgraph.runtime.parts import ProgramPart
 from airgraph.runtime.program import Program
 from airgraph.runtime.slots import Slot, reach, references
 
-tick = itertools.count(1).__next__  # a number for each use of any recording
 retains_graph = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward pass
+
+
+def tick() -> int:
+    """A number for each use of any recording."""
+    TICK[0] += 1
+    return int(TICK[0])
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,18 @@ class ResultLayout:
 class Recording:
     """One run with every address fixed. `pinned` arguments are read where they are, `copied` ones from `buffers`."""
 
+    hits = word_property(RecordingWords.HITS)
+    used = word_property(RecordingWords.USED)
+    version = word_property(RecordingWords.VERSION)  # of the slots, when `watched` was found
+
     def __init__(self, program: Program, symbols: Symbols, slots: dict[int, Slot], leased: bool) -> None:
         self.program: Any = weakref.proxy(program)  # else neither would be freed before the next collection
         self.symbols = symbols
         self.slots = slots
         self.owner = next((slot.owner for slot in slots.values()), None)
         self.leased = leased
-        self.hits, self.used, self.step = 0, tick(), step_now()
+        self.words = words([0, tick(), -1, 0])
+        self.step = step_now()
         self.copied: list[int] = []
         self.buffers: list[torch.Tensor] = []
         self.pinned: list[int] = []
@@ -57,8 +70,8 @@ class Recording:
         self.expected: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
         self.layouts: list[ArgumentLayout] = []  # of pinned arguments of a user's
         self.state: list[int] | None = None  # addresses of a model's state that are known to be those it reads
-        self.rest_watch: AddressWatch  # the arguments behind that
-        self.rest_layouts: LayoutWatch
+        self.rests: dict[int, tuple[AddressWatch, LayoutWatch]] = {}  # of the arguments behind so many of a state
+        self.launches: dict[tuple[int, bool], Launch] = {}
         self.cells: list[tuple[int, torch.Tensor]] = []
         self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
@@ -70,7 +83,6 @@ class Recording:
         self.exposed = False  # results were handed out one by one, so each of its slots may be held
         self.overwrites: list[Slot] = []  # slots of another graph's results that its own results are laid over
         self.watched: list[tuple[int, int]] = []  # the slots that tell whether its results are held, and our references
-        self.version = -1  # of the slots, when `watched` was found
         self.grown = 0  # bytes by which the arena grew for it
 
     # -- a call ---------------------------------------------------------------------------------------------------------
@@ -107,7 +119,8 @@ class Recording:
         """As `fits` and `laid_out`, for the arguments behind a model's state, which has not moved."""
         if self.state is not state.addresses and not self.reads(state.addresses):
             return False
-        if not self.rest_watch.same(args) or not self.rest_layouts.same(args):
+        watch, layouts = self.rest(len(state.addresses))
+        if not watch.same(args) or not layouts.same(args):
             return False
         return not self.expected or self.as_expected(args, len(state.addresses))
 
@@ -117,10 +130,27 @@ class Recording:
         if any(i < count for i in others) or any(state[i] != self.addresses[i] for i in self.pinned if i < count):
             return False
         self.state = state
-        which = [i - count for i in self.pinned if i >= count]
-        self.rest_watch = AddressWatch(len(self.addresses) - count, self.addresses[count:], which)
-        self.rest_layouts = LayoutWatch([(i - count, *layout) for i, *layout in self.layouts])  # type: ignore[misc]
         return True
+
+    def rest(self, count: int) -> tuple[AddressWatch, LayoutWatch]:
+        """Watches of the arguments behind the first `count` ones, which are parameters."""
+        if count not in self.rests:
+            which = [i - count for i in self.pinned if i >= count]
+            watch = AddressWatch(len(self.addresses) - count, self.addresses[count:], which)
+            self.rests[count] = watch, LayoutWatch([(i - count, *layout) for i, *layout in self.layouts])  # type: ignore[misc]
+        return self.rests[count]
+
+    def launch(self, count: int, guarded: bool) -> Launch | None:
+        """How native code replays it with the arguments behind the first `count` ones; None where there is more to do than
+        to launch it. `guarded`: their sizes, strides and types have been checked."""
+        only = self.results.only if self.results is not None and self.simple and not self.overwrites else None
+        if only is None or self.owner is None:
+            return None
+        if (count, guarded) not in self.launches:
+            watch, layouts = self.rest(count)
+            checked = None if guarded or not self.layouts else layouts
+            self.launches[count, guarded] = Launch(self, watch, checked, only)
+        return self.launches[count, guarded]
 
     def free(self) -> bool:
         """Whether its results may be written again."""
@@ -129,6 +159,8 @@ class Recording:
             return True
         if self.version != owner.version:
             self.watched = [(slot.handle, slot.own) for slot in self.telling()]
+            self.free_table = free_table(self.watched)
+            self.words[RecordingWords.FREE] = ctypes.addressof(self.free_table)
             self.version = owner.version
         for handle, own in self.watched:
             if references(handle) != own:
@@ -221,6 +253,10 @@ class Recording:
 
     def drop(self) -> None:
         """Let go of everything; also when nobody asked, and the program is simply gone."""
+        self.version = -1  # before what native code reads is gone
+        for launch in self.launches.values():
+            launch.drop()
+        self.launches.clear()
         templates, self.templates = self.templates, {}
         for index in templates:
             self.slots[index].forget()

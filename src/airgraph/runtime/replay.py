@@ -31,7 +31,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from airgraph.config import Config
 from airgraph.engine.native.address_watch import TensorWatch
+from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_tensors import WriteCounter
+from airgraph.engine.native.short_call import Launch, ShortCall, is_available
+from airgraph.engine.native.tables import word_property, words
 from airgraph.engine.protocol import PLACED, Env, Step, Steps, Symbols
 from airgraph.engine.strides import apart
 from airgraph.errors import ReplayError
@@ -79,6 +82,7 @@ class ReplayProgram(Program):
     that stay where they are; results from number `saved` on go to autograd only."""
 
     executable: Steps
+    calls = word_property(0)
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class ReplayProgram(Program):
         parameters: frozenset[int],
         saved: int | None = None,
     ) -> None:
+        self.words = words([0])
         super().__init__(name, boundary, executable, journal)
         self.config, self.log = config, journal.log
         self.event_level = self.log.event_level
@@ -150,8 +155,11 @@ class ReplayProgram(Program):
         return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.key_sources])
 
     # -- a call ---------------------------------------------------------------------------------------------------------
-    def attempt(self, args: list[Any], state: TensorWatch | None = None, guarded: bool = False) -> list[Any] | None:
-        """`state`: the arguments in front of `args`. `guarded`: Dynamo has checked sizes, strides and types."""
+    def attempt(
+        self, args: list[Any], state: TensorWatch | None = None, guarded: bool = False, short: ShortCall | None = None
+    ) -> list[Any] | None:
+        """`state`: the arguments in front of `args`. `guarded`: Dynamo has checked sizes, strides and types. `short` does
+        the same without Python, and learns what it may replay."""
         # What is written out here are `quiet`, `find`, `Arena.ordered` and, for a recording that is one CUDA graph, its
         # replay and handout: within Dynamo's frame evaluation every function of Python costs some 0.3 µs more.
         if not self.short or profiler._is_profiler_enabled or (state is None and len(args) != self.width):
@@ -188,8 +196,9 @@ class ReplayProgram(Program):
                 recording.whole()  # type: ignore[misc]
                 recording.hits += 1
                 recording.used = tick()
-                only = handout.only
-                results = handout(whole(state, args)) if only is None else only.make()
+                results = handout(whole(state, args))
+                if short is not None:
+                    short.launch(self.launches(state, guarded))
             else:
                 given = whole(state, args)
                 self.repeat(recording, given, dict(recording.symbols))
@@ -198,21 +207,34 @@ class ReplayProgram(Program):
         self.calls += 1
         return results
 
+    def launches(self, state: TensorWatch | None, guarded: bool) -> list[Launch]:
+        """What native code may replay, behind this state."""
+        if self.key_sources or self.saved is not None:
+            return []
+        count = 0 if state is None else len(state.addresses)
+        recordings = self.entries[()].recordings
+        known = [r for r in recordings if state is None or r.state is state.addresses or r.reads(state.addresses)]
+        return [launch for r in known if (launch := r.launch(count, guarded)) is not None]
+
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        """As `Program.past`; the attribute `behind` makes calls with a model's state in front of their arguments."""
+        """As `Program.past`, for arguments that Dynamo has checked. The attribute `behind` makes calls with a model's state in
+        front of their arguments; `builtin`, where there is one, is the same call without a frame of Python."""
         if not self.short or not self.plain:
             return around
         attempt, count = self.attempt, torch.autograd.graph.increment_version
+        short = ShortCall(self, self.width, written) if is_available() else None
 
         def call(*args: Any) -> Any:
-            results = attempt([*args], None, True)
+            results = attempt([*args], None, True, short)
             if results is None:
                 return around(*args)
             if written:
                 count([args[i] for i in written])
             return results
 
-        call.behind = lambda: StateCall(self, around, written).call  # type: ignore[attr-defined]
+        call.behind = lambda: StateCall(self, around, written)  # type: ignore[attr-defined]
+        if short is not None:
+            call.builtin = short.builtin(call)  # type: ignore[attr-defined]
         return call
 
     def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
@@ -595,20 +617,34 @@ class StateCall:
 
     def __init__(self, program: ReplayProgram, around: Callable[..., Any], written: Sequence[int]) -> None:
         """`around`, `written`: those of `Program.past`."""
-        self.attempt, self.around, self.written = program.attempt, around, written
+        self.program, self.around, self.written = program, around, written
         self.last = max(written, default=-1)
+        self.short: ShortCall | None = None
+        self.owners = DictWatch([])
         self.now = self.find([])
 
     def find(self, state: list[torch.Tensor]) -> tuple[TensorWatch, WriteCounter]:
         """Where the state is, and what of it calls write to."""
         return TensorWatch(state), WriteCounter([state[i] for i in self.written if i < len(state)])
 
-    def call(self, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
-        """`state` is another list where one of its tensors was replaced."""
+    def builtin(self, width: int, single: bool) -> Callable[..., Any] | None:
+        """A call with `width` arguments without a frame of Python, which gives None where `call` is needed, and the result
+        itself instead of a list where it is a `single` one. None where there is no such thing."""
+        if not is_available():
+            return None
+        count = self.program.width - width
+        self.short = ShortCall(self.program, width, [i - count for i in self.written if i >= count], single)
+        return self.short.builtin()
+
+    def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
+        """`state` is another list where one of its tensors was replaced, which `owners` has noticed."""
         watch, writes = self.now
-        if watch.tensors is not state or not watch.unmoved():
+        if watch.tensors is not state or not watch.unmoved() or owners is not self.owners:
             watch, writes = self.now = self.find(state)
-        results = self.attempt([*args], watch)
+            self.owners = owners
+            if self.short is not None:
+                self.short.follow(owners, watch, writes)
+        results = self.program.attempt([*args], watch, False, self.short)
         if results is None:
             return self.around(*state, *args)
         if self.written:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from airgraph.engine.native.tables import word_property, words
+
 ALIGNED = 512  # bytes, as PyTorch's allocator on a GPU
 references = torch._C._storage_Use_Count  # of a storage, from the address PyTorch calls `_cdata`
 
@@ -80,10 +82,12 @@ class Slot:
 class Slots:
     """The slots of one device."""
 
+    version = word_property(0)  # of who uses which
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.slots: list[Slot] = []
-        self.version = 0  # of who uses which
+        self.words = words([0])
 
     def take(self, sizes: Sequence[int], user: str | None, together: Collection[int] = ()) -> list[Slot]:
         """A free slot of this user for each size, the smallest that fits, or a new one; without a user a new one that

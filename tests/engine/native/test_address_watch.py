@@ -32,10 +32,10 @@ def test_tensors_that_move_are_seen(new_watch) -> None:
     assert not watch.same([args[0], 3, args[2][1:], args[3]])
 
 
-def test_another_kind_of_argument_is_not_the_same() -> None:
+def test_another_kind_of_argument_is_not_the_same(new_watch) -> None:
     """Nothing is read of what is no tensor."""
     x = torch.randn(4)
-    watch = AddressWatch(2, [x.data_ptr(), 0], [0])
+    watch = new_watch(2, [x.data_ptr(), 0], [0])
     assert not watch.same([None, 1]) and not watch.same([3, 1]) and not watch.same([x])
 
 

@@ -21,6 +21,7 @@ import torch
 
 from airgraph.engine.native.builtin import table_builtin
 from airgraph.engine.native.replay_code import HANDLE, native_method
+from airgraph.engine.native.tables import words
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose objects are known
 ArgumentLayout = tuple[int, torch.Size, tuple[int, ...], torch.dtype]  # which argument, its sizes, strides and type
@@ -31,35 +32,39 @@ class AddressWatch:
     """`same(args)`: a list of `width` arguments, of which those that `which` numbers are tensors at their `addresses`."""
 
     same: Callable[[list[Any]], Any]
+    table: Any = None  # that native code reads
 
     def __init__(self, width: int, addresses: Sequence[int], which: Sequence[int]) -> None:
         method = native_method("same")
         if method is None:
-            self.same = lambda args: same_addresses(args, addresses, which)
+            self.same = lambda args: len(args) == width and are_at(args, addresses, which)
             return
         known = tensor_words()
         head = (width, *map(id, PLAIN), len(which), int(known is not None), *(known or [0] * 4))
         rows = [word for i in which for word in (i, addresses[i])]
-        self.same = table_builtin(method, [*head, *rows])
+        self.table = words([*head, *rows])
+        self.same = table_builtin(method, self.table)
 
 
 class LayoutWatch:
     """`same(args)`: the tensors in a list of arguments that `layouts` numbers have their sizes, strides and types."""
 
     same: Callable[[list[Any]], Any]
+    table: Any = None
 
     def __init__(self, layouts: Sequence[ArgumentLayout]) -> None:
         method = native_method("laid_out")
         if method is None:
             self.same = partial(compare_layouts, layouts)
             return
-        places = [(ctypes.c_int64 * (2 * len(shape)))(*shape, *strides) for _, shape, strides, _ in layouts]
+        places = [words([*shape, *strides]) for _, shape, strides, _ in layouts]
         rows = [
             word
             for (i, shape, _, dtype), place in zip(layouts, places)
             for word in (i, scalar_type(dtype), len(shape), ctypes.addressof(place))
         ]
-        self.same = table_builtin(method, [len(layouts), *rows], places)
+        self.table = words([len(layouts), *rows])
+        self.same = table_builtin(method, self.table, places)
 
 
 def compare_layouts(layouts: Sequence[ArgumentLayout], args: Sequence[Any]) -> bool:
@@ -82,6 +87,7 @@ class TensorWatch:
     of one without memory, is -1.)"""
 
     unmoved: Callable[[], Any]
+    table: Any = None
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
@@ -98,7 +104,8 @@ class TensorWatch:
         rows = sorted(found, key=lambda row: row[2] == 0)  # PyTorch is asked for the last ones
         plain = sum(row[2] != 0 for row in rows)
         head = (len(rows), plain, *(known or [0] * 4))
-        self.unmoved = table_builtin(method, [*head, *(word for row in rows for word in row)], tensors)
+        self.table = words([*head, *(word for row in rows for word in row)])
+        self.unmoved = table_builtin(method, self.table, tensors)
 
 
 def tensor_row(tensor: torch.Tensor, address: int, known: Words | None) -> Words:
@@ -106,9 +113,16 @@ def tensor_row(tensor: torch.Tensor, address: int, known: Words | None) -> Words
     plain = known is not None and tensor.storage_offset() == 0
     if plain:
         _, _, *places = known  # type: ignore[misc]
-        memory = words(storage, max(places) + 1)
+        memory = words_at(storage, max(places) + 1)
         plain = all(memory[place] == address for place in places)
     return id(tensor), tensor._cdata, storage if plain else 0, address
+
+
+def are_at(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
+    try:
+        return same_addresses(args, addresses, which)
+    except (AttributeError, TypeError, RuntimeError):  # one of them is no tensor
+        return False
 
 
 def compare_addresses(args: Sequence[Any], addresses: Sequence[int], which: Sequence[int]) -> bool:
@@ -122,8 +136,8 @@ def tensor_words() -> Words | None:
     until one of them is written to is not. None where there are no such words."""
     base = torch.empty(64)
     storage = base.untyped_storage()
-    views = {start: words(base.as_strided((1,), (1,), start)._cdata, 22) for start in (17, 41)}
-    first, memory = words(base._cdata, 22), words(storage._cdata, 6)
+    views = {start: words_at(base.as_strided((1,), (1,), start)._cdata, 22) for start in (17, 41)}
+    first, memory = words_at(base._cdata, 22), words_at(storage._cdata, 6)
     holders = [i for i, word in enumerate(first) if word == storage._cdata]
     offsets = [i for i, word in enumerate(first) if word == 0 and all(view[i] == n for n, view in views.items())]
     addresses = [i for i, word in enumerate(memory) if word == storage.data_ptr()]
@@ -132,7 +146,7 @@ def tensor_words() -> Words | None:
     return (*holders, *offsets, *addresses)  # type: ignore[return-value]
 
 
-def words(address: int, count: int) -> list[int]:
+def words_at(address: int, count: int) -> list[int]:
     return list((ctypes.c_int64 * count).from_address(address))
 
 

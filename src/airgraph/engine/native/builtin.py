@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from airgraph.engine.native.libtorch import symbol
@@ -11,7 +11,7 @@ from airgraph.engine.native.libtorch import symbol
 if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Unit
 
-METH_NOARGS, METH_O = 4, 8  # how many arguments the function takes: none or one
+METH_NOARGS, METH_O, METH_FASTCALL = 4, 8, 128  # how many arguments the function takes: none, one, or any number
 
 
 class MethodDef(ctypes.Structure):
@@ -54,7 +54,6 @@ def make_builtin(method: MethodDef, address: int, kept: Any = None) -> Callable[
     return new(ctypes.addressof(method), address, kept)  # (as its module, which may be any object)
 
 
-def table_builtin(method: MethodDef, words: Sequence[int], *kept: Any) -> Callable[..., Any]:
-    """A builtin function whose machine code reads a table of these words. It keeps that, and what the words refer to."""
-    table = (ctypes.c_int64 * len(words))(*words)
+def table_builtin(method: MethodDef, table: ctypes.Array[ctypes.c_int64], *kept: Any) -> Callable[..., Any]:
+    """A builtin function whose machine code reads a table of words. It keeps that, and what the words refer to."""
     return make_builtin(method, ctypes.addressof(table), (table, *kept))

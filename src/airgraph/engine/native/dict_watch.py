@@ -30,12 +30,15 @@ class DictWatch:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.owners = list({id(owner): owner for owner, _, _ in rows}.values())  # kept: the table has their addresses
         self.unchanged: Callable[[], Any] = partial(holds, rows)
+        self.table: Any = None  # that native code reads
         compare = native_comparison()
         if compare is not None and all(type(owner) in (dict, OrderedDict) for owner in self.owners):
             tags = [word for owner in self.owners for word in (id(owner), tag(owner))]
-            self.table = (ctypes.c_uint64 * (1 + len(tags)))(len(self.owners), *tags)
-            same = holds(rows)  # no: another thread changed one after it was read and before its tag was
-            self.unchanged = make_builtin(compare, ctypes.addressof(self.table)) if same else bool
+            table = (ctypes.c_uint64 * (1 + len(tags)))(len(self.owners), *tags)
+            if holds(rows):
+                self.table, self.unchanged = table, make_builtin(compare, ctypes.addressof(table), table)
+            else:  # another thread changed one after it was read and before its tag was
+                self.unchanged = bool
 
 
 def holds(rows: Sequence[Row]) -> bool:
@@ -47,10 +50,15 @@ def tag(owner: Mapping[str, Any]) -> int:
 
 
 def source() -> str:
-    """A builtin whose `self` is the address of a table: 1 if every dictionary has its tag. The table: their number, then an
-    address and a tag for each."""
+    """A builtin whose `self` is the address of a table: 1 if every dictionary has its tag."""
     f = Function("unchanged", "ptr %self, ptr %none", "ptr", exported=True)
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
+    same = same_tags(f, f.op("call ptr @PyLong_AsVoidPtr(ptr %self)"))
+    answer = f.op(f"call ptr @PyLong_FromLong(i64 {f.choose(same, 'i64', '1', '0')})")
+    return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
+
+
+def same_tags(f: Function, table: str) -> str:
+    """The table has the number of dictionaries, then an address and a tag for each."""
     rows = f.at(table, 1, "i64")
 
     def one(i: str, same: str) -> list[str]:
@@ -58,8 +66,7 @@ def source() -> str:
         return [f.op(f"and i1 {same}, {f.test('eq', f.word(f.word(row, 0, 'ptr'), TAG), f.word(row, 1))}")]
 
     (same,) = f.loop("0", f.word(table, 0), 1, one, ("i1", "true"))
-    answer = f.op(f"call ptr @PyLong_FromLong(i64 {f.choose(same, 'i64', '1', '0')})")
-    return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
+    return same
 
 
 def unit() -> Unit | None:

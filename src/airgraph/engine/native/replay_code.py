@@ -1,16 +1,19 @@
-"""The native code of replays: one unit of LLVM, with the functions that address_watch.py and replay_tensors.py call.
+"""The native code of replays: one unit of LLVM, with what address_watch.py, replay_tensors.py and short_call.py call.
 
     native_method("unmoved")            what builtin.py makes a builtin function of; None without LLVM
 
-Each is a builtin function whose `self` is the address of a table of words, which its docstring describes.
+Each is a builtin function whose `self` is the address of a table of words. The function behind it, whose docstring
+describes the table, is called by short_call_code.py as well.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from airgraph.engine.native import short_call_code
 from airgraph.engine.native.builtin import METH_NOARGS, METH_O, MethodDef, compiled_method, python_functions
 from airgraph.engine.native.libtorch import checked, delete
 from airgraph.engine.native.llvm.builder import Function
@@ -18,18 +21,25 @@ from airgraph.engine.native.llvm.builder import Function
 if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Unit
 
-FUNCTIONS = {"same": METH_O, "laid_out": METH_O, "unmoved": METH_NOARGS, "bump": METH_NOARGS, "make": METH_NOARGS}
+FUNCTIONS = {
+    "same": METH_O,
+    "laid_out": METH_O,
+    "unmoved": METH_NOARGS,
+    "bump": METH_NOARGS,
+    "make": METH_NOARGS,
+} | short_call_code.FUNCTIONS
 TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
+ITEMS = 3  # the word of a list of Python with the address of its items
 WIDTH, TENSOR, PARAMETER, COUNT, KNOWN, STORAGE, OFFSET, DATA, OWNER, ROWS = range(10)  # words of the table of `same`
 HEAD = 6  # words of the table of `unmoved` in front of its rows
 PYTHON = {
     "PyLong_AsVoidPtr": "ptr (ptr)",
     "PyLong_FromLong": "ptr (i64)",
     "PyList_Size": "i64 (ptr)",
-    "PyList_GetItem": "ptr (ptr, i64)",
     "PyList_New": "ptr (i64)",
     "PyList_SetItem": "i32 (ptr, i64, ptr)",
-}
+    "PyErr_NoMemory": "ptr ()",
+} | short_call_code.PYTHON
 TORCH = {
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
     "aoti_torch_get_dtype": "i32 (ptr, ptr)",
@@ -42,14 +52,19 @@ TORCH = {
 OTHERS = {  # under names of ours: of memcmp LLVM may make a bcmp, which is not imported
     "wrap": "ptr (ptr)",
     "bump_version": "void (ptr)",
+    "is_inference": "i1 (ptr)",
     "compare_bytes": "i32 (ptr, ptr, i64)",
 }
 BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
+IS_INFERENCE = "_ZN2at6native12is_inferenceERKNS_6TensorE"
 
 
 def source() -> str:
-    parts = (same_source(), laid_out_source(), unmoved_source(), bump_source(), make_source())
-    return "".join(parts) + "".join(declared(name, kind) for name, kind in (PYTHON | TORCH | OTHERS).items())
+    rows = (same_rows(), laid_out_rows(), unmoved_rows(), bump_rows(), new_tensor(), make_rows())
+    builtins = (same_source(), laid_out_source(), unmoved_source(), bump_source(), make_source())
+    return "".join((*rows, *builtins, short_call_code.source())) + "".join(
+        declared(name, kind) for name, kind in (PYTHON | TORCH | OTHERS).items()
+    )
 
 
 def declared(name: str, kind: str) -> str:
@@ -57,20 +72,18 @@ def declared(name: str, kind: str) -> str:
     return f"declare {result} @{name}{arguments}\n"
 
 
-def same_source() -> str:
-    """Of a list: the table has its length, the classes Tensor and Parameter, the number of rows, whether there are
+def same_rows() -> str:
+    """Of arguments: the table has their number, the classes Tensor and Parameter, the number of rows, whether there are
     `tensor_words`, those, and rows: which argument, its address."""
-    f = Function("same", "ptr %self, ptr %args", "ptr", exported=True)
+    f = Function("same_rows", "ptr %table, ptr %items", "i1")
     f.do("%out = alloca i64")
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    rows, classes = f.at(table, ROWS, "i64"), [f.word(table, word) for word in (TENSOR, PARAMETER)]
-    places = {place: f.word(table, place) for place in (STORAGE, OFFSET, DATA, OWNER)}
-    known = f.test("ne", f.word(table, KNOWN), 0)
-    whole = f.test("eq", f.op("call i64 @PyList_Size(ptr %args)"), f.word(table, WIDTH))
+    rows, classes = f.at("%table", ROWS, "i64"), [f.word("%table", word) for word in (TENSOR, PARAMETER)]
+    places = {place: f.word("%table", place) for place in (STORAGE, OFFSET, DATA, OWNER)}
+    known = f.test("ne", f.word("%table", KNOWN), 0)
 
     def one(i: str, same: str) -> list[str]:
         row = f.row(rows, i, 2)
-        found = f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {f.word(row, 0)})")
+        found = f.word("%items", f.word(row, 0), "ptr")
         own = f.word(found, TYPE)
         is_tensor = f.op(f"or i1 {f.test('eq', own, classes[0])}, {f.test('eq', own, classes[1])}")
 
@@ -90,22 +103,27 @@ def same_source() -> str:
 
         return [f.op(f"and i1 {same}, {f.either(is_tensor, 'i1', at_address, 'false')}")]
 
-    count = f.choose(whole, "i64", f.word(table, COUNT), "0")
-    (same,) = f.loop("0", count, 1, one, ("i1", whole))
+    (same,) = f.loop("0", f.word("%table", COUNT), 1, one, ("i1", "true"))
+    return f.text(f"i1 {same}")
+
+
+def same_source() -> str:
+    f, table = builtin("same")
+    whole = f.test("eq", f.op("call i64 @PyList_Size(ptr %args)"), f.word(table, WIDTH))
+    same = f.either(whole, "i1", lambda: f.op(f"call i1 @same_rows(ptr {table}, ptr {items(f)})"), "false")
     return f.text(f"ptr {answer(f, same)}")
 
 
-def laid_out_source() -> str:
-    """Of a list with tensors: the table has the number of rows, and rows: which argument, its type, its rank, and where its
-    sizes and strides are."""
-    f = Function("laid_out", "ptr %self, ptr %args", "ptr", exported=True)
+def laid_out_rows() -> str:
+    """Of arguments that are tensors: the table has the number of rows, and rows: which argument, its type, its rank, and
+    where its sizes and strides are."""
+    f = Function("laid_out_rows", "ptr %table, ptr %items", "i1")
     f.do("%out = alloca i64")
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    rows = f.at(table, 1, "i64")
+    rows = f.at("%table", 1, "i64")
 
     def one(i: str, same: str) -> list[str]:
         row = f.row(rows, i, 4)
-        found = handle(f, f.op(f"call ptr @PyList_GetItem(ptr %args, i64 {f.word(row, 0)})"))
+        found = handle(f, f.word("%items", f.word(row, 0), "ptr"))
         rank, sizes = f.word(row, 2), f.word(row, 3, "ptr")
         length = f.mul(rank, 8)
 
@@ -123,19 +141,24 @@ def laid_out_source() -> str:
         laid = f.either(sized, "i1", lambda: equal("strides", f.at(sizes, rank, "i64")), "false")
         return [f.op(f"and i1 {same}, {laid}")]
 
-    (same,) = f.loop("0", f.word(table, 0), 1, one, ("i1", "true"))
+    (same,) = f.loop("0", f.word("%table", 0), 1, one, ("i1", "true"))
+    return f.text(f"i1 {same}")
+
+
+def laid_out_source() -> str:
+    f, table = builtin("laid_out")
+    same = f.op(f"call i1 @laid_out_rows(ptr {table}, ptr {items(f)})")
     return f.text(f"ptr {answer(f, same)}")
 
 
-def unmoved_source() -> str:
+def unmoved_rows() -> str:
     """Of tensors that are known before: the table has the number of rows, that of rows with a storage, `tensor_words`, and
     rows: a tensor of Python, that of C++, its storage (PyTorch is asked where there is none), its address. Nothing is read
     of a tensor or storage of C++ before it is known to be that of the object in front of it."""
-    f = Function("unmoved", "ptr %self, ptr %none", "ptr", exported=True)
+    f = Function("unmoved_rows", "ptr %table", "i1")
     f.do("%out = alloca i64")
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    rows = f.at(table, HEAD, "i64")
-    count, plain, in_storage, in_offset, in_data, in_owner = (f.word(table, word) for word in range(HEAD))
+    rows = f.at("%table", HEAD, "i64")
+    count, plain, in_storage, in_offset, in_data, in_owner = (f.word("%table", word) for word in range(HEAD))
 
     def itself(i: str, read: Callable[[str, str], str]) -> str:
         row = f.row(rows, i, 4)
@@ -163,39 +186,77 @@ def unmoved_source() -> str:
 
     (same,) = f.loop("0", plain, 1, one(in_its_storage), ("i1", "true"))
     (same,) = f.loop(plain, count, 1, one(at_address), ("i1", same))
+    return f.text(f"i1 {same}")
+
+
+def unmoved_source() -> str:
+    f, table = builtin("unmoved")
+    same = f.op(f"call i1 @unmoved_rows(ptr {table})")
     return f.text(f"ptr {answer(f, same)}")
 
 
-def bump_source() -> str:
+def bump_rows() -> str:
     """The table has the number of tensors, and the tensors of Python."""
-    f = Function("bump", "ptr %self, ptr %none", "ptr", exported=True)
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    tensors = f.at(table, 1, "i64")
-    f.loop("0", f.word(table, 0), 1, lambda i: f.invoke("@bump_version", ("ptr", handle(f, f.word(tensors, i, "ptr")))))
+    f = Function("bump_rows", "ptr %table")
+    tensors = f.at("%table", 1, "i64")
+    count = f.word("%table", 0)
+    f.loop("0", count, 1, lambda i: f.invoke("@bump_version", ("ptr", handle(f, f.word(tensors, i, "ptr")))))
+    return f.text()
+
+
+def bump_source() -> str:
+    f, table = builtin("bump")
+    f.invoke("@bump_rows", ("ptr", table))
     return f.text(f"ptr {answer(f, 'true')}")
 
 
-def make_source() -> str:
-    """The table has the number of tensors, and rows: a tensor of Python, its rank, and where its sizes and strides are."""
-    f = Function("make", "ptr %self, ptr %none", "ptr", exported=True)
+def new_tensor() -> str:
+    """On the memory of another one. The row has a tensor of Python, its rank, and where its sizes and strides are."""
+    f = Function("new_tensor", "ptr %row", "ptr")
     f.do("%out = alloca ptr")
-    table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    rows, count = f.at(table, 1, "i64"), f.word(table, 0)
+    template, rank, sizes = handle(f, f.word("%row", 0, "ptr")), f.word("%row", 1), f.word("%row", 2, "ptr")
+    places = f"ptr {sizes}, ptr {f.at(sizes, rank, 'i64')}, i64 0, ptr %out"
+    call = f"@aoti_torch__reinterpret_tensor(ptr {template}, i64 {rank}, {places})"
+    checked(f, call, lambda: f.do(f"ret ptr {f.op('call ptr @PyErr_NoMemory()')}"))
+    made = f.word("%out", 0, "ptr")
+    tensor = f.op(f"call ptr @wrap(ptr {made})")
+    delete(f, made)
+    return f.text(f"ptr {tensor}")
+
+
+def make_rows() -> str:
+    """A list of new tensors; the table has their number, and a row for each."""
+    f = Function("make_rows", "ptr %table", "ptr")
+    rows, count = f.at("%table", 1, "i64"), f.word("%table", 0)
     results = f.op(f"call ptr @PyList_New(i64 {count})")
+    f.give(f.test("eq", results, "null", "ptr"), "ptr null")
 
-    def one(i: str) -> None:
-        row = f.row(rows, i, 3)
-        template, rank, sizes = handle(f, f.word(row, 0, "ptr")), f.word(row, 1), f.word(row, 2, "ptr")
-        places = f"ptr {sizes}, ptr {f.at(sizes, rank, 'i64')}, i64 0, ptr %out"
-        call = f"@aoti_torch__reinterpret_tensor(ptr {template}, i64 {rank}, {places})"
-        checked(f, call, lambda: f.do("ret ptr null"))
-        made = f.word("%out", 0, "ptr")
-        tensor = f.op(f"call ptr @wrap(ptr {made})")
+    def one(i: str, whole: str) -> list[str]:
+        tensor = f.op(f"call ptr @new_tensor(ptr {f.row(rows, i, 3)})")
         f.op(f"call i32 @PyList_SetItem(ptr {results}, i64 {i}, ptr {tensor})")
-        delete(f, made)
+        return [f.op(f"and i1 {whole}, {f.test('ne', tensor, 'null', 'ptr')}")]
 
-    f.loop("0", count, 1, one)
+    (whole,) = f.loop("0", count, 1, one, ("i1", "true"))
+    f.give(whole, f"ptr {results}")
+    f.invoke("@Py_DecRef", ("ptr", results))
+    return f.text("ptr null")
+
+
+def make_source() -> str:
+    f, table = builtin("make")
+    results = f.op(f"call ptr @make_rows(ptr {table})")
     return f.text(f"ptr {results}")
+
+
+def builtin(name: str) -> tuple[Function, str]:
+    """A function that Python calls, and its table."""
+    f = Function(name, "ptr %self, ptr %args", "ptr", exported=True)
+    return f, f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
+
+
+def items(f: Function) -> str:
+    """Those of a list of Python."""
+    return f.word("%args", ITEMS, "ptr")
 
 
 def asked(f: Function, found: str, address: str) -> str:
@@ -221,11 +282,13 @@ def unit() -> Unit | None:
 
     try:
         check_tensors()
+        check_lists()
         imports = python_functions(*PYTHON) | {name: torch_symbol(name) for name in TORCH}
         imports |= {"wrap": torch_symbol(WRAP), "compare_bytes": torch_symbol("memcmp")}
     except (OSError, RuntimeError):
         return None
     imports["bump_version"] = bump_function() or imports["wrap"]  # (never called where there is none)
+    imports["is_inference"] = inference_function() or imports["wrap"]
     return Unit(source, tuple(FUNCTIONS), imports, name=__name__) if all(imports.values()) else None
 
 
@@ -234,6 +297,21 @@ def bump_function() -> int:
     from airgraph.engine.native.libtorch import libtorch, symbol
 
     return symbol(libtorch(), BUMP)
+
+
+def inference_function() -> int:
+    """Whether a tensor is one of inference mode, which has no version; 0: this PyTorch has none."""
+    from airgraph.engine.native.libtorch import libtorch, symbol
+
+    return symbol(libtorch(), IS_INFERENCE)
+
+
+def check_lists() -> None:
+    """The address of a list's items is taken to be its word `ITEMS`."""
+    tried = [object()]
+    row = ctypes.c_size_t.from_address(id(tried) + 8 * ITEMS).value
+    if ctypes.c_size_t.from_address(row).value != id(tried[0]):
+        raise OSError("lists of this Python have another layout")
 
 
 @cache

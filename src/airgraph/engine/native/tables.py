@@ -102,6 +102,38 @@ class ContextWords:
     COUNTER, WORDS = 14, 22
 
 
+class ShortCallWords:
+    """A replay that is one launch (short_call.py). PROFILER, LOG: dictionaries that have to have False at their KEY.
+    ACQUIRE, RELEASE: methods of the arena's lock. CURRENT gives the stream, CAPTURING tells whether the user captures on
+    it. FALLBACK: what is called instead, or 0. WIDTH: the number of arguments. SINGLE: the result is a tensor, not a list.
+    CALLS, TICK: where these are counted. TAGS, STATE, STATE_WRITES: tables of a model's state, or 0. WRITES: a table of the
+    arguments that are written to, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
+
+    PROFILER, PROFILER_KEY, LOG, LOG_KEY, ACQUIRE, RELEASE, CURRENT, CAPTURING = range(8)
+    FALLBACK, NONE, FALSE, ARENA, CALLS, TICK, WIDTH, SINGLE = range(8, 16)
+    TAGS, STATE, STATE_WRITES, WRITES, COUNT, LAUNCHES, WORDS = range(16, 23)
+
+
+class ArenaWords:
+    """BUSY: 1 while something runs in the arena. LAST: the stream of the last replay."""
+
+    BUSY, LAST, WORDS = range(3)
+
+
+class RecordingWords:
+    """HITS, USED: how often, and when. VERSION: of the slots when FREE was found, a table with the number of slots and, for
+    each, the address of its count of references and what that is while nobody holds it."""
+
+    HITS, USED, VERSION, FREE, WORDS = range(5)
+
+
+class LaunchWords:
+    """A recording as ShortCallWords have it: RECORDING (words), where the VERSION of the slots is, the tables of `same`,
+    `laid_out` (or 0) and `make`, and objects of Python: what LAUNCHes it, and what it needs, which is KEPT meanwhile."""
+
+    RECORDING, VERSION, SAME, LAID_OUT, MAKE, LAUNCH, KEPT, WORDS = range(8)
+
+
 # What `call` returns in place of results. RAISED stays inside: `call` returns null, with the exception pending.
 NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, ZERO_DIVISION, TORCH_FAILED = range(1, 7)
 
@@ -114,6 +146,11 @@ def words(values: Sequence[int]) -> Any:
     for value in values:
         in_a_word(value)
     return (ctypes.c_int64 * max(len(values), 1))(*values)
+
+
+def word_property(index: int) -> Any:
+    """An attribute that native code reads, too: a word of the array `words`."""
+    return property(lambda owner: owner.words[index], lambda owner, value: owner.words.__setitem__(index, value))
 
 
 def in_a_word(number: int) -> int:
