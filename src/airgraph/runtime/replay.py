@@ -198,7 +198,7 @@ class ReplayProgram(Program):
                 recording.used = tick()
                 results = handout(whole(state, args))
                 if short is not None:
-                    short.launch(self.launches(state, guarded))
+                    short.launch(self.launches(state, guarded), state)
             else:
                 given = whole(state, args)
                 self.repeat(recording, given, dict(recording.symbols))
@@ -217,8 +217,8 @@ class ReplayProgram(Program):
         return [launch for r in known if (launch := r.launch(count, guarded)) is not None]
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        """As `Program.past`, for arguments that Dynamo has checked. The attribute `behind` makes calls with a model's state in
-        front of their arguments; `builtin`, where there is one, is the same call without a frame of Python."""
+        """As `Program.past`, for arguments that Dynamo has checked. Its attribute `behind` makes calls with a model's state
+        in front of their arguments; `builtin`, where there is one, is the same call without a frame of Python."""
         if not self.short or not self.plain:
             return around
         attempt, count = self.attempt, torch.autograd.graph.increment_version
@@ -232,10 +232,11 @@ class ReplayProgram(Program):
                 count([args[i] for i in written])
             return results
 
-        call.behind = lambda: StateCall(self, around, written)  # type: ignore[attr-defined]
+        found: Any = partial(call)  # (a function with the builtin as its attribute would hold itself)
+        found.behind = lambda: StateCall(self, around, written)
         if short is not None:
-            call.builtin = short.builtin(call)  # type: ignore[attr-defined]
-        return call
+            found.builtin = short.builtin(call)
+        return found
 
     def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:
         if self.short and isinstance(result, Fresh):
@@ -627,13 +628,13 @@ class StateCall:
         """Where the state is, and what of it calls write to."""
         return TensorWatch(state), WriteCounter([state[i] for i in self.written if i < len(state)])
 
-    def builtin(self, width: int, single: bool) -> Callable[..., Any] | None:
-        """A call with `width` arguments without a frame of Python, which gives None where `call` is needed, and the result
-        itself instead of a list where it is a `single` one. None where there is no such thing."""
+    def builtin(self, width: int, form: str) -> Callable[..., Any] | None:
+        """A call with `width` arguments without a frame of Python, which gives None where `call` is needed; `form`: that of
+        its results. None where there is no such thing."""
         if not is_available():
             return None
         count = self.program.width - width
-        self.short = ShortCall(self.program, width, [i - count for i in self.written if i >= count], single)
+        self.short = ShortCall(self.program, width, [i - count for i in self.written if i >= count], form)
         return self.short.builtin()
 
     def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:

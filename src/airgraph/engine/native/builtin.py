@@ -45,13 +45,21 @@ def python_functions(*names: str) -> dict[str, int]:
     return {name: symbol(ctypes.pythonapi, name) for name in names}
 
 
+class KeptAddress(int):
+    """An address, and what has to live as long as it."""
+
+    kept: Any
+
+
 def make_builtin(method: MethodDef, address: int, kept: Any = None) -> Callable[..., Any]:
     """A builtin function; the machine code gets `address` as its `self`, an int of Python's. What is there lives as long as
     the function where it is `kept`."""
+    own = KeptAddress(address)
+    own.kept = kept
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
-    return new(ctypes.addressof(method), address, kept)  # (as its module, which may be any object)
+    return new(ctypes.addressof(method), own, "airgraph")
 
 
 def table_builtin(method: MethodDef, table: ctypes.Array[ctypes.c_int64], *kept: Any) -> Callable[..., Any]:

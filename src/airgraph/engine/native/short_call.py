@@ -28,6 +28,7 @@ from airgraph.engine.native.tables import ShortCallWords, words
 
 TICK = words([0])  # counts uses of all recordings
 PROFILED = "_is_profiler_enabled"
+FORMS = ("list", "tuple", "single")  # of results: ShortCallWords.LIST, TUPLE, SINGLE
 
 
 def is_available() -> bool:
@@ -53,8 +54,9 @@ class Launch:
 class ShortCall:
     """What `builtin()` reads. It changes under the arena's lock only."""
 
-    def __init__(self, program: Any, width: int, written: Sequence[int] = (), single: bool = False) -> None:
-        """`width`, `written`: the number of arguments, and which of them are written to."""
+    def __init__(self, program: Any, width: int, written: Sequence[int] = (), form: str = "list") -> None:
+        """`width`, `written`: the number of arguments, and which of them are written to. `form`: of the results, a "list",
+        a "tuple", or a "single" tensor."""
         arena = program.arena
         capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool)
         objects: list[Any] = [vars(profiler), PROFILED, program.levels, program.event_level]
@@ -62,12 +64,13 @@ class ShortCall:
         self.writes = words([len(written), *written])
         self.kept = [*objects, self.writes, arena.words, program.words]
         places = map(ctypes.addressof, (arena.words, program.words, TICK))
-        head = [*map(id, objects), 0, id(None), id(False), *places, width, int(single)]
+        head = [*map(id, objects), 0, id(None), id(False), *places, width, FORMS.index(form)]
         writes = ctypes.addressof(self.writes) if written else 0
         self.table = words([*head, 0, 0, 0, writes, 0, 0])
         self.arena = arena
         self.counts = not written or bool(bump_function() and inference_function())
         self.possible = self.counts
+        self.tensors: TensorWatch | None = None
         self.state: tuple[Any, ...] = ()
         self.rows: list[Launch] = []
 
@@ -81,17 +84,17 @@ class ShortCall:
     def follow(self, owners: DictWatch, tensors: TensorWatch, writes: WriteCounter) -> None:
         """The state in front of the arguments: where it is found, where it is, what of it is written to."""
         with self.arena.lock:
-            self.launch([])
-            self.state = owners, tensors, writes
+            self.launch([], self.tensors)
+            self.tensors, self.state = tensors, (owners, tensors, writes)
             tables = [watch.table for watch in self.state]
             self.possible = self.counts and all(table is not None for table in tables)
             places = [ctypes.addressof(table) for table in tables] if self.possible else [0, 0, 0]
             self.table[ShortCallWords.TAGS : ShortCallWords.STATE_WRITES + 1] = places
 
-    def launch(self, rows: list[Launch]) -> None:
-        """What may be replayed from now on."""
-        if rows != self.rows:
-            with self.arena.lock:
+    def launch(self, rows: list[Launch], tensors: TensorWatch | None) -> None:
+        """What may be replayed from now on, behind this state: in another thread it may be another one by now."""
+        with self.arena.lock:
+            if rows != self.rows and tensors is self.tensors:
                 self.rows = rows
                 self.addresses = words([ctypes.addressof(row.words) for row in rows])
                 self.table[ShortCallWords.LAUNCHES] = ctypes.addressof(self.addresses)

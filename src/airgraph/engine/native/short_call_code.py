@@ -22,6 +22,7 @@ PYTHON = {
     "PyDict_GetItem": "ptr (ptr, ptr)",
     "PyObject_CallNoArgs": "ptr (ptr)",
     "PyObject_CallObject": "ptr (ptr, ptr)",
+    "PyList_AsTuple": "ptr (ptr)",
     "PyTuple_New": "ptr (i64)",
     "PyTuple_SetItem": "i32 (ptr, i64, ptr)",
     "PyErr_Occurred": "ptr ()",
@@ -155,7 +156,7 @@ def asked_of(f: Function, table: str, rows: str, more: str = "") -> str:
 def launched(f: Function, row: str) -> str:
     """Versions go up before the launch, since the state may be another one behind it."""
     kept, recording = f.word(row, LaunchWords.KEPT, "ptr"), f.word(row, LaunchWords.RECORDING, "ptr")
-    made, single = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", ShortCallWords.SINGLE)
+    made, form = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", ShortCallWords.FORM)
     f.invoke("@Py_IncRef", ("ptr", kept))
     for word, rows, more in (
         (ShortCallWords.STATE_WRITES, "@bump_rows", ()),
@@ -173,13 +174,26 @@ def launched(f: Function, row: str) -> str:
             f.set(place, 0, f.add(f.word(place, 0), 1))
         f.set(recording, RecordingWords.HITS, f.add(f.word(recording, RecordingWords.HITS), 1))
         f.set(recording, RecordingWords.USED, f.word(tick, 0))
-        listed = f.either(f.test("eq", single, 0), "ptr", lambda: f.op(f"call ptr @make_rows(ptr {made})"), "null")
-        one = f.at(made, 1, "i64")
-        return f.either(f.test("ne", single, 0), "ptr", lambda: f.op(f"call ptr @new_tensor(ptr {one})"), listed)
+        return new_results(f, made, form)
 
     found = f.either(f.test("ne", told, "null", "ptr"), "ptr", result, "null")
     f.invoke("@Py_DecRef", ("ptr", kept))
     return f.text(f"ptr {found}")
+
+
+def new_results(f: Function, made: str, form: str) -> str:
+    single = f.test("eq", form, ShortCallWords.SINGLE)
+    several = f.op(f"xor i1 {single}, true")
+    one = f.either(single, "ptr", lambda: f.op(f"call ptr @new_tensor(ptr {f.at(made, 1, 'i64')})"), "null")
+    found = f.either(several, "ptr", lambda: f.op(f"call ptr @make_rows(ptr {made})"), one)
+
+    def as_tuple() -> str:
+        results = f.op(f"call ptr @PyList_AsTuple(ptr {found})")
+        forget(f, found)
+        return results
+
+    row = f.op(f"and i1 {f.test('eq', form, ShortCallWords.TUPLE)}, {f.test('ne', found, 'null', 'ptr')}")
+    return f.either(row, "ptr", as_tuple, found)
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------

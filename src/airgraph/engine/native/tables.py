@@ -105,13 +105,14 @@ class ContextWords:
 class ShortCallWords:
     """A replay that is one launch (short_call.py). PROFILER, LOG: dictionaries that have to have False at their KEY.
     ACQUIRE, RELEASE: methods of the arena's lock. CURRENT gives the stream, CAPTURING tells whether the user captures on
-    it. FALLBACK: what is called instead, or 0. WIDTH: the number of arguments. SINGLE: the result is a tensor, not a list.
+    it. FALLBACK: what is called instead, or 0. WIDTH: the number of arguments. FORM: of the results, LIST to SINGLE.
     CALLS, TICK: where these are counted. TAGS, STATE, STATE_WRITES: tables of a model's state, or 0. WRITES: a table of the
     arguments that are written to, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
 
     PROFILER, PROFILER_KEY, LOG, LOG_KEY, ACQUIRE, RELEASE, CURRENT, CAPTURING = range(8)
-    FALLBACK, NONE, FALSE, ARENA, CALLS, TICK, WIDTH, SINGLE = range(8, 16)
+    FALLBACK, NONE, FALSE, ARENA, CALLS, TICK, WIDTH, FORM = range(8, 16)
     TAGS, STATE, STATE_WRITES, WRITES, COUNT, LAUNCHES, WORDS = range(16, 23)
+    LIST, TUPLE, SINGLE = range(3)
 
 
 class ArenaWords:

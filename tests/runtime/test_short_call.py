@@ -1,0 +1,373 @@
+"""Replays that are one launch are called without a frame of Python, and whatever is not as it was is left to Python.
+
+On a CPU, with the reference engine; `Launch` stands for a CUDA graph: it reads and writes the memory of the recording.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.engine import ENGINES, register_engine
+from airgraph.engine.native import short_call
+from airgraph.engine.reference import ReferenceEngine
+from airgraph.errors import BindError
+from airgraph.runtime.replay import PROGRAMS, ReplayProgram
+
+
+class Replaying(ReferenceEngine):
+    name = "replaying"
+
+    def program(self, executable, programs):
+        return programs.replayed(executable)
+
+
+@pytest.fixture(autouse=True)
+def engine():
+    airgraph.release()
+    torch._dynamo.reset()
+    register_engine(Replaying())
+    yield
+    del ENGINES["replaying"]
+    airgraph.release()
+
+
+class Launch:
+    """Called like the replay of a CUDA graph."""
+
+    def __init__(self, program, recording, given):
+        self.program, self.recording = weakref.ref(program), weakref.ref(recording)
+        self.given = [tensor.data for tensor in given]  # with versions of their own
+        self.during = lambda: None
+
+    def __call__(self):
+        program, recording = self.program(), self.recording()
+        self.during()
+        with torch.no_grad():
+            program.fill(recording.env, self.given, recording)
+            for part in recording.parts:
+                part.run(recording.env, dict(recording.symbols))
+
+
+class Attempts:
+    """How often Python made a call."""
+
+    count = 0
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    found, attempt = Attempts(), ReplayProgram.attempt
+
+    def counted(self, *args):
+        found.count += 1
+        return attempt(self, *args)
+
+    monkeypatch.setattr(ReplayProgram, "attempt", counted)
+    return found
+
+
+def captured(how, model, *args, **options):
+    """What calls the model, when it has been captured and Python has replayed it once."""
+    if how == "compile":
+        fast = airgraph.compile(model, args, engine="replaying", **options)
+    else:
+        fast = torch.compile(model, backend=airgraph.backend(engine="replaying", **options))
+    with torch.no_grad():
+        for _ in range(2):
+            fast(*args)
+        state = {t.data_ptr(): t for t in (*args, *model.parameters(), *model.buffers())}
+        for recording in recordings():
+            set_launch(recording, state)
+        fast(*args)
+    return fast
+
+
+def set_launch(recording, state):
+    program = recordings_program(recording)
+    recording.whole = Launch(program, recording, [state[a] for a in recording.addresses])
+    recording.simple = True
+
+
+def recordings_program(recording):
+    return next(p for p in PROGRAMS for e in p.entries.values() if recording in e.recordings)
+
+
+def recordings():
+    return [r for p in PROGRAMS for e in p.entries.values() for r in e.recordings]
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 5.0))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.fixture(params=["compile", "torch.compile"])
+def ready(request, attempts):
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = captured(request.param, model, x)
+    attempts.count = 0
+    with torch.no_grad():
+        yield fast, model, x
+
+
+def test_python_has_no_part_in_it(ready, attempts):
+    fast, model, x = ready
+    (recording,) = recordings()
+    hits, used, calls = recording.hits, recording.used, recordings_program(recording).calls
+    for k in range(3):
+        x.fill_(k)
+        assert torch.equal(fast(x), model.weight.expand(2, 4) * k)
+    assert attempts.count == 0
+    assert (recording.hits, recordings_program(recording).calls) == (hits + 3, calls + 3) and recording.used > used
+
+
+@pytest.mark.parametrize("how", ["compile", "torch.compile"])
+@torch.no_grad()
+def test_results_that_are_held_stay(how, attempts):
+    """There is another recording for each that is held, and all of them are replayed without Python."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = captured(how, model, x, clone_input=False)
+    first = fast(x)
+    second = fast(x)  # recorded
+    set_launch(recordings()[1], {t.data_ptr(): t for t in (x, model.weight)})
+    del second
+    fast(x)
+    attempts.count = 0
+    for k in range(5):
+        x.fill_(k)
+        if k > 2:
+            first = None
+        held = fast(x)
+        assert torch.equal(held, model.weight.expand(2, 4) * k)
+        assert first is None or torch.equal(first, model.weight.expand(2, 4))
+        del held
+    assert attempts.count == 0 and recordings()[0].hits > 2 and recordings()[1].hits > 2
+
+
+def test_a_profiler_is_noticed(ready, attempts):
+    fast, _, x = ready
+    with torch.profiler.profile() as profile:
+        fast(x)
+    assert attempts.count >= 1 and any("airgraph" in e.key for e in profile.key_averages())
+
+
+def test_logging_of_events_is_noticed(ready, attempts):
+    fast, _, x = ready
+    log = recordings_program(recordings()[0]).log
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        fast(x)
+        assert attempts.count >= 1
+    finally:
+        log.setLevel(before)
+    fast(x)
+    attempts.count = 0
+    fast(x)
+    assert attempts.count == 0
+
+
+def test_a_busy_arena_is_noticed(ready, attempts):
+    """Something runs in it: the graph is computed by ops of PyTorch."""
+    fast, model, x = ready
+    arena, hits = recordings_program(recordings()[0]).arena, recordings()[0].hits
+    arena.busy = True
+    try:
+        assert torch.equal(fast(x), model.weight.expand(2, 4))
+    finally:
+        arena.busy = False
+    assert attempts.count >= 1 and recordings()[0].hits == hits
+
+
+def test_another_stream_is_noticed(ready, attempts, monkeypatch):
+    fast, _, x = ready
+    arena, seen = recordings_program(recordings()[0]).arena, []
+    monkeypatch.setattr(type(arena), "ordered", lambda self: seen.append(self.last) or setattr(self, "last", 0))
+    arena.last = 7
+    fast(x)
+    fast(x)
+    assert seen == [7] and attempts.count == 1
+
+
+def test_an_argument_elsewhere_is_noticed(ready, attempts):
+    fast, model, x = ready
+    assert torch.equal(fast(torch.full((2, 4), 3.0)), model.weight.expand(2, 4) * 3)
+    assert attempts.count >= 1
+
+
+@pytest.mark.parametrize("other", [lambda x: x.t().contiguous().t(), lambda x: x.as_strided((2, 4), (1, 2))])
+def test_arguments_of_other_strides_are_noticed(ready, other):
+    fast, model, x = ready
+    x.copy_(torch.arange(8.0).view(2, 4))
+    assert torch.equal(fast(other(x)), other(x) * model.weight)
+
+
+def test_a_parameter_elsewhere_is_noticed(ready, attempts):
+    fast, model, x = ready
+    model.weight.data = torch.full((4,), 5.0)
+    assert torch.equal(fast(x), torch.full((2, 4), 5.0)) and attempts.count >= 1
+    model.weight = nn.Parameter(torch.full((4,), 6.0))
+    assert torch.equal(fast(x), torch.full((2, 4), 6.0))
+
+
+def test_an_error_of_the_launch_is_raised_and_the_lock_given_up(ready):
+    fast, model, x = ready
+    launch, arena = recordings()[0].whole, recordings_program(recordings()[0]).arena
+
+    def fail():
+        raise RuntimeError("no launch")
+
+    launch.during = fail
+    with pytest.raises(RuntimeError, match="no launch"):
+        fast(x)
+    launch.during = lambda: None
+    taken = threading.Thread(target=lambda: arena.lock.acquire() and arena.lock.release())
+    taken.start()
+    taken.join(10)
+    assert not taken.is_alive()
+    assert torch.equal(fast(x), model.weight.expand(2, 4))
+
+
+def test_a_call_of_another_thread_waits(ready):
+    """A launch gives up Python's lock: until its results are made, nobody else replays the recording."""
+    fast, model, x = ready
+    launch, inside, results = recordings()[0].whole, threading.Event(), []
+
+    def call():
+        with torch.no_grad():
+            results.append(fast(x))
+
+    other = threading.Thread(target=call)
+
+    def during():
+        launch.during = lambda: None
+        other.start()
+        inside.wait(0.2)
+
+    launch.during = during
+    mine = fast(x)
+    other.join(30)
+    assert mine.data_ptr() != results[0].data_ptr() and torch.equal(mine, results[0])
+
+
+def test_a_recording_that_is_dropped_meanwhile(ready):
+    fast, model, x = ready
+    (recording,) = recordings()
+    launch, dropped = weakref.ref(recording.whole), []
+
+    def during():
+        recording.drop()
+        dropped.append(launch())
+
+    recording.whole.during = during
+    program, parts = recordings_program(recording), recording.parts
+    recording.whole.program = lambda: type("Program", (), {"fill": lambda *args: None})
+    recording.whole.recording = lambda: type("Recording", (), {"env": {}, "parts": [], "symbols": {}})
+    fast(x)
+    assert dropped[0] is not None  # it was kept until the call was over
+    dropped.clear()
+    assert launch() is None and program.entries and parts
+    program.forget(recordings())
+    assert torch.equal(fast(x), model.weight.expand(2, 4))
+
+
+def test_nothing_is_held_by_what_was_released(ready):
+    fast, model, x = ready
+    launch = weakref.ref(recordings()[0].whole)
+    airgraph.release()
+    assert launch() is None
+    assert torch.equal(fast(x), model.weight.expand(2, 4))
+
+
+def test_a_program_is_freed_with_its_model(attempts):
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = captured("compile", model, x)
+    program = weakref.ref(recordings_program(recordings()[0]))
+    del fast
+    gc.collect()
+    assert program() is None
+
+
+def test_versions_of_arguments_that_are_written_to(attempts):
+    class Adding(nn.Module):
+        def forward(self, cache, x):
+            cache.add_(x)
+            return cache * 2
+
+    for how in ("compile", "torch.compile"):
+        cache, x = torch.zeros(3), torch.ones(3)
+        fast = captured(how, Adding(), cache, x)
+        attempts.count, before, value = 0, cache._version, cache.clone()
+        with torch.no_grad():
+            assert torch.equal(fast(cache, x), 2 * (value + 1))
+        assert (attempts.count, cache._version, x._version) == (0, before + 1, 0)
+        airgraph.release()
+
+
+def test_arguments_of_inference_mode_have_no_version(attempts):
+    class Adding(nn.Module):
+        def forward(self, cache, x):
+            cache.add_(x)
+            return cache * 2
+
+    with torch.inference_mode():
+        cache, x = torch.zeros(3), torch.ones(3)
+        fast = captured("compile", Adding(), cache, x)
+        attempts.count, value = 0, cache.clone()
+        assert torch.equal(fast(cache, x), 2 * (value + 1)) and attempts.count == 0
+
+
+class Several(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, x):
+        return self.form(x + 1, x * 2)
+
+
+@pytest.mark.parametrize("form", [lambda a, b: (a, b), lambda a, b: [a, b], lambda a, b: {"sum": a, "product": b}])
+@pytest.mark.parametrize("how", ["compile", "torch.compile"])
+def test_several_results(how, form, attempts):
+    model, x = Several(form), torch.full((3,), 5.0)
+    fast = captured(how, model, x)
+    attempts.count = 0
+    with torch.no_grad():
+        found, expected = fast(x), model(x)
+    assert attempts.count == 0 and type(found) is type(expected)
+    torch.testing.assert_close(found, expected)
+
+
+def test_arguments_by_name_and_too_many(ready, attempts):
+    fast, model, x = ready
+    assert torch.equal(fast(x=x), model.weight.expand(2, 4)) and attempts.count == 0
+    with pytest.raises((BindError, TypeError)):
+        fast(x, x)
+
+
+def test_the_count_of_references_is_found():
+    assert short_call.reference_word() is not None
+
+
+def test_without_it_python_makes_all_calls(monkeypatch, attempts):
+    monkeypatch.setattr(short_call, "reference_word", lambda: None)
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    for how in ("compile", "torch.compile"):
+        fast = captured(how, model, x)
+        attempts.count = 0
+        with torch.no_grad():
+            assert torch.equal(fast(x), model.weight.expand(2, 4))
+        assert attempts.count >= 1
+        airgraph.release()
