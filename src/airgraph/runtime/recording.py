@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from airgraph.engine.native.address_watch import AddressWatch, ArgumentLayout, LayoutWatch, TensorWatch
-from airgraph.engine.native.short_call import TICK, Launch, free_table
+from airgraph.engine.native.short_call import TICK, RecordedLaunch, free_table
 from airgraph.engine.native.tables import RecordingWords, word_property, words
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
@@ -71,7 +71,7 @@ class Recording:
         self.layouts: list[ArgumentLayout] = []  # of pinned arguments of a user's
         self.state: list[int] | None = None  # addresses of a model's state that are known to be those it reads
         self.rests: dict[int, tuple[AddressWatch, LayoutWatch]] = {}  # of the arguments behind so many of a state
-        self.launches: dict[tuple[int, bool], Launch] = {}
+        self.launches: dict[tuple[int, bool], RecordedLaunch] = {}
         self.cells: list[tuple[int, torch.Tensor]] = []
         self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
@@ -140,7 +140,7 @@ class Recording:
             self.rests[count] = watch, LayoutWatch([(i - count, *layout) for i, *layout in self.layouts])  # type: ignore[misc]
         return self.rests[count]
 
-    def launch(self, count: int, guarded: bool) -> Launch | None:
+    def launch(self, count: int, guarded: bool) -> RecordedLaunch | None:
         """How native code replays it with the arguments behind the first `count` ones; None where there is more to do than
         to launch it. `guarded`: their sizes, strides and types have been checked."""
         only = self.results.only if self.results is not None and self.simple and not self.overwrites else None
@@ -149,7 +149,7 @@ class Recording:
         if (count, guarded) not in self.launches:
             watch, layouts = self.rest(count)
             checked = None if guarded or not self.layouts else layouts
-            self.launches[count, guarded] = Launch(self, watch, checked, only)
+            self.launches[count, guarded] = RecordedLaunch(self, watch, checked, only)
         return self.launches[count, guarded]
 
     def free(self) -> bool:

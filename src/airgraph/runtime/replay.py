@@ -33,7 +33,7 @@ from airgraph.config import Config
 from airgraph.engine.native.address_watch import TensorWatch
 from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_tensors import WriteCounter
-from airgraph.engine.native.short_call import Launch, ShortCall, is_available
+from airgraph.engine.native.short_call import RecordedLaunch, ShortCall, is_available
 from airgraph.engine.native.tables import word_property, words
 from airgraph.engine.protocol import PLACED, Env, Step, Steps, Symbols
 from airgraph.engine.strides import apart
@@ -207,7 +207,7 @@ class ReplayProgram(Program):
         self.calls += 1
         return results
 
-    def launches(self, state: TensorWatch | None, guarded: bool) -> list[Launch]:
+    def launches(self, state: TensorWatch | None, guarded: bool) -> list[RecordedLaunch]:
         """What native code may replay, behind this state."""
         if self.key_sources or self.saved is not None:
             return []

@@ -1,12 +1,13 @@
 """A replayed call without a frame of Python: one builtin function checks, launches and makes the results.
 
-    short = ShortCall(program, width=3)           where `is_available()`
-    call = short.builtin(around)                  `call(*args)` replays, or calls `around(*args)`
-    short.launches = [Launch(recording, …)]       what it may replay, tried in this order
+    short = ShortCall(program, width=3)               where `is_available()`
+    call = short.builtin(around)                      `call(*args)` replays, or calls `around(*args)`
+    short.launch([RecordedLaunch(…)], None)           what it may replay, tried in this order
 
-What Python does for a call (`ReplayProgram.attempt`) took 3 µs on the host of an H200, and 4 µs within Dynamo's frame
-evaluation. This serves what is simple: a recording that is one launch, with nothing to copy and nothing but new tensors as
-results. Everything else, and every call that finds something changed, is left to Python, which then says what to replay.
+What Python does for a call (`ReplayProgram.attempt`) took 3.6 µs of an MLP's 5.3 on a Neoverse-N1 core, and 6 µs within
+Dynamo's frame evaluation. This serves what is simple: a recording that is one launch, with nothing to copy and nothing
+but new tensors as results. Everything else, and every call that finds something changed, is left to Python, which then
+says what to replay.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def is_available() -> bool:
     return native_method("call") is not None and reference_word() is not None
 
 
-class Launch:
+class RecordedLaunch:
     """A recording that is replayed by one launch: LaunchWords, which are not read when it has been dropped."""
 
     def __init__(self, recording: Any, same: AddressWatch, laid_out: LayoutWatch | None, maker: TensorMaker) -> None:
@@ -72,7 +73,7 @@ class ShortCall:
         self.possible = self.counts
         self.tensors: TensorWatch | None = None
         self.state: tuple[Any, ...] = ()
-        self.rows: list[Launch] = []
+        self.rows: list[RecordedLaunch] = []
 
     def builtin(self, fallback: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Called with arguments; without a fallback its answer may be None."""
@@ -91,7 +92,7 @@ class ShortCall:
             places = [ctypes.addressof(table) for table in tables] if self.possible else [0, 0, 0]
             self.table[ShortCallWords.TAGS : ShortCallWords.STATE_WRITES + 1] = places
 
-    def launch(self, rows: list[Launch], tensors: TensorWatch | None) -> None:
+    def launch(self, rows: list[RecordedLaunch], tensors: TensorWatch | None) -> None:
         """What may be replayed from now on, behind this state: in another thread it may be another one by now."""
         with self.arena.lock:
             if rows != self.rows and tensors is self.tensors:
