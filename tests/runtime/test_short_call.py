@@ -202,7 +202,7 @@ def test_another_stream_is_noticed(ready, attempts, monkeypatch):
 
 
 def test_an_argument_elsewhere_is_noticed(ready, attempts):
-    fast, model, x = ready
+    fast, model, _x = ready
     assert torch.equal(fast(torch.full((2, 4), 3.0)), model.weight.expand(2, 4) * 3)
     assert attempts.count >= 1
 
@@ -242,7 +242,7 @@ def test_an_error_of_the_launch_is_raised_and_the_lock_given_up(ready):
 
 def test_a_call_of_another_thread_waits(ready):
     """A launch gives up Python's lock: until its results are made, nobody else replays the recording."""
-    fast, model, x = ready
+    fast, _, x = ready
     launch, inside, results = recordings()[0].whole, threading.Event(), []
 
     def call():
