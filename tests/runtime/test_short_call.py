@@ -371,3 +371,35 @@ def test_without_it_python_makes_all_calls(monkeypatch, attempts):
             assert torch.equal(fast(x), model.weight.expand(2, 4))
         assert attempts.count >= 1
         airgraph.release()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("way", ["airgraph.compile", "torch.compile"])
+def test_streams_and_captures_of_the_user(way, attempts):
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8)).cuda().eval()
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        run = airgraph.compile(model, (x,)) if way == "airgraph.compile" else torch.compile(model, backend="airgraph")
+
+        def right(times):
+            for _ in range(times):
+                torch.testing.assert_close(run(x), model(x), rtol=1e-3, atol=1e-3)
+                x.add_(0.5)
+            torch.cuda.synchronize()
+
+        right(4)
+        for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+            with torch.cuda.stream(stream):
+                right(2)
+                before = attempts.count
+                right(3)
+                assert not short_call.is_available() or attempts.count == before  # on this stream, too
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run(x)
+        x.add_(0.5)
+        graph.replay()
+        torch.testing.assert_close(captured, model(x), rtol=1e-3, atol=1e-3)
+        del captured, graph
+        right(3)
