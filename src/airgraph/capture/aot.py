@@ -198,9 +198,13 @@ def first_saved() -> int | None:
 
 
 def unknown_size(*args: Any, **kwargs: Any) -> Any:
-    """In place of an op of gradients whose result has as many elements as the data decide. torch 2.11 takes the number for
-    zeros, so the graph would be wrong; this is what later versions do: the function stays eager."""
+    """In place of an op of gradients whose result has as many elements as the data decide, where PyTorch (2.11) guesses the
+    number from zeros: the graph would be wrong. As with other such ops, the function stays eager."""
     raise DynamicOutputShapeException(aten._unique.default)
+
+
+# Where PyTorch knows that only running can tell, it sees to that itself.
+GUESSED = {} if torch.Tag.dynamic_output_shape in aten._unique.default.tags else {aten._unique.default: unknown_size}
 
 
 def acts(node: torch.fx.Node) -> bool:
@@ -248,7 +252,7 @@ def compile_by_aot(
     inference: FxCompiler = corrected
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     # (A backward graph would need the workspace of oneDNN's forward.)
-    own = {aten._unique.default: unknown_size} if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
+    own: dict[Any, Callable[..., Any]] = GUESSED if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     with strides:
         run = aot_module_simplified(
