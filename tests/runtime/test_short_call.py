@@ -283,6 +283,15 @@ def test_a_recording_that_is_dropped_meanwhile(ready):
     assert torch.equal(fast(x), model.weight.expand(2, 4))
 
 
+def test_what_native_code_reads_of_a_dropped_recording_stays(ready):
+    fast, model, x = ready
+    words = weakref.ref(recordings()[0].words)
+    airgraph.release()
+    gc.collect()
+    assert words() is not None
+    assert torch.equal(fast(x), model.weight.expand(2, 4))
+
+
 def test_nothing_is_held_by_what_was_released(ready):
     fast, model, x = ready
     launch = weakref.ref(recordings()[0].whole)

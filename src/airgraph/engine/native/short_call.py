@@ -38,17 +38,18 @@ def is_available() -> bool:
 
 
 class RecordedLaunch:
-    """A recording that is replayed by one launch: LaunchWords, which are not read when it has been dropped."""
+    """A recording that is replayed by one launch: LaunchWords. Of one that was dropped its version is still read."""
 
     def __init__(self, recording: Any, same: AddressWatch, laid_out: LayoutWatch | None, maker: TensorMaker) -> None:
         whole, version = recording.whole, recording.owner.words
-        self.kept: tuple[Any, ...] = (whole, recording.words, version, same, laid_out, maker)
+        self.versions = (recording.words, version)
+        self.kept: tuple[Any, ...] = (whole, *self.versions, same, laid_out, maker)
         tables = [0 if watch is None else ctypes.addressof(watch.table) for watch in (same, laid_out, maker)]
         places = (ctypes.addressof(recording.words), ctypes.addressof(version))
         self.words = words([*places, *tables, id(whole), id(self.kept)])
 
     def drop(self) -> None:
-        """The recording's version fits no more; its memory is not held any longer."""
+        """The recording's version fits no more; what it launched and its results are not held any longer."""
         self.kept = ()
 
 
