@@ -1,17 +1,18 @@
-"""The kernel of products of several rows in half precision, with the loop behind them (products.py).
+"""The kernel of products of two to eight rows in half precision, with the loop behind them (products.py).
 
     for start in tl.range(0, 2048, 128, num_stages=6):
         y = tl.load(…)                                   a part of all rows
         w0 = tl.load(…)                                  the same part of sixteen rows of the matrix
         acc0 = tl.dot(w0, y, acc0)
 
-Tensor cores take the rows as columns, eight at a time: with up to eight of them what counts is reading the matrix. A
-program is one warp for sixteen rows of it, with several parts on their way. Time in µs on an H200, bfloat16, 8 rows, one
-CUDA graph, by cuBLAS and by this kernel without a loop behind it: 2048→2048 6.1 / 5.1, 2048→3072 6.1 / 5.3, 2048→16384
-19.0 / 18.5, 8192→2048 12.7 / 13.3, 2048→128256 129 / 123; with 4 rows 6.1 / 5.0, 6.4 / 5.6, 18.7 / 18.0, 13.2 / 12.8,
-127 / 122. With more rows it gains what the loop behind costs, while products are small: 64 rows 512→2048 with a GELU 5.0
-by cuBLAS and a loop, 3.5 by such a kernel; 2048→2048 8.2 / 8.0. Larger ones are cuBLAS's: with a GELU 1024 rows 768→3072
-14.8 / 17.6 (the best of ten tilings), 1576 rows 21.2 / 28.0; 512 rows 2048→8192 twice with SwiGLU 55.6 / 61.8.
+Tensor cores take the rows as columns, eight at a time, so what counts is reading the matrix. A program is one warp for
+sixteen rows of it, with several parts on their way. Time in µs on an H200, bfloat16, 8 rows, one CUDA graph, by cuBLAS
+and by this kernel without a loop behind it: 2048→2048 6.1 / 5.1, 2048→3072 6.1 / 5.3, 2048→16384 19.0 / 18.5,
+8192→2048 12.7 / 13.3, 2048→128256 129 / 123; with 4 rows 6.1 / 5.0, 6.4 / 5.6, 18.7 / 18.0, 13.2 / 12.8, 127 / 122.
+
+Products of more rows are cuBLAS's, with a kernel for the loop behind them. Against the best of ten tilings of a Triton
+kernel with the loop in it: 1024 rows 768→3072 with a GELU 14.8 / 17.6, 1576 rows 21.2 / 28.0; 512 rows 2048→8192 twice
+with SwiGLU 55.6 / 61.8; 64 rows 2048→2048 with a GELU 8.2 / 8.0, 512→2048 5.0 / 3.5.
 
 The loop in front (a norm) stays a kernel of its own: every program would repeat it, and so few threads take longer for
 that than a kernel in between. A Llama of 1.2 billion parameters decoded eight tokens in 1.25 ms, with norms in the
@@ -30,7 +31,6 @@ from airgraph.engine.cuda.kernel_source import ONCE
 from airgraph.engine.cuda.product_source import ProductsSource, ProductsWriter, times
 from airgraph.engine.cuda.products import RowProducts
 from airgraph.engine.cuda.render import Renderer, divides
-from airgraph.engine.cuda.target import FEW
 from airgraph.engine.cuda.tiles import PROGRAMS, Tile, power_of_two
 from airgraph.ir.types import Dim
 from airgraph.plan.index import same
@@ -38,7 +38,7 @@ from airgraph.plan.steps import GemmStep, LoopStep
 from airgraph.plan.tensors import Expr
 
 WARP_ROWS = 16  # of the matrix, in one instruction of tensor cores
-SHARED = 96 << 10  # bytes of a multiprocessor's memory that programs may take on every GPU
+SHARED = 64 << 10  # bytes of a multiprocessor's memory that a program may take on every GPU
 LONG_ROW = 4096
 
 
@@ -48,7 +48,7 @@ class Parts:
 
     rows: int  # of all matrices
     tile: int  # elements of each
-    stages: int  # parts on their way
+    stages: int  # parts on their way at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class FewRowsSource(ProductsSource):
         if self.given is not None:
             return self.given
         columns = sum(int(p.sizes.n) for p in self.unit.products)
-        if columns // (2 * WARP_ROWS) >= PROGRAMS or self.count > FEW:
+        if columns // (2 * WARP_ROWS) >= PROGRAMS:
             return Parts(2 * WARP_ROWS, 128, 4)
         return Parts(WARP_ROWS, 256, 5) if int(self.unit.products[0].sizes.k) >= LONG_ROW else Parts(WARP_ROWS, 128, 6)
 
@@ -81,7 +81,12 @@ class FewRowsSource(ProductsSource):
 
     @property
     def warps(self) -> int:
-        return self.rows // WARP_ROWS * max(1, self.count // 32)
+        return self.rows // WARP_ROWS
+
+    @property
+    def stages(self) -> int:
+        part = (self.rows * self.together + self.count) * self.parts.tile * 2  # bytes
+        return max(1, min(self.parts.stages, SHARED // part))
 
     @cached_property
     def written(self) -> FewRowsWriter:
@@ -93,8 +98,7 @@ class FewRowsSource(ProductsSource):
 
     def alternatives(self) -> list[FewRowsSource]:
         choices = [Parts(*p) for p in ((16, 128, 6), (16, 256, 5), (32, 128, 4), (32, 256, 3), (64, 128, 4))]
-        fitting = [c for c in choices if (c.rows + self.count) * c.tile * c.stages * 2 <= SHARED]
-        found = [replace(self, given=parts) for parts in fitting if parts != self.parts]
+        found = [replace(self, given=parts) for parts in choices if parts != self.parts]
         return [s for s in found if s.tensors == self.tensors]
 
 
@@ -144,7 +148,7 @@ class FewRowsWriter(ProductsWriter):
         ]
         lines = [f"n = {program}.to(INDEX) * ROWS + tl.arange(0, ROWS)"]
         lines += [f"acc{i} = tl.zeros([ROWS, COUNT], tl.float32)" for i in range(len(products))]
-        lines.append(f"for start in tl.range(0, {self.size(k)}, TILE, num_stages={self.source.parts.stages}):")
+        lines.append(f"for start in tl.range(0, {self.size(k)}, TILE, num_stages={self.source.stages}):")
         lines += [f"    {line}" for line in inside]
         for i, p in enumerate(products):
             lines += self.bias(i, p, "n")

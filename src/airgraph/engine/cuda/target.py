@@ -20,7 +20,6 @@ TYPES = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
 DEPTHS = (16, 32, 64, 128, 256)  # elements of a head
 HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
 FEW = 8  # rows of a product: the width of tensor cores
-SOME, SMALL = 64, 1024  # rows of a small product, and the elements of each
 SHORTEST = 16  # elements of such rows
 GROUPED = 64  # query heads that may share a key head
 
@@ -84,7 +83,7 @@ def refuses_product(step: Product) -> str | None:
         return "cuBLAS does it"
     if not isinstance(k, int) or not isinstance(n, int) or not 0 < k <= LONGEST or n == 0:
         return "a row of symbolic size, or a long one: cuBLAS does it"
-    if not isinstance(m, int) or not 0 < m <= (SOME if k <= SMALL and n <= 4 * SMALL else FEW):
+    if not isinstance(m, int) or not 0 < m <= FEW:
         return "many rows: cuBLAS does it"
     if m > 1 and (a.dtype not in HALVES or k < SHORTEST or n * FEW < k):
         return "several rows in float32, short ones, or a tall matrix: cuBLAS does it"
