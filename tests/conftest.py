@@ -1,6 +1,7 @@
 """Every test runs with the verifier on: a graph is checked after conversion and after every pass."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -64,9 +65,10 @@ def pytest_xdist_make_scheduler(config, log):
         def _reschedule(self, node):
             if node not in self.registered_collections:  # it replaces one that crashed, and is collecting
                 return
-            super()._reschedule(node)
-            if self._pending_of(self.assigned_work[node]) < 2:  # a worker starts a test when it knows what is next
+            with contextlib.suppress(OSError):  # it has crashed as well: what it was given comes back with that news
                 super()._reschedule(node)
+                if self._pending_of(self.assigned_work[node]) < 2:  # a worker starts a test when it knows what is next
+                    super()._reschedule(node)
 
         def remove_node(self, node):
             """Where a worker crashed, the test it ran has failed and is not run again; the others it had are."""
