@@ -12,31 +12,20 @@ import weakref
 
 import pytest
 import torch
+from replaying import replaying_engine
 from torch import nn
 
 import airgraph
-from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.native import short_call
-from airgraph.engine.reference import ReferenceEngine
 from airgraph.errors import BindError
 from airgraph.runtime.replay import PROGRAMS, ReplayProgram
 
 
-class Replaying(ReferenceEngine):
-    name = "replaying"
-
-    def program(self, executable, programs):
-        return programs.replayed(executable)
-
-
 @pytest.fixture(autouse=True)
 def engine():
-    airgraph.release()
     torch._dynamo.reset()
-    register_engine(Replaying())
-    yield
-    del ENGINES["replaying"]
-    airgraph.release()
+    with replaying_engine():
+        yield
 
 
 class Launch:

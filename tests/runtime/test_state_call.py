@@ -11,29 +11,18 @@ import weakref
 
 import pytest
 import torch
+from replaying import replaying_engine
 from torch import nn
 
 import airgraph
-from airgraph.engine import ENGINES, register_engine
-from airgraph.engine.reference import ReferenceEngine
 from airgraph.errors import BindError
 from airgraph.runtime.replay import MOVES
 
 
-class Replaying(ReferenceEngine):
-    name = "replaying"
-
-    def program(self, executable, programs):
-        return programs.replayed(executable)
-
-
 @pytest.fixture(autouse=True)
 def engine():
-    airgraph.release()
-    register_engine(Replaying())
-    yield
-    del ENGINES["replaying"]
-    airgraph.release()
+    with replaying_engine():
+        yield
 
 
 def compiled(model, *args):

@@ -16,13 +16,13 @@ from typing import Any
 
 from airgraph.engine.cuda.decode import CacheWrite, DecodeAttention, HeadLoop
 from airgraph.engine.cuda.functions import COMPUTED, SIGNATURE, STORED
-from airgraph.engine.cuda.kernel_source import ONCE
+from airgraph.engine.cuda.kernel_source import ONCE, KernelWriter, WrittenSource
 from airgraph.engine.cuda.render import HEAD, Renderer
 from airgraph.engine.cuda.target import GPU
 from airgraph.engine.cuda.tiles import Tile, other_warps, power_of_two
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
-from airgraph.plan.index import Affine, same, volume
+from airgraph.plan.index import Affine, same
 from airgraph.plan.kernels import Store
 from airgraph.plan.nest import Nest
 from airgraph.plan.steps import MaskKind, Matrix
@@ -38,7 +38,7 @@ COMBINED = 8192  # numbers that the last program combines at a time
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionSource:
+class AttentionSource(WrittenSource):
     """The kernel of one unit (a KernelSource); scratch memory and counters come behind the tensors of the plan. `ahead`:
     the cache is loaded before the kernel in front is done, which is right only where no other kernel of the program
     writes it."""
@@ -48,7 +48,6 @@ class AttentionSource:
     block: int = BLOCK  # slots of the cache at a time
     given_warps: int = 0  # 0: by rule
     fuses = False
-    digest = None
 
     @property
     def warps(self) -> int:
@@ -61,25 +60,9 @@ class AttentionSource:
         return DecodeWriter(self)
 
     @property
-    def text(self) -> str:
-        return self.written.text
-
-    @property
-    def checks(self) -> bool:
-        return self.written.checks
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self.written.tensors)
-
-    @property
     def sizes(self) -> tuple[Dim, ...]:
         """Behind those of the text: what decides the grid and the scratch memory."""
         return (*self.written.sizes, *self.unit.attention.sizes)
-
-    @property
-    def elements(self) -> tuple[Dim, ...]:
-        return tuple(volume(t.shape) for t in self.tensors)
 
     @property
     def group(self) -> int:
@@ -178,7 +161,7 @@ class SlotRenderer(HeadRenderer):
         self.line("return tl.where(good, slot, 0), good")
 
 
-class DecodeWriter(KernelOperands):
+class DecodeWriter(KernelWriter):
     """Writes the text: functions for the loops in front, and the kernel."""
 
     def __init__(self, source: AttentionSource) -> None:

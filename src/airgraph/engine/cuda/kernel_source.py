@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
+from airgraph.plan.index import volume
 from airgraph.plan.tensors import Tensor
 
 ONCE = "eviction_policy='evict_first'"  # of a load: no other program reads it, and what others read stays in the caches
@@ -62,3 +65,37 @@ class KernelSource(Protocol):
 
     def alternatives(self) -> Sequence[KernelSource]:
         """The same kernel in other configurations, on the same tensors."""
+
+
+class KernelWriter(KernelOperands):
+    """What writes a kernel by hand: the operands that its text needs, and the text."""
+
+    text: str
+    checks: bool
+
+
+class WrittenSource(ABC):
+    """The part of a KernelSource that its writer knows."""
+
+    digest = None
+
+    @property
+    @abstractmethod
+    def written(self) -> KernelWriter:
+        """Made once: writing takes longer than the rest."""
+
+    @property
+    def text(self) -> str:
+        return self.written.text
+
+    @property
+    def checks(self) -> bool:
+        return self.written.checks
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.written.tensors)
+
+    @property
+    def elements(self) -> tuple[Dim, ...]:
+        return tuple(volume(t.shape) for t in self.tensors)

@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from airgraph.engine.cuda.functions import SIGNATURE
-from airgraph.engine.cuda.kernel_source import Value
+from airgraph.engine.cuda.kernel_source import KernelWriter, Value, WrittenSource
 from airgraph.engine.cuda.products import RowProducts
 from airgraph.engine.cuda.render import HEAD, Renderer, divides
 from airgraph.engine.rendering import KernelOperands
 from airgraph.ir.types import Dim
-from airgraph.plan.index import same, volume
+from airgraph.plan.index import same
 from airgraph.plan.steps import GemmStep
-from airgraph.plan.tensors import Tensor
 
 
-class ProductsSource:
-    """A KernelSource of one unit. A program takes `rows` rows of the matrices, which are columns of the results."""
+class ProductsSource(WrittenSource):
+    """The kernel of one unit. A program takes `rows` rows of the matrices, which are columns of the results."""
 
     unit: RowProducts
     fuses = True
-    digest = None
 
     @property
-    def rows(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def rows(self) -> int: ...
 
     @property
-    def constants(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    @property
-    def written(self) -> ProductsWriter:
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        return self.written.text
-
-    @property
-    def checks(self) -> bool:
-        return self.written.checks
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(self.written.tensors)
+    @abstractmethod
+    def constants(self) -> dict[str, Any]: ...
 
     @property
     def sizes(self) -> tuple[Dim, ...]:
         return tuple(self.written.sizes)
-
-    @property
-    def elements(self) -> tuple[Dim, ...]:
-        return tuple(volume(t.shape) for t in self.tensors)
 
     @property
     def signature(self) -> dict[str, str]:
@@ -71,7 +50,7 @@ class ProductsSource:
         return self.programs(products[0]) if self.unit.epilogue is not None else sum(map(self.programs, products))
 
 
-class ProductsWriter(KernelOperands):
+class ProductsWriter(KernelWriter, ABC):
     """Writes the text of a kernel: functions for the loops around the products, and the kernel."""
 
     def __init__(self, source: ProductsSource) -> None:
@@ -86,12 +65,13 @@ class ProductsWriter(KernelOperands):
         main = f"\n\n@triton.jit\ndef kernel({', '.join([*parameters, *constants])}):\n{body}"
         self.text = HEAD + "".join(self.functions) + main
 
+    @abstractmethod
     def body(self) -> list[str]:
-        raise NotImplementedError
+        """The lines behind those that every kernel begins with."""
 
+    @abstractmethod
     def one(self, p: GemmStep, program: str) -> list[str]:
         """A product and nothing behind it, by programs of its own."""
-        raise NotImplementedError
 
     def side_by_side(self) -> list[str]:
         """Each product has programs of its own."""
