@@ -124,10 +124,11 @@ def ahead_of_time(model: Model, **options: Any) -> Prepared:
 
 # -- by ONNX ----------------------------------------------------------------------------------------------------------
 def export(model: Model) -> tuple[str, tuple[torch.Tensor, ...]]:
-    """The model as a file, and its inputs."""
+    """The model as a file, and its inputs. The module itself is not kept: the session has weights of its own."""
     module, args = model.exportable(*built(model))
     path = str(Path.cwd() / "model.onnx")
     torch.onnx.export(module, args, dynamo=True, verbose=False).save(path)
+    _built.clear()
     return path, args
 
 

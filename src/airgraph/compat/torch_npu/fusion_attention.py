@@ -31,7 +31,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from airgraph.compat.npu import state
-from airgraph.compat.torch_npu.attention import positions
+from airgraph.compat.torch_npu.attention_places import positions
 from airgraph.compat.torch_npu.references import FLOATS, need, need_types, not_emulated, reference
 from airgraph.errors import CompatError
 
