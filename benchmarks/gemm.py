@@ -57,12 +57,12 @@ Shape = tuple[int, int, int]
 
 # -- the peak -----------------------------------------------------------------------------------------------------------
 def build_limits() -> Code:
-    """`peak`: x ← x·a + b, in as many registers as hide the latency of an instruction; `read`: see `reading`."""
+    """`peak`: x ← x + a·b, in as many registers as hide the latency of an instruction; `read`: see `reading`."""
     lanes, kind = vector_lanes(), vector(vector_lanes())
     f = Function("peak", "ptr %x, i64 %n", exported=True)
     a, b, *sums = (f.load(kind, f.at("%x", i * lanes)) for i in range(ACCUMULATORS + 2))
     with f.each("0", "%n", 1, [(kind, s) for s in sums]) as loop:
-        loop.next = [f.fma(kind, s, a, b) for s in loop.carried]
+        loop.next = [f.fma(kind, a, b, s) for s in loop.carried]
     for i, s in enumerate(loop.carried):
         f.store(kind, s, f.at("%x", i * lanes))
     return build([Unit(declarations(lanes) + f.text() + reading(), ("peak", "read"))])
@@ -201,8 +201,11 @@ def torch_mm(o: Operands) -> Calls:
 
 
 def turns(things: Sequence[Any]) -> Iterator[Any]:
+    """One after the other, beginning anywhere: a contender should not find in a cache what another has just read."""
+    start = random.randrange(len(things))
     while True:
-        yield from things
+        yield from things[start:]
+        yield from things[:start]
 
 
 def contenders(o: Operands) -> dict[str, Calls | None]:
