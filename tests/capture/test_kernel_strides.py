@@ -38,6 +38,70 @@ def test_isin(x, among, dynamic):
     check(lambda x: ~torch.isin(x, among), x().round(), dynamic=dynamic)
 
 
+ELEMENTWISE = {
+    "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "floor_divide": lambda x, y: x // y,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+    "xlogy": lambda x, y: torch.xlogy(x, y.abs()),
+    "xlog1py": lambda x, y: torch.special.xlog1py(x, y.abs()),
+    "copysign": torch.copysign,
+    "heaviside": torch.heaviside,
+    "logaddexp": torch.logaddexp,
+    "ldexp": torch.ldexp,
+    "dropout backward": lambda x, y: torch.ops.aten.native_dropout_backward(x, y > 0, 2.0),
+}
+
+
+@pytest.mark.parametrize("x", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("function", ELEMENTWISE.values(), ids=ELEMENTWISE)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_elementwise_ops_of_operands_that_lie_otherwise(x, function, dynamic):
+    given = x()
+    check(lambda x, y: function(x, y) * 2, given, torch.randn(given.shape), dynamic=dynamic)
+    check(lambda x, y: function(y, x) * 2, given, torch.randn(given.shape), dynamic=dynamic)
+    check(lambda x, y: function(x, y) * 2, given, torch.randn(given.shape[-1:]), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", ["logical_and", "floor_divide", "xlogy", "ldexp"])
+def test_elementwise_ops_of_operands_with_axes_of_one(name):
+    first, second = torch.randn(5, 1, 10).permute(2, 1, 0), torch.randn(5, 10).t()
+    check(ELEMENTWISE[name], first, second)
+    check(ELEMENTWISE[name], second, first)
+
+
+@pytest.mark.parametrize("x", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_powers_of_a_number(x, dynamic):
+    check(lambda x: torch.pow(2.0, x) * 2, x(), dynamic=dynamic)
+    check(lambda x: torch.float_power(2.0, x) * 2, x(), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("x", [INPUTS["channels last"], INPUTS["permuted image"]], ids=["channels last", "permuted"])
+def test_images_whose_pixels_are_moved(x):
+    check(lambda x: F.channel_shuffle(x[:, :4], 2) * 2, x())
+    check(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=[3, 3]) * 2, x())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_losses_of_each_element(dynamic):
+    x, y = torch.rand(5, 6).t(), torch.rand(6, 5)
+    check(lambda x, y: F.binary_cross_entropy(x, y, reduction="none") * 2, x, y, dynamic=dynamic)
+    check(lambda x, y: F.binary_cross_entropy(y, x, reduction="none") * 2, x, y, dynamic=dynamic)
+    image, classes = torch.randn(2, 4, 3, 5).permute(3, 2, 1, 0), torch.randint(0, 3, (2, 4, 5)).permute(2, 1, 0)
+    check(lambda x, y: F.nll_loss(x, y, reduction="none") * 2, image, classes, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_of_three_axes(mode):
+    pads = (1, 1, 1, 1, 1, 1)
+    check(lambda x: F.pad(x, pads, mode=mode) * 2, INPUTS["channels last"]())
+    video = torch.randn(2, 3, 4, 5, 6)
+    check(lambda x: F.pad(x, pads, mode=mode) * 2, video.contiguous(memory_format=torch.channels_last_3d))
+    check(lambda x: F.pad(x, pads, mode=mode) * 2, video.transpose(1, 4))
+
+
 def test_one_program_at_several_sizes():
     run = torch.compile(function := lambda x: F.logsigmoid(x.permute(2, 0, 1)) + 1, backend="airgraph", dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -29,6 +29,11 @@ def like_input(values: Values, x: torch.Tensor) -> Values:
     return laid(first, suggest_memory_format(x)), *rest
 
 
+def of_format(value: Any, x: torch.Tensor) -> Any:
+    """The only result, laid out as the first one above."""
+    return laid(value, suggest_memory_format(x))
+
+
 def contiguous(values: Values, x: torch.Tensor) -> Values:
     return tuple(laid(v, torch.contiguous_format) for v in values)
 
@@ -52,12 +57,35 @@ KERNELS: dict[Any, tuple[int, Callable[[Any, torch.Tensor], Any]]] = {
     aten._native_batch_norm_legit.no_stats: (0, like_input),
     aten._native_batch_norm_legit_functional.default: (0, like_input),
     aten._native_batch_norm_legit_no_training.default: (0, like_input),
+    aten._batch_norm_with_update.default: (0, like_input),
+    aten._batch_norm_with_update_functional.default: (0, like_input),
     aten.native_batch_norm_backward.default: (1, like_input),
     aten.log_sigmoid_forward.default: (0, contiguous),
     aten._fft_c2c.default: (0, of_transform),
+    aten.nll_loss2d_forward.default: (0, contiguous),
+    aten.channel_shuffle.default: (0, of_format),
+    aten.max_unpool2d.default: (0, of_format),
+    aten.reflection_pad3d.default: (0, of_format),
+    aten.replication_pad3d.default: (0, of_format),
+}
+# Elementwise ops whose fake tensors come from others that they are composed of. One kernel computes them, and lays results
+# out as those of a sum of the same operands.
+ELEMENTWISE = {
+    aten.copysign.Tensor,
+    aten.div.Tensor_mode,
+    aten.floor_divide.default,
+    aten.heaviside.default,
+    aten.ldexp.Tensor,
+    aten.logaddexp.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.logical_xor.default,
+    aten.native_dropout_backward.default,
+    aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
 }
 # Ops whose kernels give contiguous results on every device.
-CONTIGUOUS = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
+CONTIGUOUS = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.pow.Scalar, aten.float_power.Scalar}
 
 
 def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
@@ -67,6 +95,10 @@ def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
         after = corrected(node) if node.target in KERNELS else before
         if node.target is aten.constant_pad_nd.default:
             after = padded(node)
+        if node.target in ELEMENTWISE:
+            after = as_sum(node)
+        if node.target is aten.binary_cross_entropy.default:
+            after = as_operand(node)
         if node.target in CONTIGUOUS and not free_unbacked_symbols(before):
             after = laid(before, torch.contiguous_format)
         if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
@@ -80,6 +112,26 @@ def corrected(node: torch.fx.Node) -> Any:
     argument, kernel = KERNELS[node.target]
     x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     return kernel(values, x) if x.device.type == "cpu" and not free_unbacked_symbols(x) else values
+
+
+def as_sum(node: torch.fx.Node) -> Any:
+    given: Any = torch.fx.node.map_arg(node.args[:2], value_of)
+    (x, y), value = given, node.meta["val"]
+    other_kernel = node.target is aten.native_dropout_backward.default and value.device.type != "cpu"
+    if other_kernel or not isinstance(value, FakeTensor) or any(map(free_unbacked_symbols, (x, y))):
+        return value
+    with value.fake_mode:
+        y = y.contiguous() if node.target is aten.ldexp.Tensor else y  # the powers of two by which x is multiplied
+        return torch.empty_strided(value.shape, aten.add(x, y).stride(), dtype=value.dtype, device=value.device)
+
+
+def as_operand(node: torch.fx.Node) -> Any:
+    """A loss of each element lies as the first operand does, whatever the others are."""
+    value, x = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
+    if not isinstance(value, FakeTensor) or value.dim() == 0 or free_unbacked_symbols(x):
+        return value
+    with value.fake_mode:
+        return torch.empty_like(x)
 
 
 def padded(node: torch.fx.Node) -> Any:
