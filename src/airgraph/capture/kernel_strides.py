@@ -21,20 +21,43 @@ from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 Values = tuple[Any, ...]
+Rule = Callable[[torch.fx.Node], Any]  # the metadata of a node, as its kernel makes the results
 
 
-def like_input(values: Values, x: torch.Tensor) -> Values:
-    """The first result is contiguous, or channels-last as the input."""
+def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
+    changed: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        before = node.meta.get("val")
+        after = RULES[node.target](node) if node.target in RULES else before
+        if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
+            after = again(node)
+        if after is not before and strides(after) != strides(before):
+            node.meta["val"] = after
+            changed.add(node)
+
+
+# -- by the format of an argument ---------------------------------------------------------------------------------------
+def on_cpu(argument: int, kernel: Callable[[Any, torch.Tensor], Any]) -> Rule:
+    """The results of the CPU's kernel, by the argument that decides."""
+
+    def rule(node: torch.fx.Node) -> Any:
+        x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+        return kernel(values, x) if x.device.type == "cpu" and not free_unbacked_symbols(x) else values
+
+    return rule
+
+
+def first_like_input(values: Values, x: torch.Tensor) -> Values:
     first, *rest = values
-    return laid(first, suggest_memory_format(x)), *rest
+    return like_input(first, x), *rest
 
 
-def of_format(value: Any, x: torch.Tensor) -> Any:
-    """The only result, laid out as the first one above."""
+def like_input(value: Any, x: torch.Tensor) -> Any:
+    """Contiguous, or channels-last as the input."""
     return laid(value, suggest_memory_format(x))
 
 
-def contiguous(values: Values, x: torch.Tensor) -> Values:
+def all_contiguous(values: Values, x: torch.Tensor) -> Values:
     return tuple(laid(v, torch.contiguous_format) for v in values)
 
 
@@ -50,84 +73,43 @@ def laid(value: Any, memory_format: torch.memory_format) -> Any:
         return torch.empty_like(value, memory_format=memory_format)
 
 
-# op → (which argument decides, the results as its kernel makes them)
-KERNELS: dict[Any, tuple[int, Callable[[Any, torch.Tensor], Any]]] = {
-    aten.native_batch_norm.default: (0, like_input),
-    aten._native_batch_norm_legit.default: (0, like_input),
-    aten._native_batch_norm_legit.no_stats: (0, like_input),
-    aten._native_batch_norm_legit_functional.default: (0, like_input),
-    aten._native_batch_norm_legit_no_training.default: (0, like_input),
-    aten._batch_norm_with_update.default: (0, like_input),
-    aten._batch_norm_with_update_functional.default: (0, like_input),
-    aten.native_batch_norm_backward.default: (1, like_input),
-    aten.log_sigmoid_forward.default: (0, contiguous),
-    aten._fft_c2c.default: (0, of_transform),
-    aten.nll_loss2d_forward.default: (0, contiguous),
-    aten.channel_shuffle.default: (0, of_format),
-    aten.max_unpool2d.default: (0, of_format),
-    aten.reflection_pad3d.default: (0, of_format),
-    aten.replication_pad3d.default: (0, of_format),
-}
-# Elementwise ops whose fake tensors come from others that they are composed of. One kernel computes them, and lays results
-# out as those of a sum of the same operands.
-ELEMENTWISE = {
-    aten.copysign.Tensor,
-    aten.div.Tensor_mode,
-    aten.floor_divide.default,
-    aten.heaviside.default,
-    aten.ldexp.Tensor,
-    aten.logaddexp.default,
-    aten.logical_and.default,
-    aten.logical_or.default,
-    aten.logical_xor.default,
-    aten.native_dropout_backward.default,
-    aten.special_xlog1py.default,
-    aten.xlogy.Tensor,
-}
-# Ops whose kernels give contiguous results on every device.
-CONTIGUOUS = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.pow.Scalar, aten.float_power.Scalar}
-
-
-def strides_of_kernels(gm: torch.fx.GraphModule) -> None:
-    changed: set[torch.fx.Node] = set()
-    for node in gm.graph.nodes:
-        before = node.meta.get("val")
-        after = corrected(node) if node.target in KERNELS else before
-        if node.target is aten.constant_pad_nd.default:
-            after = padded(node)
-        if node.target in ELEMENTWISE:
-            after = as_sum(node)
-        if node.target is aten.binary_cross_entropy.default:
-            after = as_operand(node)
-        if node.target in CONTIGUOUS and not free_unbacked_symbols(before):
-            after = laid(before, torch.contiguous_format)
-        if after is before and not changed.isdisjoint(node.all_input_nodes) and node.op == "call_function":
-            after = again(node)
-        if after is not before and strides(after) != strides(before):
-            node.meta["val"] = after
-            changed.add(node)
-
-
-def corrected(node: torch.fx.Node) -> Any:
-    argument, kernel = KERNELS[node.target]
-    x, values = node.args[argument].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    return kernel(values, x) if x.device.type == "cpu" and not free_unbacked_symbols(x) else values
+# -- on every device ----------------------------------------------------------------------------------------------------
+def contiguous(node: torch.fx.Node) -> Any:
+    value = node.meta["val"]
+    return value if free_unbacked_symbols(value) else laid(value, torch.contiguous_format)
 
 
 def as_sum(node: torch.fx.Node) -> Any:
-    given: Any = torch.fx.node.map_arg(node.args[:2], value_of)
-    (x, y), value = given, node.meta["val"]
-    other_kernel = node.target is aten.native_dropout_backward.default and value.device.type != "cpu"
-    if other_kernel or not isinstance(value, FakeTensor) or any(map(free_unbacked_symbols, (x, y))):
+    """An elementwise op whose fake tensors come from others that it is composed of. One kernel computes it, and lays its
+    results out as those of a sum of the same operands."""
+    return summed(node.meta["val"], *operands(node))
+
+
+def as_scaled(node: torch.fx.Node) -> Any:
+    """`ldexp`: x times powers of two, which are contiguous."""
+    x, exponents = operands(node)
+    return summed(node.meta["val"], x, laid(exponents, torch.contiguous_format))
+
+
+def as_masked(node: torch.fx.Node) -> Any:
+    """Gradients of a dropout: the CPU multiplies them with the mask, other devices have a kernel of their own."""
+    return as_sum(node) if node.meta["val"].device.type == "cpu" else node.meta["val"]
+
+
+def operands(node: torch.fx.Node) -> Any:
+    return torch.fx.node.map_arg(node.args[:2], value_of)
+
+
+def summed(value: Any, x: Any, y: Any) -> Any:
+    if not isinstance(value, FakeTensor) or any(map(free_unbacked_symbols, (x, y))):
         return value
     with value.fake_mode:
-        y = y.contiguous() if node.target is aten.ldexp.Tensor else y  # the powers of two by which x is multiplied
         return torch.empty_strided(value.shape, aten.add(x, y).stride(), dtype=value.dtype, device=value.device)
 
 
 def as_operand(node: torch.fx.Node) -> Any:
     """A loss of each element lies as the first operand does, whatever the others are."""
-    value, x = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
+    value, x = node.meta["val"], operands(node)[0]
     if not isinstance(value, FakeTensor) or value.dim() == 0 or free_unbacked_symbols(x):
         return value
     with value.fake_mode:
@@ -137,8 +119,7 @@ def as_operand(node: torch.fx.Node) -> Any:
 def padded(node: torch.fx.Node) -> Any:
     """Padding that only takes away is a copy of what is left, which lies as the tensor does; fake tensors know this only of
     fixed sizes."""
-    given: Any = torch.fx.node.map_arg(node.args[:2], value_of)
-    (x, pads), value = given, node.meta["val"]
+    (x, pads), value = operands(node), node.meta["val"]
     if any(map(free_unbacked_symbols, (x, *pads))) or x.is_contiguous(memory_format=suggest_memory_format(x)):
         return value
     if not all(p <= 0 for p in pads):
@@ -150,6 +131,44 @@ def padded(node: torch.fx.Node) -> Any:
         return x.clone()
 
 
+RULES: dict[Any, Rule] = {
+    aten.native_batch_norm.default: on_cpu(0, first_like_input),
+    aten._native_batch_norm_legit.default: on_cpu(0, first_like_input),
+    aten._native_batch_norm_legit.no_stats: on_cpu(0, first_like_input),
+    aten._native_batch_norm_legit_functional.default: on_cpu(0, first_like_input),
+    aten._native_batch_norm_legit_no_training.default: on_cpu(0, first_like_input),
+    aten._batch_norm_with_update.default: on_cpu(0, first_like_input),
+    aten._batch_norm_with_update_functional.default: on_cpu(0, first_like_input),
+    aten.native_batch_norm_backward.default: on_cpu(1, first_like_input),
+    aten.log_sigmoid_forward.default: on_cpu(0, all_contiguous),
+    aten.nll_loss2d_forward.default: on_cpu(0, all_contiguous),
+    aten._fft_c2c.default: on_cpu(0, of_transform),
+    aten.channel_shuffle.default: on_cpu(0, like_input),
+    aten.max_unpool2d.default: on_cpu(0, like_input),
+    aten.reflection_pad3d.default: on_cpu(0, like_input),
+    aten.replication_pad3d.default: on_cpu(0, like_input),
+    aten.isin.Tensor_Tensor: contiguous,
+    aten.isin.Tensor_Scalar: contiguous,
+    aten.pow.Scalar: contiguous,
+    aten.float_power.Scalar: contiguous,
+    aten.copysign.Tensor: as_sum,
+    aten.div.Tensor_mode: as_sum,
+    aten.floor_divide.default: as_sum,
+    aten.heaviside.default: as_sum,
+    aten.logaddexp.default: as_sum,
+    aten.logical_and.default: as_sum,
+    aten.logical_or.default: as_sum,
+    aten.logical_xor.default: as_sum,
+    aten.special_xlog1py.default: as_sum,
+    aten.xlogy.Tensor: as_sum,
+    aten.ldexp.Tensor: as_scaled,
+    aten.native_dropout_backward.default: as_masked,
+    aten.binary_cross_entropy.default: as_operand,
+    aten.constant_pad_nd.default: padded,
+}
+
+
+# -- what follows from it -----------------------------------------------------------------------------------------------
 def again(node: torch.fx.Node) -> Any:
     """The metadata of a node whose inputs lie otherwise now; the old where PyTorch knows the new values only by running.
 
