@@ -620,6 +620,17 @@ def compiled_sends_and_uneven_parts(rank: int) -> None:
     assert not JOURNALS[-1].fallbacks, JOURNALS[-1].fallbacks
 
 
+@check
+def compiled_averages_of_uneven_parts(rank: int) -> None:
+    def averaged(x: Tensor) -> Tensor:
+        own = torch.zeros(rank + 1, 2, device=x.device)
+        torch_npu.distributed.reduce_scatter_tensor_uneven(own, x, [1, 2], op=dist.ReduceOp.AVG)
+        return own
+
+    for function in (averaged, torch.compile(averaged, backend="airgraph", fullgraph=True)):
+        is_(function(mine(rank)[:2].expand(3, 2).contiguous()), ((ZERO + ONE) / 2)[:2].expand(rank + 1, 2))
+
+
 def _all_kinds(x: Tensor) -> tuple[Tensor, ...]:
     summed, sent = x * 2, x.clone()
     dist.all_reduce(summed, op=dist.ReduceOp.MAX)

@@ -22,7 +22,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from airgraph.capture.dtypes import correct_dtypes
-from airgraph.capture.recurrent import lstm_layer
+from airgraph.capture.recurrent import unroll_lstms
 from airgraph.capture.write_strides import WritesKeepStrides
 from airgraph.convert.names import names_of, tell
 
@@ -240,6 +240,7 @@ def compile_by_aot(
 
     def corrected(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         correct_dtypes(graph)
+        unroll_lstms(graph, decompositions or {})  # (a backward graph would need the workspace of oneDNN's forward)
         tell(graph, known)
         same = len(inputs) == len(example_inputs)  # PyTorch hands in once what is given twice
         token = _state.set(frozenset(range(state if same else 0)))
@@ -251,8 +252,7 @@ def compile_by_aot(
 
     inference: FxCompiler = corrected
     trains = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    # (A backward graph would need the workspace of oneDNN's forward.)
-    own: dict[Any, Callable[..., Any]] = GUESSED if trains else {aten.mkldnn_rnn_layer.default: lstm_layer}
+    own: dict[Any, Callable[..., Any]] = GUESSED if trains else {}
 
     with strides:
         run = aot_module_simplified(

@@ -385,21 +385,15 @@ def reduce_scatter_uneven_inplace(
     async_op: bool = False,
 ) -> None:
     """In the place of `torch_npu.distributed.reduce_scatter_tensor_uneven`."""
+    from torch.distributed._functional_collectives import REDUCE_OP_TO_STR
+
     from airgraph.compat import hcom
 
     assert not async_op, "async_op=True cannot be part of a graph"
     group = group or torch.distributed.group.WORLD
     counts = hcom.sizes_of(input, input_split_sizes, group)
-    word = hcom.word_of(op)
+    word = REDUCE_OP_TO_STR[op]
     output.copy_(torch.ops.npu_define.reduce_scatter_tensor_uneven(input, counts, word, group.group_name))
-
-
-def word_of(op: Any) -> str:
-    if op == torch.distributed.ReduceOp.SUM:
-        return "sum"
-    if op == torch.distributed.ReduceOp.MAX:
-        return "max"
-    return "min" if op == torch.distributed.ReduceOp.MIN else "product"
 
 
 def remaps() -> dict[Any, Callable[..., Any]]:

@@ -93,6 +93,7 @@ class Planner:
         self.made_by: dict[int, int] = {}  # tensor id → step
         self.notes: list[str] = []
         self.makers: list[tuple[int, Node]] = []
+        self.settled: set[int] = set()  # tensors whose steps, and those of what they read, are in place
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
         self.stored: dict[int, tuple[Dim, ...]] = {}  # strides of roots that are not contiguous
@@ -387,7 +388,6 @@ class Planner:
     def settle(self, t: Tensor, todo: dict[int, Tensor]) -> None:
         """Place the step that computes t, and before it those of what it reads."""
         stack = [(t, False)]
-        seen: set[int] = set()
         while stack:
             x, ready = stack.pop()
             if ready:
@@ -395,9 +395,9 @@ class Planner:
                     del todo[x.id]
                     self.add_root(x)
                 continue
-            if x.id in seen or x.op == "buffer":
+            if x.id in self.settled or x.op == "buffer":
                 continue
-            seen.add(x.id)
+            self.settled.add(x.id)
             stack.append((x, True))
             stack += [(i, False) for i in x.inputs]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from airgraph.ir.boundary import Boundary
@@ -190,6 +191,11 @@ class Plan:
 
     def allocation(self, t: Tensor) -> Allocation:
         return self.allocations[t.id]
+
+    @cached_property
+    def order(self) -> dict[Node, int]:
+        """Of the graph's nodes."""
+        return {node: i for i, node in enumerate(self.graph.nodes)}
 
     def text(self) -> str:
         from airgraph.plan.text import plan_text

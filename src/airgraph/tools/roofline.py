@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from airgraph.engine.reference import attributes
-from airgraph.plan.origins import notes_of, title
+from airgraph.plan.origins import nodes_of, notes_of, title
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Plan, Step, step_reads, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.torch_types import TORCH_TYPES
@@ -99,7 +99,7 @@ def best(run: Callable[[], Any], device: str) -> float:
 # -- the kernels of a plan -------------------------------------------------------------------------------------------
 def planned_kernels(plan: Plan) -> Iterator[PlannedKernel]:
     for step in plan.steps:
-        notes = notes_of(plan, step)
+        notes = notes_of(plan, nodes_of(plan, step))
         places = [plan.allocation(t) for t in (*step_reads(step), *step_writes(step))]
         moved = {t.id: t for t in ((place.alias or place).tensor for place in places)}.values()
         sizes = [size_of(t) for t in moved]

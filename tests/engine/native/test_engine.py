@@ -256,6 +256,27 @@ def test_equal_kernels_are_compiled_once():
     assert len(functions) == 5 and len(set(functions[:4])) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_the_steps_of_a_recurrence_are_one_kernel(dtype):
+    """Each reads another part of one tensor, from the second on (at its beginning there is no offset)."""
+
+    def f(x, weight):
+        h, made = x[0, 1:], []
+        for t in range(1, 9):
+            h = (x[t, 1:] * 2 + x[t, :-1]) * h - h.flip(0)
+            h = h + (h.float() @ weight)[:, :1].to(h.dtype)  # one loop for each step
+            made.append(h)
+        return torch.stack(made), h
+
+    x = torch.randint(-3, 4, (9, 5, 6)).to(dtype)
+    weight = torch.randint(-1, 2, (6, 6)).float()
+    run = torch.compile(f, backend="airgraph")
+    (program,) = programs(run, x, weight)
+    torch.testing.assert_close(run(x, weight), f(x, weight))
+    functions = [s.function for s in program.native.kernels if s.kind in ("loop", "epilogue")]
+    assert len(functions) >= 8 and len(set(functions)) <= len(functions) // 2
+
+
 # -- ahead of time ----------------------------------------------------------------------------------------------------
 def test_ahead_of_time():
     model, x = mlp(), torch.randn(5, 16)

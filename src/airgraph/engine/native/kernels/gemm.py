@@ -365,9 +365,11 @@ def gather(host: Machine) -> str:
 def dots(host: Machine, m: int, together: int) -> str:
     """nt with few rows: dot products with one or two rows of B at a time (`together`).
 
-    Pairs are as fast as B arrives on x86-64: 27 GB/s from level 3 with the prefetch, 18 GB/s with eight rows and none. On
-    Arm the order of memory counts: two Neoverse-N1 cores read weights of 300 MB at 33 GB/s row by row (35 without
-    computing anything), at 22 in pairs; from caches pairs of short rows are 1.1 to 1.3 times as fast.
+    Pairs are as fast as B arrives on x86-64: 27 GB/s from level 3 with the prefetch, 18 GB/s with eight rows and none. From
+    memory one row of A takes two cores of a Xeon with AMX 23 to 24 GB/s in pairs, 22 row by row (25 without computing
+    anything), eight rows of 2048 numbers 18 and 15. On Arm the order of memory counts: two Neoverse-N1 cores read weights
+    of 300 MB at 33 GB/s row by row (35 without computing anything), at 22 in pairs; from caches pairs of short rows are
+    1.1 to 1.3 times as fast.
     """
     f = Function(f"dots_{m}x{together}", SIGNATURE)
     kind, sums = host.kind, 8 // m if together == 1 else 2 if m <= 3 else 1  # sums of two rows: as many as hide latency

@@ -3,9 +3,12 @@
     define void @NAME(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch)
 
 `args` holds the addresses of the memory it reads and writes, in the order of `Compiled.tensors`; `sizes` the values of
-the symbolic expressions in it; [begin, end) is this thread's share of the parallel loop. The body of the vectorised loop
-is written for several lanes at a time, and once more for single elements, which do the rest. Every value is a vector, of
-one lane where it does not depend on the vectorised loop, and is computed in the outermost loop it can be computed in.
+the symbolic expressions in it, and where in a tensor it begins: the steps of an unrolled recurrence, each with another
+part of one tensor, are one kernel. [begin, end) is this thread's share of the parallel loop.
+
+The body of the vectorised loop is written for several lanes at a time, and once more for single elements, which do the
+rest. Every value is a vector, of one lane where it does not depend on the vectorised loop, and is computed in the outermost
+loop it can be computed in.
 
 What runs in which order is decided by plan/nest.py. No loop is left to LLVM to vectorise: its vectoriser would need O2,
 three times the time to compile.
@@ -95,6 +98,7 @@ class LoopWriter(Builder, KernelOperands):
         self.wide = nest.target.lanes
         self.allocas: list[str] = []
         self.math: set[mathlib.Use] = set()
+        self.starts: dict[Tensor, int] = {}  # the element that its address in this kernel is that of
         self.errors = ""  # the place of this thread's error word, if it checks anything
         self.depth: dict[Var, int] = {}  # open loops
         self.indices: dict[Var, str] = {}  # their counters
@@ -127,19 +131,17 @@ class LoopWriter(Builder, KernelOperands):
 
     def finish(self) -> Compiled:
         head = ["define void @NAME(ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch) nounwind {", "entry:"]
-        for i in range(len(self.tensors)):
-            head += [
-                f"  %a{i} = getelementptr ptr, ptr %args, i64 {i}",
-                f"  %b{i} = load ptr, ptr %a{i}",
-                f"  %p{i} = load ptr, ptr %b{i}",
-            ]
-        for i in range(len(self.sizes)):
+        for i, t in enumerate(self.tensors):
+            head += [f"  %a{i} = getelementptr ptr, ptr %args, i64 {i}", f"  %b{i} = load ptr, ptr %a{i}"]
+            head += [f"  %{'q' if self.starts[t] else 'p'}{i} = load ptr, ptr %b{i}"]
+        moved = [(i, t) for i, t in enumerate(self.tensors) if self.starts[t]]
+        sizes = [*self.sizes, *(self.starts[t] for _, t in moved)]
+        for i in range(len(sizes)):
             head += [f"  %z{i} = getelementptr i64, ptr %sizes, i64 {i + 1}", f"  %s{i} = load i64, ptr %z{i}"]
+        for at, (i, t) in enumerate(moved, len(self.sizes)):
+            head.append(f"  %p{i} = getelementptr {STORED[t.dtype]}, ptr %q{i}, i64 %s{at}")
         if self.share == "product":
-            head += [
-                f"  %zs = getelementptr i64, ptr %sizes, i64 {len(self.sizes) + 1}",
-                "  %split = load i64, ptr %zs",
-            ]
+            head += [f"  %zs = getelementptr i64, ptr %sizes, i64 {len(sizes) + 1}", "  %split = load i64, ptr %zs"]
         start = [f"  store i64 0, ptr {self.errors}"] if self.errors else []
         end = self.reports() if self.errors else []
         body = "\n".join([*head, *self.allocas, *start, *self.levels[0].lines, *end, "  ret void", "}"])
@@ -149,7 +151,7 @@ class LoopWriter(Builder, KernelOperands):
             frozenset(self.declares),
             frozenset(self.math),
             self.tensors,
-            self.sizes,
+            sizes,
             nest.jobs,
             nest.grain,
             nest.cost,
@@ -411,10 +413,16 @@ class LoopWriter(Builder, KernelOperands):
         return VectorMath(self, lanes, level).apply(e, args)
 
     # -- memory -----------------------------------------------------------------------------------------------------
+    def place(self, t: Tensor, at: Affine) -> tuple[str, str]:
+        """The tensor's address and an index into it. The address is that of the first element a loop reads, as far as that
+        is a known number."""
+        start = self.starts.setdefault(t, at.const if isinstance(at.const, int) else 0)
+        return self.pointer(t), self.offset(at + -start)
+
     def load(self, e: Expr, lanes: int, level: int) -> str:
         assert e.at is not None
-        type, base = STORED[e.dtype], self.pointer(e.source)
-        index, vectors = self.picked(self.offset(e.at), e.args, e.picks, level)
+        type, (base, index) = STORED[e.dtype], self.place(e.source, e.at)
+        index, vectors = self.picked(index, e.args, e.picks, level)
         step = e.at.coefficient(self.vector) if self.vector is not None else 0
         if lanes > 1 and (vectors or not same(step, 1)):
             raw = "poison"
@@ -516,7 +524,7 @@ class LoopWriter(Builder, KernelOperands):
 
     def store(self, s: Store) -> None:
         dtype = s.target.dtype
-        type, base = STORED[dtype], self.pointer(s.target)
+        type, (base, index) = STORED[dtype], self.place(s.target, s.at)
         step = s.at.coefficient(self.vector) if self.vector is not None and self.vector in self.depth else 0
         lanes = self.lanes if self.vector is not None and self.vector in self.depth else 1
         value = self.lanes_of(self.value(s.value), s.value, lanes)
@@ -524,7 +532,6 @@ class LoopWriter(Builder, KernelOperands):
             value = self.emit(f"zext <{lanes} x i1> {value} to <{lanes} x i8>")
         elif dtype in HALVES:
             value = VectorMath(self, lanes, len(self.levels) - 1).narrowed(value, dtype)
-        index = self.offset(s.at)
         level = len(self.levels) - 1
         index, vectors = self.picked(index, s.numbers, s.picks, level)
         if not vectors and (lanes == 1 or same(step, 1)):
