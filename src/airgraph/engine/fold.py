@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from airgraph.engine.protocol import Request
-from airgraph.engine.reference import ReferenceExecutable
+from airgraph.engine.reference import ReferenceNodes
 from airgraph.ir.graph import Graph, Node, Value
 from airgraph.ir.ops import OPS, row
 from airgraph.ir.types import DataType
@@ -45,7 +45,7 @@ def fold(request: Request) -> int:
 
 def computed(request: Request, constant: dict[Node, int]) -> dict[int, Any]:
     """The values of these nodes, by id."""
-    reference = ReferenceExecutable(request.graph, request.device, request.map_device)
+    reference = ReferenceNodes(request.graph, request.device, request.map_device)
     env: dict[int, Any] = dict(reference.constants)
     for node in constant:
         if node.op != "Const":

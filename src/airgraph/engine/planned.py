@@ -18,7 +18,7 @@ import torch
 
 from airgraph.engine.arguments import TakesArguments
 from airgraph.engine.protocol import Request, Symbols
-from airgraph.engine.reference import ReferenceExecutable
+from airgraph.engine.reference import ReferenceNodes
 from airgraph.engine.strides import copy_strided
 from airgraph.errors import EngineError, raise_from_op
 from airgraph.ir.boundary import OfInput, TensorIn, symbol_sources
@@ -136,7 +136,7 @@ class PlannedExecutable(TakesArguments):
             request.plan,
         )
         graph, plan, boundary = self.graph, self.plan, self.boundary
-        self.reference = reference = ReferenceExecutable(graph, request.device, request.map_device)
+        self.reference = reference = ReferenceNodes(graph, request.device, request.map_device)
         self.written = frozenset(n.inputs[0].node.name for n in graph.of("Assign"))  # type: ignore[union-attr]
         self.table = SlotTable(plan, steps)
         self.sources = symbol_sources(boundary.arguments)

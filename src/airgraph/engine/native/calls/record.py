@@ -35,7 +35,7 @@ from airgraph.engine.native.calls.tape import (
     UnsupportedCall,
     View,
 )
-from airgraph.engine.reference import ReferenceExecutable, attributes, is_collective
+from airgraph.engine.reference import ReferenceNodes, attributes, is_collective
 from airgraph.ir.graph import Input, Node, Value
 from airgraph.ir.ops import OPS, OpInput
 from airgraph.ir.types import Dim
@@ -285,7 +285,7 @@ SCALAR_FREE: dict[str, Callable[..., Any]] = {
 
 
 # -- a step ---------------------------------------------------------------------------------------------------------------
-def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
+def record(step: CallStep, plan: Plan, reference: ReferenceNodes) -> Tape:
     """The tape of a step, or an UnsupportedCall."""
     recorder = CallRecorder()
     check_values(step.node, plan)
@@ -298,7 +298,7 @@ def record(step: CallStep, plan: Plan, reference: ReferenceExecutable) -> Tape:
         raise UnsupportedCall(f"its meaning cannot be noted ({type(error).__name__}: {error})") from error
 
 
-def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
+def meaning_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceNodes) -> Tape:
     if node.op not in MEANINGS:
         raise UnsupportedCall("it is done in Python")
     if OPS[node.op].effect == "call":
@@ -325,7 +325,7 @@ def check_values(node: Node, plan: Plan) -> None:
         raise UnsupportedCall("it has an effect that must come in order")
 
 
-def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceExecutable) -> StandIn:
+def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, reference: ReferenceNodes) -> StandIn:
     place = plan.allocations[matrix.tensor.id]
     looks = (t.shape, tuple(matrix.strides), TORCH_TYPES[t.dtype])
     if place.kind == "const" and t is matrix.tensor:
@@ -334,7 +334,7 @@ def stand_in(recorder: CallRecorder, plan: Plan, matrix: Matrix, t: Tensor, refe
     return StandIn.make(recorder, View(matrix.tensor, matrix.offset, *looks, whole=whole), looks)
 
 
-def argument(entry: Input, slot: OpInput, env: Mapping[int, Any], reference: ReferenceExecutable) -> Any:
+def argument(entry: Input, slot: OpInput, env: Mapping[int, Any], reference: ReferenceNodes) -> Any:
     """As the reference engine hands it to a meaning."""
     if entry is None:
         return None
@@ -349,14 +349,14 @@ def argument(entry: Input, slot: OpInput, env: Mapping[int, Any], reference: Ref
     return value_of(entry, env, reference)
 
 
-def value_of(value: Value, env: Mapping[int, Any], reference: ReferenceExecutable) -> Any:
+def value_of(value: Value, env: Mapping[int, Any], reference: ReferenceNodes) -> Any:
     found = env.get(id(value), reference.constants.get(id(value)))
     if found is None:
         raise UnsupportedCall("a size in place of a tensor")
     return found
 
 
-def aten_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable) -> Tape:
+def aten_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceNodes) -> Tape:
     target = find_target(node.attrs["target"], reference.graph)
     if not isinstance(target, OpOverload):
         raise UnsupportedCall("it is a function of Python's")
@@ -378,7 +378,7 @@ def aten_tape(node: Node, recorder: CallRecorder, env: Mapping[int, Any], refere
 
 
 def call_input(
-    value: Value, layout: Any, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceExecutable
+    value: Value, layout: Any, recorder: CallRecorder, env: Mapping[int, Any], reference: ReferenceNodes
 ) -> Any:
     """Numbers as numbers, tensors with the strides FX recorded."""
     if value.type.is_scalar and value.known is not None:

@@ -29,7 +29,7 @@ from airgraph.engine.native.calls.tape import (
 )
 from airgraph.engine.native.image import Link, Outside, Reference
 from airgraph.engine.native.llvm.jit import Code
-from airgraph.engine.reference import ReferenceExecutable
+from airgraph.engine.reference import ReferenceNodes
 from airgraph.plan.index import expand, strides_of
 from airgraph.plan.steps import CallStep, Plan, step_reads
 from airgraph.plan.tensors import Tensor
@@ -60,7 +60,7 @@ class Calls:
         return notes + [f"{s.node.op} {s.node.name} is called by Python: {why}" for s, why in self.refused.items()]
 
 
-def plan_calls(plan: Plan, reference: ReferenceExecutable) -> Calls:
+def plan_calls(plan: Plan, reference: ReferenceNodes) -> Calls:
     tapes: dict[CallStep, Tape] = {}
     refused: dict[CallStep, str] = {}
     steps = [step for step in plan.steps if isinstance(step, CallStep)]
