@@ -209,9 +209,10 @@ class ProgramWriter:
             transposed = gemm.FORMS[form] == "nt"
             matrix = part_of(weight, start, (n, k) if transposed else (k, n), stride)
             self.products.append(pack.sizes + Gemm.PACKED)
-            dims = panels.one_by_one(m, n, k)
-            how = (start, stride, form)
-            yield self.packed(pack.slot, matrix if transposed else matrix.t(), dims, pack.args, how)
+            dims = self.image.linked(pack.sizes + Gemm.PANELS)
+            tile, how = self.image.words[dims + conv_last.TILE], (start, stride, form)
+            matrix = matrix if transposed else matrix.t()
+            yield self.packed(pack.slot, matrix, panels.one_by_one(m, n, k), pack.args, how, tile=tile)
 
     def packed_convolutions(self) -> Iterator[PlacedWeight]:
         for pack in self.image.conv_packs:
@@ -224,18 +225,26 @@ class ProgramWriter:
             self.image.words[start], self.image.words[first + conv_last.PREPACKED] = 0, 1
 
     def packed(
-        self, slot: int, matrix: torch.Tensor, dims: ConvSizes, args: int, how: Hashable, by_squares: bool = False
+        self,
+        slot: int,
+        matrix: torch.Tensor,
+        dims: ConvSizes,
+        args: int,
+        how: Hashable,
+        by_squares: bool = False,
+        tile: int = 0,
     ) -> PlacedWeight:
-        """The step whose arguments are at `args` reads the matrix in panels, at an address that a new word has."""
-        (name, weight), tile = self.executable.tensor(slot), conv_last.this_tile()
+        """The step whose arguments are at `args` reads the matrix in panels of the tile with this number, at an address
+        that a new word has."""
+        (name, weight), host = self.executable.tensor(slot), conv_last.these_tiles()[tile]
         image, word = self.image, len(self.image.words)
         image.words.append(0)
         at = image.links[::2].index(args + 1)
         image.links[2 * at + 1] = word
         shape = (dims.o, dims.c, dims.groups, dims.kh, dims.kw)
-        key = (weight.data_ptr(), weight.nbytes, shape, how, by_squares, tile.panel)
+        key = (weight.data_ptr(), weight.nbytes, shape, how, by_squares, tile)
         kernels = matrix.reshape(dims.o, -1, dims.kh, dims.kw)
-        copy = winograd.in_panels(kernels, tile) if by_squares else panels.in_panels(matrix, dims, tile)
+        copy = winograd.in_panels(kernels, host) if by_squares else panels.in_panels(matrix, dims, host)
         constant = slot in self.executable.constants
         return PlacedWeight(f"{name} in panels", copy, word, constant=constant, packed=key)
 

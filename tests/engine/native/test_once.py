@@ -10,7 +10,6 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import runner
-from airgraph.engine.native.kernels import conv_last
 from airgraph.engine.native.write_watch import can_watch
 from airgraph.journal import JOURNALS
 
@@ -61,8 +60,7 @@ def test_a_folded_batch_norm_is_computed_once():
     assert len(native.frames) == 1
     wanted = f"{len(native.once)} steps depend on parameters only: they run once, not in every call"
     assert wanted in native.journal.remarks
-    if conv_last.this_tile() is not None:
-        assert native.frames[-1].packed
+    assert native.frames[-1].packed
 
 
 def test_by_torch_compile():

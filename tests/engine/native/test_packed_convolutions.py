@@ -14,8 +14,6 @@ from airgraph.engine.native.kernels import conv_last
 from airgraph.journal import JOURNALS
 from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
-pytestmark = pytest.mark.skipif(conv_last.this_tile() is None, reason="kernels for planes have no packed weights")
-
 
 @pytest.fixture
 def live(monkeypatch):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from airgraph.engine.native import write_watch
-from airgraph.engine.native.kernels import blas, conv_last
+from airgraph.engine.native.kernels import blas
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.tables import FrameWords
 from airgraph.engine.native.write_watch import LEAST, PAGE, WriteWatch, can_watch, watch_memory
@@ -262,11 +262,7 @@ def products():
 
 
 CASES = [
-    pytest.param(
-        convolutions,
-        (1, 64, 9, 9),
-        marks=pytest.mark.skipif(conv_last.this_tile() is None, reason="kernels for planes have no packed weights"),
-    ),
+    pytest.param(convolutions, (1, 64, 9, 9)),
     pytest.param(
         products, (8, 384), marks=pytest.mark.skipif(not blas.pays(8, 512, 384), reason="products are not packed here")
     ),
@@ -396,8 +392,6 @@ def test_a_write_to_watched_memory_of_somebody_else_changes_nothing():
 
 
 def test_shared_memory_is_packed_in_every_call():
-    if conv_last.this_tile() is None:
-        pytest.skip("kernels for planes have no packed weights")
     module, x = convolutions().share_memory(), torch.randn(1, 64, 9, 9)
     run, native = compiled(module, x)
     assert not native.frames[-1].tags

@@ -292,8 +292,9 @@ class BoundFrame:
         now = (ctypes.c_int64 * len(conv_last.DIMS)).from_buffer_copy(
             (ctypes.c_int64 * len(conv_last.DIMS)).from_address(dims)
         )  # which change when the copy has its place
-        s, tile, by_squares = ConvSizes(*now[: len(conv_last.SIZES)]), conv_last.this_tile(), now[conv_last.SQUARES] > 0
-        key = (weight.data_ptr(), start, conv_last.mode_of(s), by_squares, (s.o, s.c, s.groups, s.kh, s.kw), content)
+        s, by_squares = ConvSizes(*now[: len(conv_last.SIZES)]), now[conv_last.SQUARES] > 0
+        tile, shape = conv_last.these_tiles()[now[conv_last.TILE]], (s.o, s.c, s.groups, s.kh, s.kw)
+        key = (weight.data_ptr(), start, conv_last.mode_of(s), by_squares, tile, shape, content)
         copy: torch.Tensor | None = self.copies.get(key)
         if copy is None:
             numbers = (winograd if by_squares else conv_last).packed_numbers(s, tile)

@@ -35,7 +35,7 @@ from airgraph.engine.native.image import (
     TransposedCopy,
 )
 from airgraph.engine.native.kernels import conv_last, gemm, winograd
-from airgraph.engine.native.kernels.panels import one_by_one
+from airgraph.engine.native.kernels.panels import one_by_one, tile_of
 from airgraph.engine.native.kernels.products import (
     COLUMNS,
     ROWS,
@@ -194,7 +194,7 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
 
 def sized_panels(words: list[Amount], threads: Amount, p: ProductShape, single: Amount) -> SizedStep:
     """A product whose weight is packed in panels."""
-    tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
+    tile, s = tile_of(p), one_by_one(p.m, p.n, p.k)
     by_panels = less(0, conv_last.split(s, threads, tile))
     words[Gemm.SPLIT] = choose(by_panels, COLUMNS, ROWS)
     jobs, unit = choose(by_panels, p.n, p.m), choose(by_panels, tile.panel, tile.rows[0])
@@ -497,8 +497,8 @@ class FrameBuilder:
 
     def panels(self, p: ProductShape, split: Amount) -> Link:
         """The dimensions of a product as a convolution whose weights are packed."""
-        tile, s = conv_last.this_tile(), one_by_one(p.m, p.n, p.k)
-        dims = conv_last.words(s, equal(split, COLUMNS), (0, 1, p.m * p.lda, p.lda), tile)
+        s = one_by_one(p.m, p.n, p.k)
+        dims = conv_last.words(s, equal(split, COLUMNS), (0, 1, p.m * p.lda, p.lda), tile_of(p))
         dims[conv_last.PREPACKED] = 1
         return self.row(dims)
 

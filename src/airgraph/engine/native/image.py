@@ -109,6 +109,10 @@ class FrameImage:
     conv_packs: list[ConvPack] = field(default_factory=list)
     once: list[OnceStep] = field(default_factory=list)
 
+    def linked(self, word: int) -> int:
+        """The word whose address this one is."""
+        return self.links[self.links[::2].index(word) * 2 + 1]
+
     def tagged(self) -> set[int]:
         """Slots of the parameters that may change and have packed copies, or are read by steps that run once."""
         read = {slot for once in self.once if once.tagged for slot in once.reads}

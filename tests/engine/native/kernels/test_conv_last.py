@@ -55,7 +55,9 @@ CASES = [
 GARBAGE = {"nan": float("nan"), "inf": float("inf"), "subnormal": 1e-42}
 
 
-@pytest.fixture(scope="module", params=conv_last.TILE_OF.values(), ids=lambda tile: f"{tile.lanes} lanes")
+@pytest.fixture(
+    scope="module", params=[tiles[0] for tiles in conv_last.TILES.values()], ids=lambda tile: f"{tile.lanes} lanes"
+)
 def kernel(request):
     """LLVM makes any machine's text run on this one, if not as fast."""
     code = jit.build([jit.Unit(conv_last_kernels.source(request.param), conv_last_kernels.EXPORTS)])
@@ -136,7 +138,7 @@ def test_by_squares(kernel, n, c, h, w, o, padding, garbage):
 def test_what_is_not_done_by_squares(monkeypatch):
     def pays(c=64, size=14, o=64, kernel=3, stride=1, dilation=1, groups=1, threads=2):
         case = (1, c, size, size, o, (kernel,) * 2, (stride,) * 2, (1, 1), (dilation,) * 2, groups)
-        return winograd.pays(sizes(case), threads, conv_last.TILE_OF[16])
+        return winograd.pays(sizes(case), threads, conv_last.TILES[16][0])
 
     assert pays() and not pays(threads=3), "too few squares for each thread"
     assert pays(c=256, o=256, threads=4), "threads divide panels"
@@ -148,7 +150,7 @@ def test_what_is_not_done_by_squares(monkeypatch):
 
 
 def test_what_is_far_is_read_by_few_blocks():
-    tile = conv_last.TILE_OF[16]
+    tile = conv_last.TILES[16][0]
     near = sizes((1, 128, 28, 28, 128, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     deep = sizes((1, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     wide = sizes((1, 1024, 14, 14, 256, (1, 1), (1, 1), (0, 0), (1, 1), 1))
@@ -157,7 +159,7 @@ def test_what_is_far_is_read_by_few_blocks():
 
 
 def test_threads_divide_panels_where_pixels_are_few():
-    tile = conv_last.TILE_OF[16]
+    tile = conv_last.TILES[16][0]
     large = sizes((1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     small = sizes((1, 512, 7, 7, 512, (3, 3), (1, 1), (1, 1), (1, 1), 1))
     middle = sizes((1, 256, 14, 14, 256, (3, 3), (1, 1), (1, 1), (1, 1), 1))

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from airgraph.engine.native import frames
 from airgraph.engine.native.bound import pack_weights
 from airgraph.engine.native.image import IN_PANELS
 from airgraph.engine.native.kernels import blas, conv_last, panels
 from airgraph.engine.native.kernels.panels import in_panels, one_by_one
+from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.engine.native.tables import words
@@ -20,8 +22,6 @@ from airgraph.journal import JOURNALS
 from airgraph.plan.convolution import ConvSizes
 from tests.engine.native.packed_models import assert_as_near_as_eager, compiled
 
-TILE = conv_last.this_tile()
-pytestmark = pytest.mark.skipif(TILE is None, reason="kernels for planes have no packed weights")
 CONVOLUTIONS = {
     "table": ConvSizes(1, 24, 9, 9, 70, 3, 3, 1, 1, 1, 1, 1, 1, 1, 9, 9),
     "planes": ConvSizes(1, 3, 9, 9, 40, 3, 3, 1, 1, 1, 1, 1, 1, 1, 9, 9),
@@ -31,14 +31,15 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.parametrize("tile", conv_last.these_tiles(), ids=lambda tile: f"{tile.rows[0]}x{tile.panel}")
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_as_the_kernel_packs(kind):
+def test_as_the_kernel_packs(kind, tile):
     s = CONVOLUTIONS[kind]
     weight = torch.randn(s.o, s.depth)
-    expected = torch.full((conv_last.packed_numbers(s, TILE),), float("nan"))
-    dims = words([int(x) for x in conv_last.words(s, 0, (0, 1, 1, 1), TILE)])
+    expected = torch.full((conv_last.packed_numbers(s, tile),), float("nan"))
+    dims = words([int(x) for x in conv_last.words(s, 0, (0, 1, 1, 1), tile)])
     pack_weights()(weight.data_ptr(), ctypes.addressof(dims), expected.data_ptr())
-    assert torch.equal(in_panels(weight, s, TILE).flatten(), expected)
+    assert torch.equal(in_panels(weight, s, tile).flatten(), expected)
 
 
 # -- products -----------------------------------------------------------------------------------------------------------
@@ -56,23 +57,49 @@ def model(*sizes: int, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b, bias=bias) for a, b in pairwise(sizes))).eval()
 
 
+def product(m: int, n: int, k: int, threads: int | None = None) -> ProductShape:
+    threads = threads or torch.get_num_threads()
+    return ProductShape(0, 1, m, n, k, k, k, 0, 0, bias=False, unchanging=True, threads=threads)
+
+
 def products_in_panels(native) -> int:
     frame = native.frames[-1]
     packs = [p for p in frame.image.packs if p.block == IN_PANELS]
     return sum(bool(frame.part(p.sizes, Gemm.WORDS)[Gemm.PACKED]) for p in packs)
 
 
+@pytest.fixture(params=conv_last.these_tiles(), ids=lambda tile: f"{tile.rows[0]}x{tile.panel}")
+def in_every_tile(request, in_all_products, monkeypatch):
+    for module in (panels, frames):
+        monkeypatch.setattr(module, "tile_of", lambda product: request.param)
+
+
 @pytest.mark.parametrize("rows", [4, 7, 64, 197])
 @pytest.mark.parametrize("sizes", [(16, 48), (33, 100, 40), (240, 60), (768, 130)])
-def test_results(rows, sizes, in_all_products):
+def test_results(rows, sizes, in_every_tile):
     module, x = model(*sizes, bias=rows != 7), torch.randn(rows, sizes[0])
     run, native = compiled(module, x)
     assert products_in_panels(native) == len(sizes) - 1
     assert_as_near_as_eager(run(x), module, x)
 
 
+@pytest.mark.skipif(vector_lanes() != 16, reason="other CPUs have one tile")
+@pytest.mark.parametrize(
+    ("m", "n", "threads", "rows"),
+    [
+        (32, 768, 1, 8),  # 4 · 8 rows, not 5 · 6 + 2
+        (48, 256, 2, 6),  # each thread has two panels of 64, or three of 48
+        (37, 192, 2, 8),  # two panels of 48 for each thread, or one that is left for 64
+        (12, 768, 1, 6),
+        (400, 64, 2, 6),  # rows are divided, and one panel of 64 has all columns
+    ],
+)
+def test_the_tile_that_has_less_to_do(m, n, threads, rows):
+    assert panels.tile_of(product(m, n, 512, threads)).rows[0] == rows
+
+
 @pytest.mark.parametrize("shape", [(48, 96, 1000), (400, 64, 70)])
-def test_threads(shape, in_all_products):
+def test_threads(shape, in_every_tile):
     """Threads divide the columns of one and the rows of the other."""
     before, (rows, deep, wide) = torch.get_num_threads(), shape
     module, x = model(deep, wide), torch.randn(rows, deep)
@@ -117,8 +144,8 @@ def test_a_weight_that_changed_is_seen(change, in_all_products):
 def test_a_frozen_weight_is_packed_once(in_all_products):
     module, x = model(40, 64, 40), torch.randn(8, 40)
     run, native = compiled(module, x, frozen_parameter=True)
-    wide = -(-40 // TILE.panel) * TILE.panel
-    assert products_in_panels(native) == 2 and native.frames[-1].packed == 4 * (64 * 40 + wide * 64)
+    assert products_in_panels(native) == 2
+    assert native.frames[-1].packed == sum(panels.size(product(8, n, k)) for n, k in ((64, 40), (40, 64)))
     assert_as_near_as_eager(run(x), module, x)
 
 
@@ -145,7 +172,9 @@ def test_large_weights_for_many_rows_are_packed_by_mkl_and_others_in_panels(rows
     module, x = model(256, 256, 4096), torch.randn(rows, 256)
     _, native = compiled(module, x, frozen_parameter=True)
     assert [p.block == IN_PANELS for p in native.frames[-1].image.packs] == [True, rows == 32]
-    assert "4.2 MiB of packed weights beside the parameters" in JOURNALS[-1].remarks
+    large = panels.size(product(32, 4096, 256)) if rows == 32 else 4 * 4096 * 256
+    size = (panels.size(product(rows, 256, 256)) + large) / 2**20
+    assert f"{size:.1f} MiB of packed weights beside the parameters" in JOURNALS[-1].remarks
 
 
 class ByColumns(nn.Module):

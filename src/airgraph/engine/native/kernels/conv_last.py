@@ -11,6 +11,10 @@ takes 1.04 (1 × 1 128→512 at 28², 1024→256 at 14²) to 1.47 times (64→64
 shapes, and 1.04 (160→960 at 7²) to 1.67 times (16→64 at 112²) for eight of MobileNetV3's (one run, medians as above): it
 has no place here.
 
+With AVX-512 the weights of a value are asked for eight values before they are used, since the hardware brings them to level
+1 too late (32 rows of 3072→768 as a product 81 → 90 % of the peak, 16 of 768→3072 78 → 83 %; whole models, two threads,
+time before / after: ResNet-like 1.09, MobileNetV3 1.03, ResNet-50 1.02).
+
 On Arm a tile is 8 pixels × 8 channels: 16 accumulators, and four values of each pixel in a register, of which multiply-adds
 take one lane. One core of a Neoverse-N1, GFLOP/s, packed weights: 1 × 1 256→64 at 56² 34.5, 256→1024 at 14² 35.3 (29.0 when
 the next weights are asked for), 3 × 3 of 128 channels with stride 2 at 56² 35.5, 3 × 3 with stride 1 by winograd.py 67 to
@@ -50,11 +54,11 @@ from airgraph.plan.sizes import Amount, ceil, choose, less, minimum
 SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
 # mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
-# already; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; squares: in a block (winograd.py) or 0; x's strides
-# (floats); the epilogue (NO_EPILOGUE …) with its function, arguments and sizes; where PARTS begin
-HOW = ("mode", "split", "prepacked", "tiles", "far", "chunk", "strip", "squares")
+# already; tile: its number; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; squares: in a block (winograd.py)
+# or 0; x's strides (floats); the epilogue (NO_EPILOGUE …) with its function, arguments and sizes; where PARTS begin
+HOW = ("mode", "split", "prepacked", "tile", "tiles", "far", "chunk", "strip", "squares")
 DIMS = [*SIZES, *HOW, "xn", "xc", "xh", "xw", "epilogue", "function", "arguments", "numbers", *PARTS]
-PREPACKED, SQUARES = DIMS.index("prepacked"), DIMS.index("squares")
+PREPACKED, TILE, SQUARES = (DIMS.index(name) for name in ("prepacked", "tile", "squares"))
 TABLE, PLANES, DEPTHWISE = range(3)
 NO_EPILOGUE, BY_ELEMENT, BY_CHANNEL = range(3)  # loops of an epilogue
 DEEPEST = 1 << 16  # values of a patch
@@ -77,13 +81,16 @@ def refuses(sizes: ConvSizes) -> str | None:
 
 @dataclass(frozen=True)
 class ConvTile:
-    """Of the inner kernel: 32 registers of 16 lanes with AVX-512, 16 of 8 with AVX2, 32 of 4 on Arm."""
+    """Of the inner kernel: 32 registers of 16 lanes with AVX-512, 16 of 8 with AVX2, 32 of 4 on Arm. Tiles with a number
+    other than 0 are for products only (panels.py)."""
 
     lanes: int
     rows: tuple[int, int]  # pixels, and those of a small one
     vectors: int  # of output channels
     tiles: int  # in a block, or more
     deep: int  # values of a patch in one iteration
+    number: int = 0  # among those of the CPU
+    near: int = 0  # values of a patch whose weights are on their way to level 1 while one is used
 
     @property
     def kind(self) -> str:
@@ -108,15 +115,27 @@ class ConvTile:
     def panel(self) -> int:
         return self.lanes * self.vectors
 
+    def named(self, function: str) -> str:
+        """A function that there is for every tile."""
+        return f"{function}_{self.rows[0]}x{self.vectors}" if self.number else function
 
-AVX512 = ConvTile(16, (6, 3), vectors=4, tiles=9, deep=2)
-AVX2 = ConvTile(8, (6, 3), vectors=2, tiles=4, deep=4)
-NEON = ConvTile(4, (8, 4), vectors=2, tiles=8, deep=4)
-TILE_OF = {tile.lanes: tile for tile in (AVX512, AVX2, NEON)}
+
+AVX512 = (
+    ConvTile(16, (6, 3), vectors=4, tiles=9, deep=2, near=8),
+    ConvTile(16, (8, 4), vectors=3, tiles=7, deep=2, number=1, near=8),
+)
+AVX2 = (ConvTile(8, (6, 3), vectors=2, tiles=4, deep=4),)
+NEON = (ConvTile(4, (8, 4), vectors=2, tiles=8, deep=4),)
+TILES = {tiles[0].lanes: tiles for tiles in (AVX512, AVX2, NEON)}
+
+
+def these_tiles() -> tuple[ConvTile, ...]:
+    return TILES[vector_lanes()]
 
 
 def this_tile() -> ConvTile:
-    return TILE_OF[vector_lanes()]
+    """That of convolutions."""
+    return these_tiles()[0]
 
 
 # -- what is decided when planning ------------------------------------------------------------------------------------
@@ -172,7 +191,7 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    how = [tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile), 0]
+    how = [tile.number, tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile), 0]
     return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, NO_EPILOGUE, 0, 0, 0, *offsets(s, tile).values()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, TABLE, ConvTile
+from airgraph.engine.native.kernels.conv_last import DEPTHWISE, DIMS, TABLE, TILES, ConvTile
 from airgraph.engine.native.llvm.builder import Function
 
 OPERANDS = "ptr %x, ptr %weight, ptr %bias, ptr %out, ptr %dims"
@@ -131,7 +131,15 @@ class LastFunction(Function):
         """Where a part of the scratch memory begins; see `offsets`."""
         return self.at("%scratch", d[name], "i8")
 
-    def panels(self, d: dict[str, str]) -> Panels:
+    def width(self, d: dict[str, str]) -> str:
+        """Of a panel, for the tile that the sizes name."""
+        first, *others = TILES[self.host.lanes]
+        found = str(first.panel)
+        for tile in others:
+            found = self.choose(self.test("eq", d["tile"], tile.number), "i64", str(tile.panel), found)
+        return found
+
+    def panels(self, d: dict[str, str], width: str | None = None) -> Panels:
         """(All channels of a depthwise convolution are one group here.)"""
         kernel, depthwise = self.mul(d["kh"], d["kw"]), self.test("eq", d["mode"], DEPTHWISE)
         groups = self.choose(depthwise, "i64", "1", d["groups"])
@@ -139,7 +147,7 @@ class LastFunction(Function):
         beside = self.choose(self.test("eq", d["dw"], 1), "i64", "1", d["kw"])
         lines = self.mul(self.mul(self.div(d["c"], d["groups"]), d["kh"]), beside)
         taps = self.choose(self.test("eq", d["mode"], TABLE), "i64", kernel, self.choose(depthwise, "i64", "1", lines))
-        return Panels(groups, made, self.ceil(made, self.host.panel), depth, taps, self.div(depth, taps))
+        return Panels(groups, made, self.ceil(made, width or self.host.panel), depth, taps, self.div(depth, taps))
 
     def panel(self, packed: str, number: str, p: Panels) -> str:
         """Where a panel begins in memory that has them one behind the other."""

@@ -14,6 +14,7 @@ from airgraph.engine.native.kernels.conv_last import (
     PLANES,
     SLOTS,
     TABLE,
+    TILES,
     ConvTile,
     this_tile,
 )
@@ -35,23 +36,19 @@ def source(tile: ConvTile | None = None) -> str:
     ]
     parts = [declarations(host.lanes), "\n".join(masked)]
     parts += [] if host.masks else [load_some(host), store_some(host)]
-    parts += [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
-    parts += [micro(host, host.rows[1], host.vectors)]
-    parts += [micro(host, host.rows[0], host.vectors, ahead=True)] if host.fetches else []
-    parts += [
-        pack(host),
-        pack_panel(host),
-        pack_all(host),
-        positions(host),
-        plain_table(host),
-        tables(host),
-        planes(host),
-        block(host),
-        epilogue(host),
-        strips(host),
-    ]
+    parts += [pack(host), pack_panel(host), pack_all(host)]
+    parts += [of_tile(tile) for tile in TILES[host.lanes]]
+    parts += [positions(host), tables(host), planes(host), epilogue(host), strips(host)]
     others = [module.source(host) for module in (conv_rows, conv_depthwise, winograd)]
     return "".join([*parts, *others, whole(host)])
+
+
+def of_tile(host: ConvTile) -> str:
+    parts = [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
+    parts += [micro(host, host.rows[1], host.vectors)]
+    parts += [micro(host, host.rows[0], host.vectors, ahead=True)] if host.fetches else []
+    parts += [plain_table(host), block(host), *([product(host)] if host.number else [])]
+    return "".join(parts)
 
 
 # -- vectors of which only a part exists, where the CPU has no masks -----------------------------------------------------
@@ -104,6 +101,8 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
                 if ahead:
                     f.prefetch_far(upcoming, f.mul(k, "%pace"))
                 line = f.at(panel, f.mul(k, host.panel))
+                for v in range(vectors) if host.near else ():
+                    f.prefetch(line, host.near * host.panel + v * host.lanes)
                 lanes = [f.load(host.kind, f.at(line, v * host.lanes)) for v in range(vectors)]
                 for r, place in enumerate(places):
                     one = f.lane(held[r], j) if held else f.splat(host.kind, f.load("float", f.at(place, k)))
@@ -147,24 +146,25 @@ def micro(host: ConvTile, rows: int, vectors: int, ahead: bool = False) -> str:
 
 # -- weights ------------------------------------------------------------------------------------------------------------
 def pack(host: ConvTile) -> str:
-    """to[place(k)][lane] = from[lane][k] for k < depth, zeros in lanes from `rows` on.
+    """to[place(k)][lane] = from[lane][k] for k < depth and a vector of lanes, zeros in those from `rows` on; `panel`: how
+    many there are in a panel.
 
     A value of channel c and tap t is k = c · taps + t in a weight, and t · channels + c in a panel.
     """
-    f = LastFunction(host, "pack", "ptr %from, i64 %depth, i64 %rows, i64 %taps, i64 %channels, ptr %to")
+    params = "ptr %from, i64 %depth, i64 %rows, i64 %taps, i64 %channels, ptr %to, i64 %panel"
+    f = LastFunction(host, "pack", params)
 
     def square(k: str, tap: str, channel: str) -> list[str]:
         places, inside = list[tuple[str, str]](), f.mask(f.sub("%depth", k))
         for i in range(host.lanes):
-            place = f.at("%to", f.mul(f.add(f.mul(tap, "%channels"), channel), host.panel))
+            place = f.at("%to", f.mul(f.add(f.mul(tap, "%channels"), channel), "%panel"))
             places.append((f.test("slt", f.add(k, i), "%depth"), place))
             over = f.test("eq", f.add(tap, 1), "%taps")
             channel = f.choose(over, "i64", f.add(channel, 1), channel)
             tap = f.choose(over, "i64", "0", f.add(tap, 1))
-        for first in range(0, host.panel, host.lanes):
-            lines = [line(k, number, inside) for number in range(first, first + host.lanes)]
-            for column, (present, place) in zip(transposed(f, host, lines), places):
-                f.when(present, partial(f.store, host.kind, column, f.at(place, first)))
+        lines = [line(k, number, inside) for number in range(host.lanes)]
+        for column, (present, place) in zip(transposed(f, host, lines), places):
+            f.when(present, partial(f.store, host.kind, column, place))
         return [tap, channel]
 
     def line(k: str, number: int, inside: str) -> str:
@@ -179,23 +179,32 @@ def pack(host: ConvTile) -> str:
 def pack_panel(host: ConvTile) -> str:
     f = LastFunction(host, "pack_panel", "ptr %weight, ptr %dims, i64 %number, ptr %to")
     d = f.dims()
-    p = f.panels(d)
-    group, first = f.div("%number", p.parts), f.mul(f.rem("%number", p.parts), host.panel)
-    weights = f.at("%weight", f.mul(f.add(f.mul(group, p.made), first), p.depth))
-    rows = f.sub(p.made, first)
+    width = f.width(d)
+    p = f.panels(d, width)
+    group, start = f.div("%number", p.parts), f.mul(f.rem("%number", p.parts), width)
     taps = f.choose(f.test("eq", d["mode"], TABLE), "i64", p.taps, "1")  # else as they are stored
     run = f.div(p.depth, taps)
-    f.call("@pack", f"ptr {weights}, i64 {p.depth}, i64 {rows}, i64 {taps}, i64 {run}, ptr %to")
+
+    def some(lane: str) -> None:
+        first = f.add(start, lane)
+        weights = f.at("%weight", f.mul(f.add(f.mul(group, p.made), first), p.depth))
+        size = f"i64 {p.depth}, i64 {f.sub(p.made, first)}, i64 {taps}, i64 {run}"
+        f.call("@pack", f"ptr {weights}, {size}, ptr {f.at('%to', lane)}, i64 {width}")
+
+    f.loop("0", width, host.lanes, some)
     return f.text()
 
 
 def pack_all(host: ConvTile) -> str:
-    """For a frame that keeps packed weights."""
+    """For a frame that keeps packed weights, for any tile."""
     f = LastFunction(host, "ag_conv_pack", "ptr %weight, ptr %dims, ptr %to", exported=True)
-    p = f.panels(f.dims())
+    d = f.dims()
+    width = f.width(d)
+    p = f.panels(d, width)
 
     def one(j: str) -> None:
-        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {f.panel('%to', j, p)}")
+        to = f.at("%to", f.mul(j, f.mul(p.depth, width)))
+        f.call("@pack_panel", f"ptr %weight, ptr %dims, i64 {j}, ptr {to}")
 
     f.loop("0", f.mul(p.groups, p.parts), 1, one)
     return f.text()
@@ -255,7 +264,7 @@ def positions(host: ConvTile) -> str:
 
 def plain_table(host: ConvTile) -> str:
     """Of a 1 × 1 convolution that reads every pixel: one address follows the other."""
-    f = LastFunction(host, "plain_table", BLOCK)
+    f = LastFunction(host, host.named("plain_table"), BLOCK)
     d = f.dims()
     table, base = f.part(d, "tables"), f.spread(f.op("ptrtoint ptr %x to i64"), SLOTS)
     step, last = f.spread(f.mul(d["xw"], 4), SLOTS), f.spread("%last", SLOTS)
@@ -346,27 +355,37 @@ def planes(host: ConvTile) -> str:
 
 
 # -- as a product of matrices -----------------------------------------------------------------------------------------
+def is_plain(f: LastFunction, d: dict[str, str]) -> str:
+    """Whether it is a 1 × 1 convolution that reads every pixel, one behind the other."""
+    plain = f.test("eq", d["mode"], TABLE)
+    ones = [f.test("eq", d[name], 1) for name in ("kh", "kw", "sh", "sw")]
+    ones += [f.test("eq", d[name], 0) for name in ("ph", "pw")]
+    ones += [f.test("eq", f.mul(d["w"], d["xw"]), d["xh"]), f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
+    for condition in ones:
+        plain = f.op(f"and i1 {plain}, {condition}")
+    return plain
+
+
 def block(host: ConvTile) -> str:
     """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed."""
     params = f"{OPERANDS}, i64 %p, i64 %stop, i64 %first, i64 %end, ptr %packed, ptr %scratch"
-    f = LastFunction(host, "block", params)
+    f = LastFunction(host, host.named("block"), params)
     d = f.dims()
     last, count = f.sub("%stop", 1), f.sub("%stop", "%p")
-    ones = [f.test("eq", d[name], 1) for name in ("kh", "kw", "sh", "sw")] + [
-        f.test("eq", d[n], 0) for n in ("ph", "pw")
-    ]
-    ones += [f.test("eq", d["mode"], TABLE), f.test("eq", f.mul(d["w"], d["xw"]), d["xh"])]
-    ones += [f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
-    plain = ones[0]
-    for condition in ones[1:]:
-        plain = f.op(f"and i1 {plain}, {condition}")
+
+    def plain_rows() -> None:
+        f.call(f"@{host.named('plain_table')}", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch")
 
     def any_table() -> None:
         f.call("@positions", f"ptr %dims, i64 %p, i64 {last}, ptr %scratch")
         f.call("@tables", "ptr %x, ptr %dims, ptr %scratch")
 
-    f.when(plain, lambda: f.call("@plain_table", f"ptr %x, ptr %dims, i64 %p, i64 {last}, ptr %scratch"))
-    f.when(f.op(f"xor i1 {plain}, true"), any_table)
+    if host.number:
+        plain_rows()
+    else:
+        plain = is_plain(f, d)
+        f.when(plain, plain_rows)
+        f.when(f.op(f"xor i1 {plain}, true"), any_table)
     table = f.part(d, "tables")
     found = f.panels(d)
     taps, deep, of_planes = found.taps, found.run, f.test("eq", d["mode"], PLANES)
@@ -406,6 +425,24 @@ def block(host: ConvTile) -> str:
         f.loop("0", count, host.rows[0], tile)
 
     f.loop("%first", "%end", 1, panel)
+    return f.text()
+
+
+def product(host: ConvTile) -> str:
+    """A product of matrices as a convolution of 1 × 1, its weight packed. Jobs are rows, or panels."""
+    f = LastFunction(host, host.named("product"), SIGNATURE)
+    f.leave(f.test("sge", "%job0", "%job1"), lambda: None)
+    d = f.dims()
+    found, block, by_panels = f.panels(d), f.mul(d["tiles"], host.rows[0]), f.test("eq", d["split"], 1)
+    rows = [f.choose(by_panels, "i64", a, b) for a, b in (("0", "%job0"), (d["ow"], "%job1"))]
+    panels = [f.choose(by_panels, "i64", a, b) for a, b in (("%job0", "0"), ("%job1", found.parts))]
+    packed = f.panel("%weight", panels[0], found)
+
+    def some(p: str) -> None:
+        which = f"i64 {p}, i64 {f.min(f.add(p, block), rows[1])}, i64 {panels[0]}, i64 {panels[1]}"
+        f.call(f"@{host.named('block')}", f"{OPERANDS}, {which}, ptr {packed}, ptr %scratch")
+
+    f.loop(rows[0], rows[1], block, some)
     return f.text()
 
 

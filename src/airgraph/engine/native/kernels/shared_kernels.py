@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import ModuleType
 
 from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm
@@ -61,15 +62,21 @@ def step_panels() -> str:
     """As step_gemm, with a weight in panels: a convolution of 1 × 1 whose pixels are the rows. Jobs that are columns come
     in whole panels."""
     f = Function("step_panels", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
-    tile = conv_last.this_tile()
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     a, bias = (f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (bias, Gemm.BIAS_AT)))
     by_column = f.test("eq", f.word("%sizes", Gemm.SPLIT), 0)
-    first = f.choose(by_column, "i64", f.div("%begin", tile.panel), "%begin")
-    end = f.choose(by_column, "i64", f.ceil("%end", tile.panel), "%end")
     dims = f.word("%sizes", Gemm.PANELS, "ptr")
-    given = f"ptr {a}, ptr {b}, ptr {bias}, ptr {c}, ptr {dims}, i64 {first}, i64 {end}, ptr %scratch"
-    f.do(f"call void @ag_conv_last({given})")
+    number = f.load("i64", f.at(dims, conv_last.TILE, "i64"))
+
+    def multiply(tile: conv_last.ConvTile) -> None:
+        first = f.choose(by_column, "i64", f.div("%begin", tile.panel), "%begin")
+        end = f.choose(by_column, "i64", f.ceil("%end", tile.panel), "%end")
+        function = tile.named("product") if tile.number else "ag_conv_last"
+        given = f"ptr {a}, ptr {b}, ptr {bias}, ptr {c}, ptr {dims}, i64 {first}, i64 {end}, ptr %scratch"
+        f.do(f"call void @{function}({given})")
+
+    for tile in conv_last.these_tiles():
+        f.leave(f.test("eq", number, tile.number), partial(multiply, tile))
     return f.text()
 
 
