@@ -35,7 +35,8 @@ from typing import Any
 import torch
 
 from airgraph.engine.native.kernels import blas, conv_last, gemm, panels
-from airgraph.engine.native.kernels.products import COLUMNS, ProductShape
+from airgraph.engine.native.kernels.gemm import COLUMNS
+from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm, kernel
 from airgraph.engine.native.libtorch import libtorch, symbol
 from airgraph.engine.native.llvm.builder import Function, declarations, vector

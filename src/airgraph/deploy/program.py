@@ -31,6 +31,8 @@ from airgraph.plan.sizes import Amount, SizeOp, Sizes, Term, both, either, equal
 from airgraph.plan.steps import CallStep, ConvStep
 from airgraph.runtime.loaded import Contract
 
+ANY_ROWS = 240  # whole tiles of every kind: entry points with other numbers of rows share a packed weight
+
 
 def refuse_calls(request: Request) -> None:
     """All nodes that PyTorch would compute, at once."""
@@ -109,7 +111,8 @@ class BuildExecutable(NativeExecutable):
         found = dict[NativeStep, Tuned]()
         for step, product in self.products(symbols, symbolic=False).items():
             if self.may_be_packed(step) and panels.serve(product):
-                found[step] = Tuned(product, rule(product)._replace(panels=True))
+                tile = panels.tile_of(product._replace(m=ANY_ROWS)).number
+                found[step] = Tuned(product, rule(product)._replace(panels=True, tile=tile))
         return found
 
     def tensor(self, slot: int) -> tuple[str, torch.Tensor]:

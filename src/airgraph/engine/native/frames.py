@@ -35,10 +35,9 @@ from airgraph.engine.native.image import (
     TransposedCopy,
 )
 from airgraph.engine.native.kernels import conv_last, gemm, winograd
-from airgraph.engine.native.kernels.panels import one_by_one, tile_of
+from airgraph.engine.native.kernels.gemm import BANDS, COLUMNS, ROWS
+from airgraph.engine.native.kernels.panels import one_by_one, rows_of_band
 from airgraph.engine.native.kernels.products import (
-    COLUMNS,
-    ROWS,
     SINGLE_THREADED,
     TRANSPOSED,
     ProductShape,
@@ -53,7 +52,7 @@ from airgraph.engine.planned import THREADS, Released, SlotTable
 from airgraph.ir.boundary import SymbolSource
 from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
-from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, choose, either, equal, less, maximum
+from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, ceil, choose, either, equal, less, maximum
 from airgraph.plan.steps import CallStep, ConvStep, LoopStep, Plan, step_writes
 from airgraph.plan.tensors import Tensor
 from airgraph.torch_types import TORCH_TYPES
@@ -131,7 +130,8 @@ def sized_epilogue(step: NativeStep, product: SizedStep, sizes: Sizes) -> SizedS
     words = [0, *(number_word(s, sizes) for s in step.sizes)]
     if isinstance(step.origin, ConvStep):
         return product._replace(sizes=words, jobs=0, scratch=0)
-    return product._replace(sizes=[*words, product.sizes[Gemm.SPLIT]], scratch=0)
+    share = (product.sizes[i] for i in (Gemm.SPLIT, Gemm.BAND, Gemm.ACROSS))
+    return product._replace(sizes=[*words, *share], scratch=0)
 
 
 def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> SizedStep:
@@ -174,7 +174,7 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
     form = words[Gemm.FORM]
     assert isinstance(form, int)
     if tuned is not None and tuned.strategy.panels:
-        return sized_panels(words, threads, tuned.product, single=equal(team, 1))
+        return sized_panels(words, threads, tuned, single=equal(team, 1))
     if tuned is not None:
         p, strategy = tuned
         known = zip((*dims, threads), (p.batch, p.m, p.n, p.k, p.threads))
@@ -192,12 +192,17 @@ def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_
     return SizedStep(words, jobs, unit, equal(team, 1), aligned(scratch))
 
 
-def sized_panels(words: list[Amount], threads: Amount, p: ProductShape, single: Amount) -> SizedStep:
+def sized_panels(words: list[Amount], threads: Amount, tuned: Tuned, single: Amount) -> SizedStep:
     """A product whose weight is packed in panels."""
-    tile, s = tile_of(p), one_by_one(p.m, p.n, p.k)
+    p, tile = tuned.product, conv_last.these_tiles()[tuned.strategy.tile]
+    s = one_by_one(p.m, p.n, p.k)
     by_panels = less(0, conv_last.split(s, threads, tile))
-    words[Gemm.SPLIT] = choose(by_panels, COLUMNS, ROWS)
-    jobs, unit = choose(by_panels, p.n, p.m), choose(by_panels, tile.panel, tile.rows[0])
+    band, across = rows_of_band(p, threads, tile), conv_last.panels(s, tile) * tile.panel
+    by_bands = both(by_panels, less(band, p.m))
+    words[Gemm.SPLIT] = choose(by_bands, BANDS, choose(by_panels, COLUMNS, ROWS))
+    words[Gemm.BAND], words[Gemm.ACROSS] = band, across
+    columns = choose(by_bands, ceil(p.m, band) * across, p.n)
+    jobs, unit = choose(by_panels, columns, p.m), choose(by_panels, tile.panel, tile.rows[0])
     form = gemm.FORMS[p.form]
     scratch = max(conv_last.offsets(s, tile)["packed"], as_int(gemm.scratch_bytes(form, p.m, p.n, p.k)))
     return SizedStep(words, jobs, unit, single, aligned(scratch))
@@ -487,7 +492,7 @@ class FrameBuilder:
         slot = self.table.slot(step.args[1])
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
         if tuned is not None and tuned.strategy.panels:
-            self.words[sizes.at + Gemm.PANELS] = self.panels(tuned.product, self.words[sizes.at + Gemm.SPLIT])
+            self.words[sizes.at + Gemm.PANELS] = self.panels(tuned)
             kernel("step_panels")  # which a stored program needs, too
             self.packs.append(Pack(slot, sizes.at, args.at, IN_PANELS, tagged))
         elif tuned is not None:
@@ -495,10 +500,10 @@ class FrameBuilder:
         else:
             self.conv_packs.append(ConvPack(slot, sizes.at, args.at, tagged))
 
-    def panels(self, p: ProductShape, split: Amount) -> Link:
+    def panels(self, tuned: Tuned) -> Link:
         """The dimensions of a product as a convolution whose weights are packed."""
-        s = one_by_one(p.m, p.n, p.k)
-        dims = conv_last.words(s, equal(split, COLUMNS), (0, 1, p.m * p.lda, p.lda), tile_of(p))
+        p, tile = tuned.product, conv_last.these_tiles()[tuned.strategy.tile]
+        dims = conv_last.words(one_by_one(p.m, p.n, p.k), 0, (0, 1, p.m * p.lda, p.lda), tile)
         dims[conv_last.PREPACKED] = 1
         return self.row(dims)
 

@@ -22,7 +22,8 @@ import torch
 from airgraph.config import KNOBS
 from airgraph.engine.native import write_watch
 from airgraph.engine.native.kernels import blas, panels
-from airgraph.engine.native.kernels.products import COLUMNS, TRANSPOSED, ProductShape, ProductStrategy, rule
+from airgraph.engine.native.kernels.gemm import COLUMNS
+from airgraph.engine.native.kernels.products import TRANSPOSED, ProductShape, ProductStrategy, rule
 from airgraph.engine.native.tables import TagWords, words
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -123,7 +124,11 @@ class PackingBudget:
         by_mkl = by_mkl and not (in_panels and (p.n * p.k < panels.LARGE or p.m <= panels.FEW))
         if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k if by_mkl else panels.size(p)):
             return None
-        return ProductStrategy(COLUMNS, rule(p).threads, packed=True) if by_mkl else rule(p)._replace(panels=True)
+        return (
+            ProductStrategy(COLUMNS, rule(p).threads, packed=True)
+            if by_mkl
+            else rule(p)._replace(panels=True, tile=panels.tile_of(p).number)
+        )
 
     def takes(self, what: Hashable, size: int) -> bool:
         """Whether this was taken already, or so many bytes are left for it; then they are taken."""

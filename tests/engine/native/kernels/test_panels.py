@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from airgraph.engine.native import frames
 from airgraph.engine.native.bound import pack_weights
 from airgraph.engine.native.image import IN_PANELS
 from airgraph.engine.native.kernels import blas, conv_last, panels
+from airgraph.engine.native.kernels.gemm import BANDS
 from airgraph.engine.native.kernels.panels import in_panels, one_by_one
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
@@ -70,8 +70,7 @@ def products_in_panels(native) -> int:
 
 @pytest.fixture(params=conv_last.these_tiles(), ids=lambda tile: f"{tile.rows[0]}x{tile.panel}")
 def in_every_tile(request, in_all_products, monkeypatch):
-    for module in (panels, frames):
-        monkeypatch.setattr(module, "tile_of", lambda product: request.param)
+    monkeypatch.setattr(panels, "tile_of", lambda product: request.param)
 
 
 @pytest.mark.parametrize("rows", [4, 7, 64, 197])
@@ -116,6 +115,39 @@ def test_threads(shape, in_every_tile):
         torch.set_num_threads(before)
     assert_as_near_as_eager(results[0], module, x)
     assert all(torch.equal(r, results[0]) for r in results)
+
+
+class WithLoops(nn.Module):
+    """A loop before the product, and one behind it."""
+
+    def __init__(self, deep: int, wide: int) -> None:
+        super().__init__()
+        self.norm, self.inner, self.shift = nn.LayerNorm(deep), nn.Linear(deep, wide), nn.Parameter(torch.randn(wide))
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.inner(self.norm(x))) + x[:, :1] * self.shift
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "as stored"])
+@pytest.mark.parametrize(("rows", "wide"), [(48, 256), (50, 200), (33, 300), (100, 500)])
+def test_more_threads_than_panels(rows, wide, packed, in_every_tile, monkeypatch):
+    """They divide the rows, too: every thread has some rows of some panels, also where the weight cannot be packed."""
+    if not packed:
+        monkeypatch.setattr("airgraph.engine.native.bound.tag", lambda weight: None)
+    before, module, splits = torch.get_num_threads(), WithLoops(64, wide).eval(), set[int]()
+    x = torch.randn(rows, 64)
+    try:
+        for threads in (1, 4, 7, 8, 16):
+            torch.set_num_threads(threads)
+            run, native = compiled(module, x)
+            assert products_in_panels(native) == packed
+            frame = native.frames[-1]
+            (pack,) = (p for p in frame.image.packs if p.block == IN_PANELS)
+            splits.add(frame.part(pack.sizes, Gemm.WORDS)[Gemm.SPLIT])
+            assert_as_near_as_eager(run(x), module, x)
+    finally:
+        torch.set_num_threads(before)
+    assert BANDS in splits
 
 
 def written(module):

@@ -8,16 +8,8 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native.kernels import gemm, products, tune
-from airgraph.engine.native.kernels.products import (
-    BATCH,
-    COLUMNS,
-    ROWS,
-    ProductShape,
-    ProductStrategy,
-    best,
-    rule,
-    strategies,
-)
+from airgraph.engine.native.kernels.gemm import BATCH, COLUMNS, ROWS
+from airgraph.engine.native.kernels.products import ProductShape, ProductStrategy, best, rule, strategies
 from airgraph.engine.native.tables import StepWords
 from airgraph.journal import JOURNALS
 

@@ -47,8 +47,7 @@ def of_tile(host: ConvTile) -> str:
     parts = [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
     parts += [micro(host, host.rows[1], host.vectors)]
     parts += [micro(host, host.rows[0], host.vectors, ahead=True)] if host.fetches else []
-    parts += [plain_table(host), block(host), *([product(host)] if host.number else [])]
-    return "".join(parts)
+    return "".join([*parts, plain_table(host), block(host), product(host)])
 
 
 # -- vectors of which only a part exists, where the CPU has no masks -----------------------------------------------------
@@ -429,20 +428,17 @@ def block(host: ConvTile) -> str:
 
 
 def product(host: ConvTile) -> str:
-    """A product of matrices as a convolution of 1 × 1, its weight packed. Jobs are rows, or panels."""
-    f = LastFunction(host, host.named("product"), SIGNATURE)
-    f.leave(f.test("sge", "%job0", "%job1"), lambda: None)
+    """Some rows and columns of a product of matrices, as a convolution of 1 × 1 whose weight is packed."""
+    params = f"{OPERANDS}, i64 %row0, i64 %row1, i64 %panel0, i64 %panel1, ptr %scratch"
+    f = LastFunction(host, host.named("product"), params)
     d = f.dims()
-    found, block, by_panels = f.panels(d), f.mul(d["tiles"], host.rows[0]), f.test("eq", d["split"], 1)
-    rows = [f.choose(by_panels, "i64", a, b) for a, b in (("0", "%job0"), (d["ow"], "%job1"))]
-    panels = [f.choose(by_panels, "i64", a, b) for a, b in (("%job0", "0"), ("%job1", found.parts))]
-    packed = f.panel("%weight", panels[0], found)
+    block, packed = f.mul(d["tiles"], host.rows[0]), f.panel("%weight", "%panel0", f.panels(d))
 
     def some(p: str) -> None:
-        which = f"i64 {p}, i64 {f.min(f.add(p, block), rows[1])}, i64 {panels[0]}, i64 {panels[1]}"
+        which = f"i64 {p}, i64 {f.min(f.add(p, block), '%row1')}, i64 %panel0, i64 %panel1"
         f.call(f"@{host.named('block')}", f"{OPERANDS}, {which}, ptr {packed}, ptr %scratch")
 
-    f.loop(rows[0], rows[1], block, some)
+    f.loop("%row0", "%row1", block, some)
     return f.text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from airgraph.engine.native.kernels.gemm import ROWS
 from airgraph.engine.native.llvm.builder import Function
 
 DECLARED = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"  # beside what gemm.py declares
@@ -19,7 +20,7 @@ def step_grouped(ends_at: int) -> str:
     a, b, c, _, ends = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(5))
     form, groups, m, n, k, lda, ldb, ldc, _, sb, _, split, a_at, b_at = (f.word("%sizes", i) for i in range(1, 15))
     a, b, ends = f.at(a, a_at), f.at(b, b_at), f.at(ends, f.word("%sizes", ends_at), "i32")
-    by_row = f.test("eq", split, 1)
+    by_row = f.test("eq", split, ROWS)
     m0, m1 = f.choose(by_row, "i64", "%begin", "0"), f.choose(by_row, "i64", "%end", m)
     n0, n1 = f.choose(by_row, "i64", "0", "%begin"), f.choose(by_row, "i64", n, "%end")
 

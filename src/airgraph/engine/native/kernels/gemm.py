@@ -51,6 +51,7 @@ V2, V4 = vector(2), vector(4)
 LINE = 16  # floats in a line of the cache
 AHEAD = {1: 256, 2: 512}  # floats between what is read and what is asked for, by the rows that are read at once
 SHORT = 512  # numbers in a row of B up to which two are read at once on any machine
+COLUMNS, ROWS, BATCH, BANDS = range(4)  # what threads divide; bands: rows and columns (panels.py)
 FORMS = ("nt", "nn", "tn")
 Piece = tuple[int, int, str, str]  # (row of C, column of C, type, value): consecutive columns in a vector
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airgraph.engine.native.kernels.products import COLUMNS, ROWS
+from airgraph.engine.native.kernels.gemm import BANDS, COLUMNS, ROWS
 from airgraph.engine.native.llvm import mathlib
 from airgraph.engine.native.llvm.builder import Builder
 from airgraph.engine.native.llvm.numbers import (
@@ -42,6 +42,8 @@ from airgraph.plan.nest import SPILLED_BYTES, Nest, Stage
 from airgraph.plan.tensors import Expr, Pick, Tensor
 
 T = DataType
+SHARE = ("split", "band", "across")  # words behind the sizes of an epilogue
+MOST = 1 << 62  # more jobs than there are
 
 
 @dataclass
@@ -65,8 +67,8 @@ def render(nest: Nest) -> Compiled:
 
 
 def render_epilogue(nest: Nest) -> Compiled:
-    """Of a product: [begin, end) is the thread's share of its columns or rows. Which of them the threads divide is the last
-    of the sizes (products.SPLITS)."""
+    """Of a product: [begin, end) is the thread's share of its columns or rows. Which of them the threads divide
+    (products.SPLITS), and BAND and ACROSS of the product (shared_kernels.Gemm), are behind the sizes."""
     return LoopWriter(nest, share="product").write()
 
 
@@ -141,7 +143,8 @@ class LoopWriter(Builder, KernelOperands):
         for at, (i, t) in enumerate(moved, len(self.sizes)):
             head.append(f"  %p{i} = getelementptr {STORED[t.dtype]}, ptr %q{i}, i64 %s{at}")
         if self.share == "product":
-            head += [f"  %zs = getelementptr i64, ptr %sizes, i64 {len(sizes) + 1}", "  %split = load i64, ptr %zs"]
+            for i, name in enumerate(SHARE, len(sizes) + 1):
+                head += [f"  %z{name} = getelementptr i64, ptr %sizes, i64 {i}", f"  %{name} = load i64, ptr %z{name}"]
         start = [f"  store i64 0, ptr {self.errors}"] if self.errors else []
         end = self.reports() if self.errors else []
         body = "\n".join([*head, *self.allocas, *start, *self.levels[0].lines, *end, "  ret void", "}"])
@@ -241,15 +244,32 @@ class LoopWriter(Builder, KernelOperands):
 
     def share_of_product(self) -> None:
         """The rows and columns of the result that this thread has computed."""
-        row, column = self.nest.outer
+        (row, column), bands = self.nest.outer, Var(1)
+        by_bands = self.emit(f"icmp eq i64 %split, {BANDS}")
+        across = self.emit(f"select i1 {by_bands}, i64 %across, i64 {MOST}")
+        first, last = self.emit(f"udiv i64 %begin, {across}"), self.emit("sub i64 %end, 1")
+        behind = self.emit(f"add i64 {self.emit(f'udiv i64 {last}, {across}')}, 1")
 
-        def share(loop: Var, split: int) -> tuple[str, str]:
+        def limit(a: str, kind: str, b: str) -> str:
+            return self.emit(f"select i1 {self.emit(f'icmp {kind} i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+        def share(loop: Var, split: int, begin: str, end: str) -> tuple[str, str]:
+            """These of a band; else all, or the jobs themselves."""
+            size = self.size(loop.size)
             mine = self.emit(f"icmp eq i64 %split, {split}")
-            ends = (("%begin", "0"), ("%end", self.size(loop.size)))
-            return tuple(self.emit(f"select i1 {mine}, i64 {a}, i64 {b}") for a, b in ends)  # type: ignore[return-value]
+            whole = [self.emit(f"select i1 {mine}, i64 {a}, i64 {b}") for a, b in (("%begin", "0"), ("%end", size))]
+            part = limit(begin, "sgt", "0"), limit(end, "slt", size)
+            return tuple(self.emit(f"select i1 {by_bands}, i64 {a}, i64 {b}") for a, b in zip(part, whole))  # type: ignore[return-value]
 
-        columns = share(column, COLUMNS)
-        self.loop(row, *share(row, ROWS), 1, lambda: self.vectorised(*columns, self.stages))
+        def one() -> None:
+            start = self.emit(f"mul i64 {self.indices[bands]}, {across}")
+            columns = [self.emit(f"sub i64 {end}, {start}") for end in ("%begin", "%end")]
+            top = self.emit(f"mul i64 {self.indices[bands]}, %band")
+            rows = share(row, ROWS, top, self.emit(f"add i64 {top}, %band"))
+            mine = share(column, COLUMNS, *columns)
+            self.loop(row, *rows, 1, lambda: self.vectorised(*mine, self.stages))
+
+        self.loop(bands, first, behind, 1, one)
 
     def block_of_pixels(self) -> None:
         row, _ = self.nest.outer

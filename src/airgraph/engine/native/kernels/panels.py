@@ -43,6 +43,7 @@ from airgraph.engine.native.kernels.conv_last import (
 from airgraph.engine.native.kernels.products import TRANSPOSED, ProductShape, rule
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.plan.convolution import ConvSizes
+from airgraph.plan.sizes import Amount, as_int, ceil, choose, less
 
 MOST = 2  # times as many numbers as the weight has, with the zeros of its last panel
 ROWS = 4  # of a product, at least: fewer read the weight once in any case
@@ -51,6 +52,7 @@ WEIGHT, LARGE = (
     512 << 10,
 )  # numbers: at least so many, and from how many on MKL is faster with more than FEW rows
 FEW = 128
+BANDS_TRIED = (2, 4, 8)
 GAIN = 1.03  # so much more work is no reason against the second tile
 
 
@@ -89,12 +91,28 @@ def work(p: ProductShape, tile: ConvTile) -> int:
     s, threads = one_by_one(p.m, p.n, p.k), rule(p).threads
     columns, rows = panels(s, tile), p.m
     if split(s, threads, tile):
-        columns = -(-columns // threads)
+        rows = min(as_int(rows_of_band(p, threads, tile)), p.m)
+        columns = -(-columns * -(-p.m // rows) // threads)
     else:
         rows = -(-rows // (threads * tile.rows[0])) * tile.rows[0]
     large, small = tile.rows
     whole, rest = divmod(rows, large)
     return columns * tile.panel * (whole * large + (0 if not rest else small if rest <= small else large))
+
+
+def rows_of_band(p: ProductShape, threads: Amount, tile: ConvTile) -> Amount:
+    """Where there are fewer panels than threads, or some more, they divide rows as well: bands of so many, of which each
+    has all panels. More bands must save a tenth of the tiles, since each of them reads the whole weight."""
+    columns, tiles = panels(one_by_one(p.m, p.n, p.k), tile), -(-p.m // tile.rows[0])
+    found: Amount = tiles
+    least = ceil(columns, threads) * tiles
+    for count in BANDS_TRIED:
+        if count <= tiles:
+            each = -(-tiles // count)
+            most = ceil(columns * -(-tiles // each), threads) * each
+            better = less(most * 10, least * 9)
+            found, least = choose(better, each, found), choose(better, most, least)
+    return found * tile.rows[0]
 
 
 def in_panels(weight: torch.Tensor, s: ConvSizes, tile: ConvTile) -> torch.Tensor:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from airgraph.engine.native.kernels import gemm
+from airgraph.engine.native.kernels.gemm import BATCH, COLUMNS, ROWS
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.plan.sizes import Amount, as_int, both, ceil, choose, either, equal, less, maximum, modulo
 
 SINGLE_THREADED = 16384  # additions: less than this is not worth a second thread
-COLUMNS, ROWS, BATCH = range(3)  # what the threads divide, as Gemm.SPLIT has it
-SPLITS = ("columns", "rows", "batch")
+SPLITS = ("columns", "rows", "batch", "rows and columns")
 UNITS = (16, 8, 1)  # threads get multiples of this
 TRANSPOSED = {0: 1, 1: 0}  # nt with a transposed weight is nn, and the other way round
 TALL = 128  # rows for each thread, with AVX-512: from here on they are divided where they are twice as many as columns
@@ -61,6 +61,7 @@ class ProductStrategy(NamedTuple):
     transposed: bool = False  # the weight is a transposed copy
     packed: bool = False  # the weight is a packed copy, and MKL multiplies (blas.py)
     panels: bool = False  # the weight is packed in panels, and the kernel of convolutions multiplies (panels.py)
+    tile: int = 0  # the number of that kernel's tile
 
     def jobs(self, p: ProductShape) -> int:
         return (p.n, p.m, p.batch)[self.split]

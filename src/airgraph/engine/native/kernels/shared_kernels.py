@@ -15,6 +15,7 @@ from functools import partial
 from types import ModuleType
 
 from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm
+from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
 from airgraph.locks import Depth, held_at_fork
@@ -23,14 +24,15 @@ from airgraph.locks import Depth, held_at_fork
 class Gemm:
     """The sizes of a matrix product, behind the error word. With a packed weight the function at PACKED multiplies: MKL
     (blas.py), with blocks of BLOCK columns that are APART bytes from each other, or `step_panels`, with the dimensions of
-    a convolution at PANELS."""
+    a convolution at PANELS. Where threads divide rows and columns, a band has BAND rows, and ACROSS jobs: its columns, and
+    those that the last panel lacks."""
 
     FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
-    APART, PACKED, PANELS, WORDS = 17, 18, 19, 20
+    APART, PACKED, PANELS, BAND, ACROSS, WORDS = 17, 18, 19, 20, 21, 22
 
 
 def step_gemm() -> str:
-    """args: a, b, out, bias. SPLIT: what the jobs count: 0 columns, 1 rows, 2 members of the batch."""
+    """args: a, b, out, bias. SPLIT: what the jobs count (products.SPLITS)."""
     given = "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch"
     f = Function("step_gemm", given, exported=True)
     packed = f.word("%sizes", Gemm.PACKED, "ptr")
@@ -40,12 +42,12 @@ def step_gemm() -> str:
     a, b, bias = (
         f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
     )
-    by_batch, by_row, by_column = (f.test("eq", split, i) for i in (2, 1, 0))
+    by_batch, by_row, by_column = (f.test("eq", split, i) for i in (BATCH, ROWS, COLUMNS))
     b0, b1 = f.choose(by_batch, "i64", "%begin", "0"), f.choose(by_batch, "i64", "%end", batch)
     m0, m1 = f.choose(by_row, "i64", "%begin", "0"), f.choose(by_row, "i64", "%end", m)
     n0, n1 = f.choose(by_column, "i64", "%begin", "0"), f.choose(by_column, "i64", "%end", n)
 
-    def one(i: str) -> None:
+    def one(i: str, m0: str, m1: str, n0: str, n1: str) -> None:
         at = [f.at(p, f.mul(i, s), "float") for p, s in ((a, sa), (b, sb), (c, sc))]
         given = (
             f"ptr {at[0]}, i64 {lda}, ptr {at[1]}, i64 {ldb}, ptr {at[2]}, i64 {ldc}, i64 {m0}, i64 {m1}, i64 {n0}, "
@@ -54,8 +56,21 @@ def step_gemm() -> str:
         for number, name in enumerate(("nt", "nn", "tn")):
             f.when(f.test("eq", form, number), lambda name=name: f.do(f"call void @ag_gemm_{name}({given})"))  # type: ignore[misc]
 
-    f.loop(b0, b1, 1, one)
+    f.leave(f.test("eq", split, BANDS), lambda: each_band(f, partial(one, "0")))
+    f.loop(b0, b1, 1, lambda i: one(i, m0, m1, n0, n1))
     return f.text()
+
+
+def each_band(f: Function, body: Callable[[str, str, str, str], None]) -> None:
+    """body(first row, end, first column, end) for the parts of bands that jobs begin .. end - 1 are."""
+    band, across, m, n = (f.word("%sizes", i) for i in (Gemm.BAND, Gemm.ACROSS, Gemm.M, Gemm.N))
+
+    def part(number: str) -> None:
+        start, row = f.mul(number, across), f.mul(number, band)
+        n0, n1 = f.max(f.sub("%begin", start), 0), f.min(f.sub("%end", start), n)
+        f.when(f.test("slt", n0, n1), lambda: body(row, f.min(f.add(row, band), m), n0, n1))
+
+    f.loop(f.div("%begin", across), f.ceil("%end", across), 1, part)
 
 
 def step_panels() -> str:
@@ -64,19 +79,22 @@ def step_panels() -> str:
     f = Function("step_panels", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     a, bias = (f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (bias, Gemm.BIAS_AT)))
-    by_column = f.test("eq", f.word("%sizes", Gemm.SPLIT), 0)
+    m, n, split = (f.word("%sizes", i) for i in (Gemm.M, Gemm.N, Gemm.SPLIT))
     dims = f.word("%sizes", Gemm.PANELS, "ptr")
     number = f.load("i64", f.at(dims, conv_last.TILE, "i64"))
 
-    def multiply(tile: conv_last.ConvTile) -> None:
-        first = f.choose(by_column, "i64", f.div("%begin", tile.panel), "%begin")
-        end = f.choose(by_column, "i64", f.ceil("%end", tile.panel), "%end")
-        function = tile.named("product") if tile.number else "ag_conv_last"
-        given = f"ptr {a}, ptr {b}, ptr {bias}, ptr {c}, ptr {dims}, i64 {first}, i64 {end}, ptr %scratch"
-        f.do(f"call void @{function}({given})")
+    def multiply(tile: conv_last.ConvTile, m0: str, m1: str, n0: str, n1: str) -> None:
+        which = f"i64 {m0}, i64 {m1}, i64 {f.div(n0, tile.panel)}, i64 {f.ceil(n1, tile.panel)}"
+        given = f"ptr {a}, ptr {b}, ptr {bias}, ptr {c}, ptr {dims}, {which}, ptr %scratch"
+        f.do(f"call void @{tile.named('product')}({given})")
+
+    def by(tile: conv_last.ConvTile) -> None:
+        f.leave(f.test("eq", split, BANDS), lambda: each_band(f, partial(multiply, tile)))
+        f.leave(f.test("eq", split, ROWS), lambda: multiply(tile, "%begin", "%end", "0", n))
+        multiply(tile, "0", m, "%begin", "%end")
 
     for tile in conv_last.these_tiles():
-        f.leave(f.test("eq", number, tile.number), partial(multiply, tile))
+        f.leave(f.test("eq", number, tile.number), partial(by, tile))
     return f.text()
 
 
