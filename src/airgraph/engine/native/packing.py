@@ -124,11 +124,9 @@ class PackingBudget:
         by_mkl = by_mkl and not (in_panels and (p.n * p.k < panels.LARGE or p.m <= panels.FEW))
         if not self.takes((weight, p.form, p.m, p.n, p.k), 4 * p.n * p.k if by_mkl else panels.size(p)):
             return None
-        return (
-            ProductStrategy(COLUMNS, rule(p).threads, packed=True)
-            if by_mkl
-            else rule(p)._replace(panels=True, tile=panels.tile_of(p).number)
-        )
+        if by_mkl:
+            return ProductStrategy(COLUMNS, rule(p).threads, packed=True)
+        return rule(p)._replace(panels=True, tile=panels.tile_of(p).number)
 
     def takes(self, what: Hashable, size: int) -> bool:
         """Whether this was taken already, or so many bytes are left for it; then they are taken."""
