@@ -144,6 +144,10 @@ NAN = torch.tensor([[1.0, float("nan")], [float("inf"), -0.0]])
 CASES = {
     "elementwise": Case(lambda x, b: torch.relu(x + b) * 0.1, (40, 80), (80,)),
     "transposed": Case(lambda x: (x.t() * 2).contiguous(), (20, 33)),
+    "transposed across tiles": Case(lambda x: (x.t() * 2).contiguous(), (90, 70)),
+    "reductions of one number across tiles": Case(
+        lambda x: (y := (x.t() + 1).unsqueeze(1), y.sum(1).contiguous(), y.amax(1).contiguous())[1:], (90, 70)
+    ),
     "strided argument": Case(lambda x: x * 2 + 1, torch.randn(50, 40).t()),
     "unaligned argument": Case(lambda x: x * 2 + 1, torch.randn(401)[1:]),
     "no elements": Case(lambda x: x * 2, (0, 5)),

@@ -179,7 +179,7 @@ def on_tensors_of(nest: Nest, source: Source) -> Source:
 
 
 def crossed(nest: Nest) -> Nest | None:
-    """A nest without reductions that reads memory across the order in which it stores: the loop along which it reads is
+    """A nest without inner loops that reads memory across the order in which it stores: the loop along which it reads is
     the second axis of a square tile, and Triton exchanges the axes in shared memory."""
     stored = {contiguous_loop(s.at) for s in nest.single}
     if nest.inner or len(stored) != 1 or any(s.picks for s in nest.single):
@@ -290,7 +290,8 @@ class Renderer(KernelOperands):
             self.store(s)
 
     def reduced(self, e: Expr) -> str:
-        if not self.tile.r:  # inner loops of one iteration each: there is nothing to combine
+        # Inner loops of one iteration each: there is nothing to combine (in a square tile, r is an outer loop).
+        if not self.tile.r or self.tile.blocks:
             return f"({self.value(e.args[0])}).to(tl.{COMPUTED[e.dtype]})"
         return functions.reduced(e.source, e.dtype, self.masked(self.spread(e.args[0]), e))
 
