@@ -25,6 +25,7 @@ from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.table import TYPES, UnsupportedLowering
 from airgraph.plan.opaque import (
     Convolution,
+    KernelStep,
     Opaque,
     Product,
     Scatter,
@@ -42,7 +43,7 @@ from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step
 from airgraph.plan.store_layouts import store_layouts
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
-from airgraph.plan.widening import Widening, pays
+from airgraph.plan.widening import Widening, pays, reads_halves
 
 JOINED = ("concat", "pad")
 EXPENSIVE = 8  # what costs more is not computed again for every row of a broadcast
@@ -201,7 +202,7 @@ class Planner:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
-        found = opaque(node, self.wide if pays(node, self.target) else self.of)
+        found = self.recognised(node)
         if found is None:
             return False
         refused = None if isinstance(found, Scatter) else self.target.refuses(found)
@@ -226,6 +227,14 @@ class Planner:
                 found.out, "input", memory.strides, 0, memory.source, alias=memory
             )
         return True
+
+    def recognised(self, node: Node) -> Scatter | KernelStep | None:
+        if reads_halves(node, self.target):
+            weight = node.inputs[1]
+            found = opaque(node, lambda v: self.of(v) if v is weight else self.wide(v))
+            if isinstance(found, Product) and found.by_rows_of_b:
+                return found
+        return opaque(node, self.wide if pays(node, self.target) else self.of)
 
     # -- 2: what gets memory ----------------------------------------------------------------------------------------
     def need(self, t: Tensor) -> Tensor:

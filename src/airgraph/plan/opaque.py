@@ -43,7 +43,8 @@ Of = Callable[[Value], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """out = a · b (+ bias), with the batch in front; `ends`: see GemmStep."""
+    """out = a · b (+ bias), with the batch in front; `ends`: see GemmStep. b may be in half precision, its columns in
+    order in memory."""
 
     a: Tensor
     b: Tensor
@@ -59,9 +60,18 @@ class Product:
     def outputs(self) -> list[Tensor]:
         return [self.out]
 
+    @property
+    def by_rows_of_b(self) -> bool:
+        """b is something transposed, as the weight of nn.Linear."""
+        below = self.b.inputs[0] if self.b.op == "reshape" else self.b
+        return below.op == "permute"
+
     def step(self, operands: Operands) -> GemmStep:
         a, b = self.a, self.b
-        left, right = operands.strided(a, (1, 2)), operands.strided(b, (1, 2))
+        if b.dtype != a.dtype:
+            left, right = operands.strided(a, (2,)), swapped(operands.strided(permute(b, (0, 2, 1)), (2,)))
+        else:
+            left, right = operands.strided(a, (1, 2)), operands.strided(b, (1, 2))
         transposed = not lies_plain(left, a, 2) and not lies_plain(right, b, 2)
         if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
             left = operands.contiguous(a)
@@ -71,6 +81,10 @@ class Product:
             return GemmStep(self.out, left, right, bias, sizes)
         left = Matrix(left.tensor, left.offset, (0, *left.strides[1:]))  # one for all members of the batch
         return GemmStep(self.out, left, right, bias, sizes, operands.contiguous(self.ends))
+
+
+def swapped(m: Matrix) -> Matrix:
+    return Matrix(m.tensor, m.offset, (m.strides[0], m.strides[2], m.strides[1]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ class Target:
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
     widens: tuple[DataType, ...] = ()  # the half precisions whose products and convolutions are done in float32
-    widen_rows: int = 8  # with fewer, widening a weight takes longer than multiplying with it
+    widen_rows: int = 8  # with fewer, products read such a weight as it is: widening it takes longer than multiplying
     widens_attention: bool = False  # attention in those precisions is done in float32, too
 
     def refuses(self, step: KernelStep) -> str | None:

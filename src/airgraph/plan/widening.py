@@ -4,7 +4,8 @@ PyTorch's kernels also add up in float32 and round at the end. Without instructi
 takes 2.4 to 4 times as long as the same product in float32 (a Xeon with AVX-512), and 5 to 8 times as long as the same
 convolution; products in float16 take 8 to 100 times as long. On an Arm core without such instructions (a Neoverse-N1, torch
 2.13) products take 30 to 100 times as long even with one row, attention and convolutions in bfloat16 about 50 times.
-Widening costs a pass over each operand, which is part of the loop that computes it, where one does.
+Widening costs a pass over each operand, which is part of the loop that computes it, where one does. A weight of few rows
+stays as it is, and the product's kernel widens it in registers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor, cast, tensor
 
 HALVES = (BF16, HALF)
-PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul")
+MATRIX_PRODUCTS = ("MatMul", "MatMulV2")
+PRODUCTS = (*MATRIX_PRODUCTS, "BatchMatMul")
 ATTENTION = ("FlashAttentionScore", "FusedAttentionScore")
 KEPT_VIEWS = ("reshape", "permute", "expand")  # of a widened tensor; of a slice only the part is widened
 
@@ -53,6 +55,18 @@ def pays(node: Node, target: Target) -> bool:
     values = (*node.values(), *node.outputs)
     if node.op not in (*PRODUCTS, "Conv2D") or not all(v.dtype in target.widens for v in values):
         return False
+    return len(node.output.type.shape or ()) > 1 and not few_rows(node, target)
+
+
+def few_rows(node: Node, target: Target) -> bool:
+    """Whether a weight is used so seldom that widening it takes longer."""
     shape = node.output.type.shape or ()
-    rows = [*shape[:1], *shape[2:]] if node.op == "Conv2D" else shape[-2:-1]  # how often a weight is used
-    return len(shape) > 1 and not (all(isinstance(n, int) for n in rows) and math.prod(rows) < target.widen_rows)
+    rows = [*shape[:1], *shape[2:]] if node.op == "Conv2D" else shape[-2:-1]
+    return all(isinstance(n, int) for n in rows) and math.prod(rows) < target.widen_rows
+
+
+def reads_halves(node: Node, target: Target) -> bool:
+    """Whether a node is a product of few rows in half precision, whose weight may stay as it is."""
+    values = (*node.values(), *node.outputs)
+    halves = node.op in MATRIX_PRODUCTS and all(v.dtype in target.widens for v in values)
+    return halves and few_rows(node, target)

@@ -8,16 +8,18 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
+from airgraph.engine.native.kernels.gemm import FORMS
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
-from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel
+from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel, product_step
 from airgraph.engine.native.llvm.jit import Code, Unit, build
-from airgraph.ir.types import Dim
+from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
-SHARED = {GemmStep: "step_gemm", AttentionStep: "step_attention", ConvStep: "step_conv"}
+SHARED = {AttentionStep: "step_attention", ConvStep: "step_conv"}
+HALVES = {DataType.DT_BF16: "nt_bf16", DataType.DT_FLOAT16: "nt_half"}  # forms of products with weights of these types
 SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
 
 
@@ -55,6 +57,7 @@ class NativeStep:
 def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
     """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
     begin(SHARED[type(step)] for step in plan.steps if type(step) in SHARED)
+    begin(product_step(gemm_form(step)[0]) for step in plan.steps if isinstance(step, GemmStep))
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
     products = [s for s in plan.steps if isinstance(s, GemmStep)]
     loops |= {loop: [render(nest) for nest in loop.nests] for s in products if (loop := s.prologue) is not None}
@@ -152,12 +155,15 @@ def unit_stride(matrix: Matrix, axis: int, size: Dim) -> bool:
 
 
 def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
-    """Which of nt, nn, tn it is, with the leading dimensions of both operands."""
+    """Which of gemm.FORMS it is, with the leading dimensions of both operands."""
     _, m, n, k = step.sizes
     a, b = step.a, step.b
     a_plain, b_plain = unit_stride(a, 2, k), unit_stride(b, 2, n)
     b_transposed = unit_stride(b, 1, k)
     rows = lambda matrix, axis, size, other: other if same(size, 1) else matrix.strides[axis]  # noqa: E731
+    if (form := HALVES.get(b.tensor.dtype)) is not None:
+        assert a_plain and b_transposed
+        return FORMS.index(form), rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_transposed and not (b_plain and same(k, 1)):
         return 0, rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_plain:
@@ -193,7 +199,8 @@ def gemm_step(step: GemmStep) -> NativeStep:
     if step.ends:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
         return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
-    return NativeStep("gemm", kernel("step_gemm"), args, sizes, 0, 1, 0, step, KernelName("", "step_gemm"))
+    name = product_step(form)
+    return NativeStep("gemm", kernel(name), args, sizes, 0, 1, 0, step, KernelName("", name))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:

@@ -17,14 +17,17 @@ SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
 class CpuTarget(Target):
-    """A CPU: the engine's own matrix products, attention and convolutions are of float32."""
+    """A CPU: the engine's own matrix products, attention and convolutions are of float32; products of few rows may have a
+    weight in half precision."""
 
     def refuses(self, step: KernelStep) -> str | None:
         from airgraph.engine.native.kernels import conv_last  # needs LLVM
 
         match step:
             case Product():
-                return not_among(SINGLE, [t for t in step.operands if t is not step.ends])
+                weights = HALVES if step.b.dtype != step.a.dtype and step.ends is None else ()
+                others = [t for t in step.operands if t is not step.ends and t is not step.b]
+                return not_among(SINGLE, others) or not_among((*SINGLE, *weights), [step.b])
             case Attention():
                 if step.more:
                     return "attention of which more is read than the output and the sums"

@@ -1,17 +1,23 @@
 """Products in half precision: computed in float32, rounded once, as near to the truth as eager's."""
 
+import ctypes
+import itertools
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import airgraph
 import airgraph.engine.native
 from airgraph.engine.native import target
-from airgraph.engine.native.llvm import cpu
+from airgraph.engine.native.kernels import gemm, halves
+from airgraph.engine.native.llvm import cpu, jit
+from airgraph.ir.types import DataType
 from airgraph.plan import groups
 from airgraph.plan.steps import AttentionStep, CallStep, GemmStep, LoopStep
 
+TYPES = {torch.bfloat16: DataType.DT_BF16, torch.float16: DataType.DT_FLOAT16, torch.float32: DataType.DT_FLOAT}
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
@@ -81,12 +87,73 @@ def test_products(name, dtype, plans):
     assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (1, 0)
 
 
+FEW_ROWS = {
+    "linear": (lambda x, w: F.linear(x, w), (40,), (24, 40)),
+    "odd": (lambda x, w: F.linear(x, w), (35,), (17, 35)),
+    "bias": (lambda x, w: F.linear(x, w, w[:, 1].sum(0).expand(24)) * 2, (40,), (24, 40)),
+    "gelu": (lambda x, w: F.gelu(F.linear(x, w)) + 1, (300,), (33, 300)),
+    "part of a weight": (lambda x, w: F.linear(x, w[3:, 1:36]), (35,), (24, 40)),
+    "turned back": (lambda x, w: x @ w.t().contiguous().t().t(), (40,), (24, 40)),
+}
+
+
 @HALVES
-def test_few_rows_are_left_to_pytorch(dtype, plans):
-    x, w = torch.randn(1, 40).to(dtype), torch.randn(24, 40).to(dtype)
-    fast = airgraph.compile(Function(lambda x, w: torch.nn.functional.linear(x, w)), (x, w), engine="native")
-    assert torch.equal(fast(x, w), torch.nn.functional.linear(x, w))
+@pytest.mark.parametrize("rows", [1, 2, 5, 7])
+@pytest.mark.parametrize("name", FEW_ROWS)
+def test_a_weight_of_few_rows_is_read_as_it_is(name, rows, dtype, plans):
+    function, x_shape, w_shape = FEW_ROWS[name]
+    torch.manual_seed(0)
+    x, w = torch.randn(rows, *x_shape).to(dtype), torch.randn(w_shape).to(dtype)
+    fast = airgraph.compile(Function(function), (x, w), engine="native")
+    assert_as_near(fast(x, w), function(x, w), function(x.double(), w.double()))
+    assert count(plans[0], CallStep) == 0
+    (product,) = [step for step in plans[0].steps if isinstance(step, GemmStep)]
+    assert product.b.tensor.dtype == TYPES[dtype] and product.a.tensor.dtype == TYPES[torch.float32]
+
+
+@HALVES
+def test_few_columns_of_memory_are_rows(dtype, plans):
+    """A row of x that does not lie in one piece is copied; so is a weight whose rows do not."""
+    x, w = torch.randn(40, 3).to(dtype), torch.randn(40, 24).to(dtype).t()
+    fast = airgraph.compile(Function(lambda x, w: F.linear(x.t(), w)), (x, w), engine="native")
+    assert_as_near(fast(x, w), F.linear(x.t(), w), x.double().t() @ w.double().t())
+    assert count(plans[0], CallStep) == 0
+
+
+@HALVES
+def test_few_rows_are_left_to_pytorch_where_columns_are_summed(dtype, plans):
+    x, w = torch.randn(1, 40).to(dtype), torch.randn(40, 24).to(dtype)
+    fast = airgraph.compile(Function(lambda x, w: x @ w), (x, w), engine="native")
+    assert torch.equal(fast(x, w), x @ w)
     assert (count(plans[0], GemmStep), count(plans[0], CallStep)) == (0, 1)
+
+
+@HALVES
+def test_few_rows_are_tuned(dtype, plans):
+    x, w = torch.randn(2, 96).to(dtype), torch.randn(1024, 96).to(dtype)
+    fast = airgraph.compile(Function(lambda x, w: F.linear(x, w)), (x, w), engine="native", autotune=True)
+    assert_as_near(fast(x, w), F.linear(x, w), x.double() @ w.double().t())
+
+
+@HALVES
+@pytest.mark.parametrize("machine", gemm.MACHINES.values(), ids=lambda m: f"{m.lanes} lanes")
+def test_the_kernel_of_every_machine(machine, dtype):
+    """LLVM makes any machine's text run on this one. Weights begin anywhere, in rows longer than is read."""
+    code = jit.build([jit.Unit(lambda: halves.source(machine), halves.EXPORTS)])
+    i, p = ctypes.c_int64, ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(None, p, i, p, i, p, i, i, i, i, i, i, p, i, p)
+    run = kind(code["ag_gemm_nt_bf16" if dtype == torch.bfloat16 else "ag_gemm_nt_half"])
+    scratch = torch.full((gemm.scratch_bytes("nt_bf16", 9, 33, 300, machine) // 4 + 64,), float("nan"))
+    torch.manual_seed(0)
+    for m, n, k in itertools.product((1, 2, 3, 4, 5, 9), (1, 2, 17, 33), (0, 1, 5, 31, 32, 100, 300)):
+        a, bias = torch.randn(m, k), torch.randn(n)
+        b = torch.randn(n * (k + 3) + 1).to(dtype)[1:].view(n, k + 3)[:, :k]
+        c = torch.full((m, n), 7.0)
+        given = (a.data_ptr(), k, b.data_ptr(), k + 3, c.data_ptr(), n)
+        run(*given, 0, m, n // 2, n, k, bias.data_ptr(), 0, scratch.data_ptr())
+        want = a.double() @ b.double().t() + bias.double()
+        assert (c[:, n // 2 :] - want[:, n // 2 :]).abs().max() <= 2e-6 * max(k, 1) ** 0.5 + 1e-6 * k
+        assert (c[:, : n // 2] == 7).all() and scratch[-64:].isnan().all()
 
 
 @HALVES

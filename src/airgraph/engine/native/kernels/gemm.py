@@ -4,6 +4,8 @@
     ag_gemm_nn   C[m,n] = Σk A[m,k]·B[k,n]      x W; dX = dY W; attention's P V
     ag_gemm_tn   C[m,n] = Σk A[k,m]·B[k,n]      dW = dYᵀ X
 
+(halves.py has nt with a few rows of A, and B in half precision.)
+
 One inner kernel serves all three. It multiplies *rows* R[r][k], read where they lie, with a *panel* P[k][lanes], packed:
 
     tile[r][lane] += R[r][k] · P[k][lane]        8 rows × 8 lanes = 16 accumulators of 4 lanes on Arm
@@ -39,6 +41,8 @@ from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
 EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
+ELEMENTS = {"nt_bf16": "i16", "nt_half": "half"}  # of B, in the forms of halves.py
+FORMS = ("nt", "nn", "tn", *ELEMENTS)
 SIGNATURE = (
     "ptr %a, i64 %lda, ptr %b, i64 %ldb, ptr %c, i64 %ldc, "
     "i64 %m0, i64 %m1, i64 %n0, i64 %n1, i64 %k, ptr %bias, i64 %beta, ptr %scratch"
@@ -52,7 +56,6 @@ LINE = 16  # floats in a line of the cache
 AHEAD = {1: 256, 2: 512}  # floats between what is read and what is asked for, by the rows that are read at once
 SHORT = 512  # numbers in a row of B up to which two are read at once on any machine
 COLUMNS, ROWS, BATCH, BANDS = range(4)  # what threads divide; bands: rows and columns (panels.py)
-FORMS = ("nt", "nn", "tn")
 Piece = tuple[int, int, str, str]  # (row of C, column of C, type, value): consecutive columns in a vector
 
 
@@ -109,6 +112,8 @@ def this_machine() -> Machine:
 def scratch_bytes(form: str, m: Amount, n: Amount, k: Amount, machine: Machine | None = None) -> Amount:
     """What a thread needs for any share of this product; `Machine.scratch_bytes` is the most there is."""
     host = machine or this_machine()
+    if form in ELEMENTS:
+        return host.tile_bytes
     deep = 4 * ceil(ceil(k, maximum(ceil(k, KC), 1)), 4)
     panels = ceil(minimum(m if form == "nt" else n, WIDE), host.panel)
     blocks = host.tile_bytes + ROWS_BYTES + 4 * panels * (deep * host.panel + LINE)
@@ -124,7 +129,7 @@ def source(machine: Machine | None = None) -> str:
     together = (1, 2) if host.row_by_row else (2,)
     parts += [dots(host, m, rows) for m in range(1, host.dots + 1) for rows in together]
     parts += [sweeps(host, m) for m in (1, 2, 3)]
-    parts += [product(host, form) for form in FORMS]
+    parts += [product(host, form) for form in FORMS if form not in ELEMENTS]
     return "".join(parts)
 
 
@@ -363,7 +368,7 @@ def gather(host: Machine) -> str:
 
 
 # -- few rows ---------------------------------------------------------------------------------------------------------
-def dots(host: Machine, m: int, together: int) -> str:
+def dots(host: Machine, m: int, together: int, form: str = "nt") -> str:
     """nt with few rows: dot products with one or two rows of B at a time (`together`).
 
     Pairs are as fast as B arrives on x86-64: 27 GB/s from level 3 with the prefetch, 18 GB/s with eight rows and none. From
@@ -372,7 +377,9 @@ def dots(host: Machine, m: int, together: int) -> str:
     of 300 MB at 33 GB/s row by row (35 without computing anything), at 22 in pairs; from caches pairs of short rows are
     1.1 to 1.3 times as fast.
     """
-    f = Function(f"dots_{m}x{together}", SIGNATURE)
+    f = Function(f"{form}_dots_{m}x{together}", SIGNATURE)
+    element = ELEMENTS.get(form, "float")
+    line = LINE if element == "float" else 2 * LINE  # elements in a line of the cache
     kind, sums = host.kind, 8 // m if together == 1 else 2 if m <= 3 else 1  # sums of two rows: as many as hide latency
     long = max(LINE, 2 * host.lanes, sums * host.lanes)
     mine = [f.at("%a", f.mul(f.add("%m0", i), "%lda")) for i in range(m)]
@@ -382,33 +389,33 @@ def dots(host: Machine, m: int, together: int) -> str:
         every = [(r, i, u) for r in range(len(theirs)) for i in range(m) for u in range(sums)]
         place = {key: at for at, key in enumerate(every)}
 
-        def step(k: str, acc: Sequence[str], load: Callable[[str], str], vectors: int) -> list[str]:
+        def step(k: str, acc: Sequence[str], lanes: int, vectors: int) -> list[str]:
             out = list(acc)
             for p in theirs if vectors > 1 else ():
-                for at in range(0, long, LINE):
-                    f.prefetch(p, f.add(k, AHEAD[together] + at))
+                for at in range(0, long, line):
+                    f.prefetch(p, f.add(k, AHEAD[together] * line // LINE + at), element)
             for u in range(vectors):
-                ys = [load(f.at(p, f.add(k, u * host.lanes))) for p in theirs]
+                ys = [numbers(f, kind, lanes, element, f.at(p, f.add(k, u * lanes), element)) for p in theirs]
                 for i, p in enumerate(mine):
-                    x = load(f.at(p, f.add(k, u * host.lanes)))
+                    x = numbers(f, kind, lanes, "float", f.at(p, f.add(k, u * lanes)))
                     for r, y in enumerate(ys):
                         at = place[r, i, u % sums]
                         out[at] = f.fma(kind, y, x, out[at])
             return out
 
-        def loop(start: str, stop: str, by: int, vectors: int, acc: Sequence[str], one: bool = False) -> list[str]:
-            load = (lambda p: f.first(kind, f.load("float", p))) if one else (lambda p: f.load(kind, p))
-            return f.loop(start, stop, by, lambda k, *v: step(k, v, load, vectors), *[(kind, a) for a in acc])
+        def loop(start: str, stop: str, lanes: int, vectors: int, acc: Sequence[str]) -> list[str]:
+            carried = [(kind, a) for a in acc]
+            return f.loop(start, stop, lanes * vectors, lambda k, *v: step(k, v, lanes, vectors), *carried)
 
         lines, whole = f.down("%k", long), f.down("%k", host.lanes)
-        acc = loop("0", lines, long, long // host.lanes, ["zeroinitializer"] * len(every))
-        acc = loop(whole, "%k", 1, 1, loop(lines, whole, host.lanes, 1, acc), one=True)
+        acc = loop("0", lines, host.lanes, long // host.lanes, ["zeroinitializer"] * len(every))
+        acc = loop(whole, "%k", 1, 1, loop(lines, whole, host.lanes, 1, acc))
         parts = [acc[at : at + sums] for at in range(0, len(acc), sums)]
         added = [reduce(partial(f.fadd, kind), part) for part in parts]
         return [added[r * m : (r + 1) * m] for r in range(len(theirs))]
 
     def pair(n: str, j: str, last: str) -> None:
-        theirs = [f.at("%b", f.mul(f.add(n, at), "%ldb")) for at in (j, f.min(f.add(j, 1), last))]
+        theirs = [f.at("%b", f.mul(f.add(n, at), "%ldb"), element) for at in (j, f.min(f.add(j, 1), last))]
         first, second = totals(theirs) if together == 2 else (totals([p])[0] for p in theirs)
         for i in range(m):
             f.store(V2, sum_two(f, host.lanes, first[i], second[i]), f.at("%scratch", f.add(j, i * host.side)))
@@ -423,6 +430,20 @@ def dots(host: Machine, m: int, together: int) -> str:
 
     f.loop("%n0", "%n1", host.side, block)
     return f.text()
+
+
+def numbers(f: Function, kind: str, lanes: int, element: str, address: str) -> str:
+    """So many elements as a vector of floats, or a single one in its first lane."""
+    if element == "float":
+        return f.load(kind, address) if lanes > 1 else f.first(kind, f.load("float", address))
+    given, wide = (f"<{width(kind)} x {of}>" for of in (element, "i32"))
+    value = f.op(f"load {given if lanes > 1 else element}, ptr {address}, align 2")
+    if lanes == 1:
+        value = f.op(f"insertelement {given} zeroinitializer, {element} {value}, i64 0")
+    if element == "half":
+        return f.op(f"fpext {given} {value} to {kind}")
+    bits = f.op(f"shl {wide} {f.op(f'zext {given} {value} to {wide}')}, splat (i32 16)")
+    return f.op(f"bitcast {wide} {bits} to {kind}")
 
 
 def sum_two(f: Function, lanes: int, a: str, b: str) -> str:
@@ -485,9 +506,9 @@ def product(host: Machine, kind: str) -> str:
     high = f.sub("%m1", "%m0")
     f.leave(f.test("sle", high, 0), lambda: None)
     for m in range(1, {"nt": host.dots, "nn": 3, "tn": 0}[kind] + 1):
-        few = f"@sweeps_{m}" if kind == "nn" else f"@dots_{m}x2"
+        few = f"@sweeps_{m}" if kind == "nn" else f"@nt_dots_{m}x2"
         if kind == "nt" and host.row_by_row:
-            few = f.choose(f.test("sgt", "%k", SHORT), "ptr", f"@dots_{m}x1", few)
+            few = f.choose(f.test("sgt", "%k", SHORT), "ptr", f"@nt_dots_{m}x1", few)
         f.leave(f.test("eq", high, m), partial(f.call, few, SIGNATURE))
     rows, lanes = (("%n0", "%n1"), ("%m0", "%m1")) if kind == "nt" else (("%m0", "%m1"), ("%n0", "%n1"))
     held, panels = (f.at("%scratch", host.tile_bytes + at, "i8") for at in (0, ROWS_BYTES))

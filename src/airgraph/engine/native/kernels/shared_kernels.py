@@ -3,18 +3,18 @@
     step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
     kernel("step_gemm")                             → its address
 
-They come in three families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it, or before,
+They come in families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it, or before,
 while PyTorch reads the model (airgraph.engine.native.warm_up).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 
-from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm
+from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm, halves
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
@@ -31,30 +31,36 @@ class Gemm:
     APART, PACKED, PANELS, BAND, ACROSS, WORDS = 17, 18, 19, 20, 21, 22
 
 
-def step_gemm() -> str:
+def product_step(form: int) -> str:
+    """The step for this one of gemm.FORMS."""
+    return "step_halves" if gemm.FORMS[form] in gemm.ELEMENTS else "step_gemm"
+
+
+def step_gemm(name: str, forms: Sequence[str]) -> str:
     """args: a, b, out, bias. SPLIT: what the jobs count (products.SPLITS)."""
     given = "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch"
-    f = Function("step_gemm", given, exported=True)
+    f = Function(name, given, exported=True)
     packed = f.word("%sizes", Gemm.PACKED, "ptr")
     f.leave(f.test("ne", packed, "null", "ptr"), lambda: f.call(packed, given))
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
-    a, b, bias = (
-        f.at(p, f.word("%sizes", i), "float") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
-    )
+    of = "half" if forms[0] in gemm.ELEMENTS else "float"  # the size of an element of b
+    a, bias = (f.at(p, f.word("%sizes", i)) for p, i in ((a, Gemm.A_AT), (bias, Gemm.BIAS_AT)))
+    b = f.at(b, f.word("%sizes", Gemm.B_AT), of)
     by_batch, by_row, by_column = (f.test("eq", split, i) for i in (BATCH, ROWS, COLUMNS))
     b0, b1 = f.choose(by_batch, "i64", "%begin", "0"), f.choose(by_batch, "i64", "%end", batch)
     m0, m1 = f.choose(by_row, "i64", "%begin", "0"), f.choose(by_row, "i64", "%end", m)
     n0, n1 = f.choose(by_column, "i64", "%begin", "0"), f.choose(by_column, "i64", "%end", n)
 
     def one(i: str, m0: str, m1: str, n0: str, n1: str) -> None:
-        at = [f.at(p, f.mul(i, s), "float") for p, s in ((a, sa), (b, sb), (c, sc))]
+        at = [f.at(a, f.mul(i, sa)), f.at(b, f.mul(i, sb), of), f.at(c, f.mul(i, sc))]
         given = (
             f"ptr {at[0]}, i64 {lda}, ptr {at[1]}, i64 {ldb}, ptr {at[2]}, i64 {ldc}, i64 {m0}, i64 {m1}, i64 {n0}, "
             f"i64 {n1}, i64 {k}, ptr {bias}, i64 0, ptr %scratch"
         )
-        for number, name in enumerate(("nt", "nn", "tn")):
-            f.when(f.test("eq", form, number), lambda name=name: f.do(f"call void @ag_gemm_{name}({given})"))  # type: ignore[misc]
+        for kind in forms:
+            wanted = f.test("eq", form, gemm.FORMS.index(kind))
+            f.when(wanted, lambda kind=kind: f.do(f"call void @ag_gemm_{kind}({given})"))  # type: ignore[misc]
 
     f.leave(f.test("eq", split, BANDS), lambda: each_band(f, partial(one, "0")))
     f.loop(b0, b1, 1, lambda i: one(i, m0, m1, n0, n1))
@@ -150,10 +156,15 @@ class Family:
 
 
 CONVOLUTION = Family(conv_last_kernels, step_conv=step_conv, step_panels=step_panels)
-PRODUCTS = Family(gemm, step_gemm=step_gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
+PRODUCTS = Family(
+    gemm,
+    step_gemm=lambda: step_gemm("step_gemm", gemm.FORMS[:3]),
+    step_grouped=lambda: experts.step_grouped(Gemm.WORDS),
+)
 ATTENTION = Family(attention, step_attention=step_attention)
-FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)
-FAMILY_OF = {name: family for family in FAMILIES for name in family.names}
+HALVES = Family(halves, step_halves=lambda: step_gemm("step_halves", tuple(gemm.ELEMENTS)))
+FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)  # those that most models need
+FAMILY_OF = {name: family for family in (*FAMILIES, HALVES) for name in family.names}
 
 
 def kernel(name: str) -> int:
@@ -170,4 +181,4 @@ def begin(names: Iterable[str]) -> None:
 
 def name_of(address: int) -> str:
     """Of a kernel, by what `kernel` gave."""
-    return next(n for f in FAMILIES if f.built is not None for n in f.names if f.built[n] == address)
+    return next(n for n, f in FAMILY_OF.items() if f.built is not None and f.built[n] == address)

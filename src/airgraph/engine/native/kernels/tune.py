@@ -24,7 +24,7 @@ import torch
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.kernels import gemm
 from airgraph.engine.native.kernels.products import TRANSPOSED, ProductShape, ProductStrategy, best, rule, strategies
-from airgraph.engine.native.kernels.shared_kernels import Gemm, kernel
+from airgraph.engine.native.kernels.shared_kernels import Gemm, kernel, product_step
 from airgraph.engine.native.llvm.machine import machine
 from airgraph.engine.native.runtime import entry
 from airgraph.engine.native.tables import FrameWords, StepWords
@@ -96,7 +96,7 @@ class TrialMemory:
     def __init__(self, p: ProductShape) -> None:
         form = gemm.FORMS[p.form]
         a = span(p.batch, p.a_batch, (p.k, p.m) if form == "tn" else (p.m, p.k), p.lda)
-        b = span(p.batch, p.b_batch, (p.n, p.k) if form == "nt" else (p.k, p.n), p.ldb)
+        b = span(p.batch, p.b_batch, (p.n, p.k) if form.startswith("nt") else (p.k, p.n), p.ldb)
         self.repeats = min(max(int(TRIAL_S * SPEED / max(p.multiplications, 1)), 1), REPEATS)
         copies = min(max(WEIGHTS // (4 * b), 1), self.repeats)
         self.scratch = max(as_int(gemm.scratch_bytes(form, p.m, p.n, p.k)) for form in gemm.FORMS)
@@ -138,7 +138,7 @@ class Trial:
         for i in range(memory.repeats):
             addresses = self.keep([memory.a, memory.weights[i % len(memory.weights)], memory.out, memory.bias])
             for index, number in {
-                StepWords.FUNCTION: kernel("step_gemm"),
+                StepWords.FUNCTION: kernel(product_step(form)),
                 StepWords.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
                 StepWords.SIZES: held,
                 StepWords.JOBS: strategy.jobs(p),

@@ -111,9 +111,9 @@ class Function(Builder):
     def store(self, kind: str, value: str, address: str) -> None:
         self.do(f"store {kind} {value}, ptr {address}, align 4")
 
-    def prefetch(self, base: str, index: str | int) -> None:
+    def prefetch(self, base: str, index: str | int, kind: str = "float") -> None:
         """Asks for a line that may lie behind the end of what it belongs to: hence not `inbounds`."""
-        address = self.op(f"getelementptr float, ptr {base}, i64 {index}")
+        address = self.op(f"getelementptr {kind}, ptr {base}, i64 {index}")
         self.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")
 
     # -- structures of 64-bit words -----------------------------------------------------------------------------
