@@ -19,7 +19,7 @@ from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
 SHARED = {AttentionStep: "step_attention", ConvStep: "step_conv"}
-HALVES = {DataType.DT_BF16: "nt_bf16", DataType.DT_FLOAT16: "nt_half"}  # forms of products with weights of these types
+HALF_FORMS = {DataType.DT_BF16: "nt_bf16", DataType.DT_FLOAT16: "nt_half"}  # by the type of the weight
 SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
 
 
@@ -161,7 +161,7 @@ def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
     a_plain, b_plain = unit_stride(a, 2, k), unit_stride(b, 2, n)
     b_transposed = unit_stride(b, 1, k)
     rows = lambda matrix, axis, size, other: other if same(size, 1) else matrix.strides[axis]  # noqa: E731
-    if (form := HALVES.get(b.tensor.dtype)) is not None:
+    if (form := HALF_FORMS.get(b.tensor.dtype)) is not None:
         assert a_plain and b_transposed
         return FORMS.index(form), rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_transposed and not (b_plain and same(k, 1)):

@@ -112,7 +112,7 @@ def test_a_weight_of_few_rows_is_read_as_it_is(name, rows, dtype, plans):
 
 
 @HALVES
-def test_few_columns_of_memory_are_rows(dtype, plans):
+def test_few_rows_that_lie_otherwise_are_copied(dtype, plans):
     """A row of x that does not lie in one piece is copied; so is a weight whose rows do not."""
     x, w = torch.randn(40, 3).to(dtype), torch.randn(40, 24).to(dtype).t()
     fast = airgraph.compile(Function(lambda x, w: F.linear(x.t(), w)), (x, w), engine="native")

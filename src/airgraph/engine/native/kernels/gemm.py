@@ -4,9 +4,8 @@
     ag_gemm_nn   C[m,n] = Σk A[m,k]·B[k,n]      x W; dX = dY W; attention's P V
     ag_gemm_tn   C[m,n] = Σk A[k,m]·B[k,n]      dW = dYᵀ X
 
-(halves.py has nt with a few rows of A, and B in half precision.)
-
-One inner kernel serves all three. It multiplies *rows* R[r][k], read where they lie, with a *panel* P[k][lanes], packed:
+halves.py has nt for a few rows of A and a B in half precision. One inner kernel serves these three. It multiplies *rows*
+R[r][k], read where they lie, with a *panel* P[k][lanes], packed:
 
     tile[r][lane] += R[r][k] · P[k][lane]        8 rows × 8 lanes = 16 accumulators of 4 lanes on Arm
 
@@ -40,9 +39,10 @@ from airgraph.engine.native.llvm.builder import Function, Typed, declarations, v
 from airgraph.engine.native.llvm.cpu import vector_lanes
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
-EXPORTS = ("ag_gemm_nt", "ag_gemm_nn", "ag_gemm_tn")
+FLOAT_FORMS = ("nt", "nn", "tn")
 ELEMENTS = {"nt_bf16": "i16", "nt_half": "half"}  # of B, in the forms of halves.py
-FORMS = ("nt", "nn", "tn", *ELEMENTS)
+FORMS = (*FLOAT_FORMS, *ELEMENTS)
+EXPORTS = tuple([f"ag_gemm_{form}" for form in FLOAT_FORMS])
 SIGNATURE = (
     "ptr %a, i64 %lda, ptr %b, i64 %ldb, ptr %c, i64 %ldc, "
     "i64 %m0, i64 %m1, i64 %n0, i64 %n1, i64 %k, ptr %bias, i64 %beta, ptr %scratch"
@@ -129,7 +129,7 @@ def source(machine: Machine | None = None) -> str:
     together = (1, 2) if host.row_by_row else (2,)
     parts += [dots(host, m, rows) for m in range(1, host.dots + 1) for rows in together]
     parts += [sweeps(host, m) for m in (1, 2, 3)]
-    parts += [product(host, form) for form in FORMS if form not in ELEMENTS]
+    parts += [product(host, form) for form in FLOAT_FORMS]
     return "".join(parts)
 
 

@@ -3,8 +3,8 @@
     step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
     kernel("step_gemm")                             → its address
 
-They come in families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it, or before,
-while PyTorch reads the model (airgraph.engine.native.warm_up).
+They come in families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it; those of FAMILIES
+may be before, while PyTorch reads the model (airgraph.engine.native.warm_up).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Family:
 CONVOLUTION = Family(conv_last_kernels, step_conv=step_conv, step_panels=step_panels)
 PRODUCTS = Family(
     gemm,
-    step_gemm=lambda: step_gemm("step_gemm", gemm.FORMS[:3]),
+    step_gemm=lambda: step_gemm("step_gemm", gemm.FLOAT_FORMS),
     step_grouped=lambda: experts.step_grouped(Gemm.WORDS),
 )
 ATTENTION = Family(attention, step_attention=step_attention)
