@@ -212,15 +212,20 @@ def micros(call: Callable[..., Any], args: tuple[Any, ...] = (), count: int = 20
     return statistics.median(times)
 
 
-def nothing(gm: Any, inputs: Any) -> Callable[..., Any]:
-    """A backend that computes once and hands out the same results from then on: what is left is Dynamo's time."""
-    kept: list[Any] = []
+def launching(launch: Callable[[], Any]) -> Callable[..., Any]:
+    """A backend that computes once, and then calls this and hands out the same results: what is left is Dynamo's time."""
 
-    def run(*args: Any) -> Any:
-        kept[:] = kept or [gm.forward(*args)]
-        return kept[0]
+    def compiled(gm: Any, inputs: Any) -> Callable[..., Any]:
+        kept: list[Any] = []
 
-    return run
+        def run(*args: Any) -> Any:
+            kept[:] = kept or [gm.forward(*args)]
+            launch()
+            return kept[0]
+
+        return run
+
+    return compiled
 
 
 def launches() -> list[Callable[[], Any]]:
@@ -237,20 +242,27 @@ def host() -> dict[str, Any]:
         cleared()
         module, args = MODELS[name].build()
         with torch.no_grad():
-            unguarded = {"guard_filter_fn": torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe}
-            ways = {
-                "Dynamo alone": torch.compile(module, backend=nothing),
-                "torch.compile": torch.compile(module, backend=airgraph.backend()),
-                "without guards on modules": torch.compile(module, backend=airgraph.backend(), options=unguarded),
-                "airgraph.compile": airgraph.compile(module, args),
-            }
-            for run in ways.values():
-                for _ in range(4):
-                    run(*args)
+            module(*args)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 module(*args)
+            unguarded = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+            ways = {
+                "Dynamo alone": torch.compile(module, backend=launching(lambda: None)),
+                "Dynamo and a replay by hand": torch.compile(module, backend=launching(graph.replay)),
+                "torch.compile": torch.compile(module, backend=airgraph.backend()),
+                "not recorded": torch.compile(module, backend=airgraph.backend()),
+                "nor guards on modules": torch.compile(module, backend=airgraph.backend(), options=unguarded),
+                "airgraph.compile": airgraph.compile(module, args),
+            }
+            for way, run in ways.items():
+                records = not way.startswith("no")
+                with torch._dynamo.config.patch(record_runtime_overhead=records):
+                    run(*args)
+                for _ in range(3):
+                    run(*args)
+            torch.cuda.synchronize()
             rounds = [
                 {
                     **{way: micros(run, args) for way, run in ways.items()},

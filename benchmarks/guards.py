@@ -34,17 +34,21 @@ FILTERS = {
 }
 
 
-def nothing(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def nothing() -> Callable[..., Any]:
     """A backend that computes nothing."""
-    results = [node.meta["example_value"] for node in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
-    made = [torch.zeros(r.shape, dtype=r.dtype) for r in results]
-    return lambda *args: made
+
+    def compiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        results = [node.meta["example_value"] for node in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+        made = [torch.zeros(r.shape, dtype=r.dtype) for r in results]
+        return lambda *args: made
+
+    return compiled
 
 
 def compiled(module: Any, args: Sequence[Any], backend: Any, options: Any = None, **settings: Any) -> Call:
-    """Settings of Dynamo count while it compiles. Each call of this function has a cache entry of its own."""
+    """Settings of Dynamo count while it compiles. Each backend has a cache entry of its own."""
     with torch._dynamo.config.patch(**settings):
-        function = torch.compile(module, backend=lambda gm, inputs: backend(gm, inputs), options=options)
+        function = torch.compile(module, backend=backend, options=options)
         function(*args)
     return lambda: function(*args)
 
@@ -85,12 +89,12 @@ def breakdown(name: str, rounds: int) -> dict[str, float]:
     torch._dynamo.reset()
     torch._dynamo.config.allow_rnn = True
     plain = airgraph.compile(module, args)
-    ours = airgraph.backend()
-    whole = {"torch.compile": compiled(module, args, ours)}
-    whole["recursive dict tags"] = compiled(module, args, ours, use_recursive_dict_tags_for_guards=True)
+    ours = airgraph.backend
+    whole = {"torch.compile": compiled(module, args, ours())}
+    whole["recursive dict tags"] = compiled(module, args, ours(), use_recursive_dict_tags_for_guards=True)
     for title, skip in FILTERS.items():
-        whole[title] = compiled(module, args, ours, {"guard_filter_fn": skip})
-    empty = {"guards": guards(module, args, nothing), "Dynamo": compiled(module, args, nothing)}
+        whole[title] = compiled(module, args, ours(), {"guard_filter_fn": skip})
+    empty = {"guards": guards(module, args, nothing()), "Dynamo": compiled(module, args, nothing())}
     model: Call = lambda: plain(*args)  # noqa: E731
     found: dict[str, list[float]] = {t: [] for t in ("airgraph.compile", *empty, "after a pause", *whole)}
     for _ in range(rounds):

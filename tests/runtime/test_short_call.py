@@ -401,3 +401,85 @@ def test_streams_and_captures_of_the_user(way, attempts):
         torch.testing.assert_close(captured, model(x), rtol=1e-3, atol=1e-3)
         del captured, graph
         right(3)
+
+
+# -- state that is read from modules ------------------------------------------------------------------------------------
+class Affine(nn.Module):
+    def __init__(self, by=1.0):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.arange(1.0, 5.0) * by), nn.Parameter(torch.full((4,), by))
+
+    def forward(self, x):
+        return x * self.weight + self.bias
+
+
+def affine(model, x):
+    return model(x)
+
+
+@pytest.fixture
+def several(attempts):
+    """A function captured for two models, both of which Python has replayed once."""
+    models, x = [Affine().eval(), Affine(2.0).eval()], torch.ones(2, 4)
+    fast = torch.compile(affine, backend=airgraph.backend(engine="replaying", clone_input=False))
+    with torch.no_grad():
+        for model in (models[0], *models, models[1]):
+            fast(model, x)
+        state = {t.data_ptr(): t for t in (x, *models[0].parameters(), *models[1].parameters())}
+        for recording in recordings():
+            set_launch(recording, state)
+        for model in models:
+            fast(model, x)
+        del model
+        attempts.count = 0
+        yield fast, models, x
+
+
+def test_models_that_share_a_program_are_replayed_without_python(several, attempts):
+    fast, models, x = several
+    for k in range(3):
+        x.fill_(k)
+        for model in models:
+            assert torch.equal(fast(model, x), model(x))
+    assert attempts.count == 0 and len(recordings()) == 2
+
+
+@pytest.mark.parametrize("change", ["replaced", "moved", "assigned"])
+def test_state_that_is_elsewhere_is_noticed(several, attempts, change):
+    fast, (model, other), x = several
+    if change == "replaced":
+        model.weight = nn.Parameter(torch.full((4,), 7.0))
+    elif change == "moved":
+        model.weight.data = torch.full((4,), 7.0)
+    else:
+        model.load_state_dict({name: t + 3 for name, t in model.state_dict().items()}, assign=True)
+    assert torch.equal(fast(model, x), model(x)) and attempts.count >= 1
+    for _ in range(3):
+        assert torch.equal(fast(model, x), model(x)) and torch.equal(fast(other, x), other(x))
+
+
+def test_state_that_is_written_to_in_place_is_read(several, attempts):
+    fast, (model, _), x = several
+    model.weight.mul_(3)
+    model.bias.zero_()
+    assert torch.equal(fast(model, x), model(x)) and attempts.count == 0
+
+
+def test_models_that_are_gone_leave_nothing(several, attempts):
+    fast, models, x = several
+    told = [weakref.ref(model) for model in models]
+    del models[:]
+    gc.collect()
+    assert [t() for t in told] == [None, None]
+    for _ in range(20):  # perhaps at their addresses
+        model = Affine(5.0).eval()
+        assert torch.equal(fast(model, x), model(x))
+
+
+def test_a_parameter_that_is_set_again_and_again(several):
+    """The same tensor: nothing is captured, and nothing piles up."""
+    fast, (model, _), x = several
+    for _ in range(200):
+        model.weight = model.weight
+        assert torch.equal(fast(model, x), model(x))
+    assert len(recordings()) == 2 and all(len(r.launches) < 8 for r in recordings())

@@ -9,11 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
+from airgraph.engine.native.frame_call import FrameCall, is_available
 from airgraph.engine.native.runner import POOL, FrameRunner
+from airgraph.engine.native.short_call import counts_natively
+from airgraph.engine.native.state_gather import WholeArguments
 from airgraph.engine.protocol import Symbols
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput
 from airgraph.ir.symbols import evaluate, is_expression
@@ -23,6 +27,8 @@ from airgraph.runtime.program import Program, quiet, to_host
 
 class NativeProgram(Program):
     """`direct`: every output is made by native code, as its caller gets it or with views of it; so are all numbers."""
+
+    by_builtin = True
 
     def __init__(self, name: str, boundary: Boundary, executable: FrameRunner, journal: Journal) -> None:
         super().__init__(name, boundary, executable, journal)
@@ -53,7 +59,34 @@ class NativeProgram(Program):
         return [x for x in found if is_expression(x)]
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
-        return super().past(around, written) if self.plain else around
+        """As `Program.past`. Its attribute `builtin` is the same without a frame of Python, `reading` that for arguments of
+        which some are modules."""
+        if not self.plain:
+            return around
+        call: Any = super().past(around, written)
+        if not self.by_builtin or not is_available() or not counts_natively(written):
+            return call
+        found: Any = partial(call)  # (a function with the builtin as its attribute would hold itself)
+        found.listed = call.listed
+        found.builtin = self.frame_call(written).builtin(call)
+        found.reading = lambda arguments: self.reading(call.listed, written, arguments)
+        return found
+
+    def frame_call(self, written: Sequence[int]) -> FrameCall:
+        return FrameCall(self, self.native, len(self.boundary.arguments), written)
+
+    def reading(
+        self, listed: Callable[[list[Any]], Any], written: Sequence[int], arguments: WholeArguments
+    ) -> Callable[..., Any]:
+        """How it is called with modules in place of their state."""
+        calls = self.frame_call(written)
+
+        def call(*args: Any) -> Any:
+            given = arguments.whole(args)
+            calls.follow(arguments.now)
+            return listed(given)
+
+        return calls.builtin(call)
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         if not self.native.by_python and quiet(self.journal):
@@ -105,6 +138,8 @@ class NativeProgram(Program):
 
 class ReleasingProgram(NativeProgram):
     """One that gives the memory of its intermediates back after every call."""
+
+    by_builtin = False
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
         try:

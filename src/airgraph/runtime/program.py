@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from airgraph.engine.native.tables import word_property, words
 from airgraph.engine.protocol import Executable, Symbols
 from airgraph.engine.strides import copy_strided, same_layout
 from airgraph.errors import BindError
@@ -49,13 +50,17 @@ class Program:
 
     _boxed_call = True
     short = False  # there may be a shorter way
+    calls = word_property(0)
 
     def __init__(self, name: str, boundary: Boundary, executable: Executable, journal: Journal) -> None:
         self.name = name
         self.boundary = boundary
         self.executable = executable
         self.journal = journal
-        self.calls = 0
+        self.words = words([0])
+        self.log = journal.log
+        self.event_level = self.log.event_level
+        self.levels: dict[int, bool] = self.log._cache  # type: ignore[attr-defined]  # what logging knows of each level
         self.derived = list(derived_sizes(boundary))
         told = symbol_sources(boundary.arguments)
         self.sources = [s for s in told if s.kind == "stride" or (s.kind == "size" and not s.plain)]

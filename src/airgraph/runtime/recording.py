@@ -9,15 +9,23 @@ import ctypes
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from airgraph.engine.native.address_watch import AddressWatch, ArgumentLayout, LayoutWatch, TensorWatch
+from airgraph.engine.native.address_watch import (
+    AddressWatch,
+    ArgumentLayout,
+    LayoutWatch,
+    TensorWatch,
+    is_plain,
+    unmoved_table,
+)
 from airgraph.engine.native.short_call import TICK, RecordedLaunch, free_table
+from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import RecordingWords, word_property, words
 from airgraph.engine.protocol import Env, Symbols
 from airgraph.engine.strides import copy_strided
@@ -71,7 +79,7 @@ class Recording:
         self.layouts: list[ArgumentLayout] = []  # of pinned arguments of a user's
         self.state: list[int] | None = None  # addresses of a model's state that are known to be those it reads
         self.rests: dict[int, tuple[AddressWatch, LayoutWatch]] = {}  # of the arguments behind so many of a state
-        self.launches: dict[tuple[int, bool], RecordedLaunch] = {}
+        self.launches: dict[tuple[int, bool] | StateGather, RecordedLaunch] = {}
         self.cells: list[tuple[int, torch.Tensor]] = []
         self.back: list[tuple[int, torch.Tensor]] = []  # copied arguments that are written to
         self.templates: dict[int, torch.Tensor] = {}
@@ -131,6 +139,24 @@ class Recording:
             return False
         self.state = state
         return True
+
+    def launch_reading(self, gather: StateGather, args: Sequence[Any]) -> RecordedLaunch | None:
+        """As `launch`, for calls whose state is read from modules by `gather`; `args`: those that it was replayed with."""
+        only = self.results.only if self.results is not None and self.simple and not self.overwrites else None
+        if only is None or self.owner is None or gather in self.launches:
+            return None if only is None else self.launches.get(gather)
+        state = [(args[i], self.addresses[i]) for i in gather.state]
+        if not set(self.pinned).issuperset(gather.state) or not all(is_plain(tensor) for tensor, _ in state):
+            return None  # some of it is copied, or has to be asked for its address
+        which = [i for i in self.pinned if i not in gather.state]
+        watch = AddressWatch(len(self.addresses), self.addresses, which)
+        self.launches[gather] = RecordedLaunch(self, watch, None, only, gather, unmoved_table(state))
+        return self.launches[gather]
+
+    def forget_launches(self, kept: Collection[StateGather]) -> None:
+        """Of state that is read elsewhere by now."""
+        for key in [key for key in self.launches if isinstance(key, StateGather) and key not in kept]:
+            del self.launches[key]
 
     def rest(self, count: int) -> tuple[AddressWatch, LayoutWatch]:
         """Watches of the arguments behind the first `count` ones, which are parameters."""

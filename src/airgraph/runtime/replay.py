@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from airgraph.config import Config
 from airgraph.engine.native.address_watch import TensorWatch
 from airgraph.engine.native.short_call import RecordedLaunch, ShortCall, is_available
-from airgraph.engine.native.tables import word_property, words
+from airgraph.engine.native.state_gather import WholeArguments
 from airgraph.engine.protocol import Steps, Symbols
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
@@ -44,7 +44,7 @@ from airgraph.runtime.parts import PartRecorder
 from airgraph.runtime.program import strided, to_host
 from airgraph.runtime.recordable import RecordableProgram
 from airgraph.runtime.recording import Recording, ResultLayout, hooks, tick
-from airgraph.runtime.state_call import StateCall
+from airgraph.runtime.state_call import StateCall, reading_calls
 
 MOVES = 8  # recordings for other addresses of the same sizes, before arguments are copied instead
 CHANGES = 8  # values of a number, before the ops that read it are left out of the capture
@@ -65,8 +65,6 @@ class SizeEntry:
 class ReplayProgram(RecordableProgram):
     """A program that is captured at the second call of its sizes and replayed from then on."""
 
-    calls = word_property(0)
-
     def __init__(
         self,
         name: str,
@@ -77,11 +75,7 @@ class ReplayProgram(RecordableProgram):
         parameters: frozenset[int],
         saved: int | None = None,
     ) -> None:
-        self.words = words([0])
         super().__init__(name, boundary, executable, journal, config, parameters, saved)
-        self.log = journal.log
-        self.event_level = self.log.event_level
-        self.levels: dict[int, bool] = self.log._cache  # type: ignore[attr-defined]  # what logging knows of each level
         self.width = len(boundary.arguments)
         self.makers = {key: step for step in executable.steps for key in step.makes}
         self.changing = {i: n for i, n in other_numbers(boundary, executable).items() if i not in self.numbers}
@@ -185,6 +179,20 @@ class ReplayProgram(RecordableProgram):
         known = [r for r in recordings if state is None or r.state is state.addresses or r.reads(state.addresses)]
         return [launch for r in known if (launch := r.launch(count, guarded)) is not None]
 
+    def launches_reading(
+        self, rows: list[RecordedLaunch], arguments: WholeArguments, args: Sequence[Any]
+    ) -> list[RecordedLaunch]:
+        """What native code may replay where state is read from modules: `rows` before, and what was replayed last."""
+        if self.key_sources or self.saved is not None or arguments.now is None:
+            return []
+        last = max(self.entries[()].recordings, key=lambda r: r.used)
+        found = last.launch_reading(arguments.now, args)
+        if found is None or found in rows:
+            return rows
+        known = [*arguments.known.values()]
+        last.forget_launches(known)
+        return [*(row for row in rows if row.kept and row.gather in known), found]
+
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
         """As `Program.past`, for arguments that Dynamo has checked. Its attribute `behind` makes calls with a model's state
         in front of their arguments; `builtin`, where there is one, is the same call without a frame of Python."""
@@ -205,6 +213,7 @@ class ReplayProgram(RecordableProgram):
         found.behind = lambda: StateCall(self, around, written)
         if short is not None:
             found.builtin = short.builtin(call)
+            found.reading = lambda arguments: reading_calls(self, around, written, arguments)
         return found
 
     def result(self, result: Any, args: Sequence[Any], owned: Sequence[Any], symbols: Symbols) -> Any:

@@ -1,4 +1,5 @@
-"""How a captured program is called with a model's state in front of its arguments (`airgraph.compile`)."""
+"""How a captured program is called with a model's state in front of its arguments (`airgraph.compile`), or with modules in
+place of their state (`torch.compile`)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,29 @@ from airgraph.engine.native.address_watch import TensorWatch
 from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_tensors import WriteCounter
 from airgraph.engine.native.short_call import ShortCall, is_available
+from airgraph.engine.native.state_gather import WholeArguments
 
 if TYPE_CHECKING:
     from airgraph.runtime.replay import ReplayProgram
+
+
+def reading_calls(
+    program: ReplayProgram, around: Callable[..., Any], written: Sequence[int], arguments: WholeArguments
+) -> Callable[..., Any]:
+    """A builtin function, called with modules in place of their state; `around`, `written`: those of `Program.past`."""
+    short, count = ShortCall(program, program.width, written), torch.autograd.graph.increment_version
+
+    def call(*args: Any) -> Any:
+        given = arguments.whole(args)
+        results = program.attempt([*given], None, True)
+        if results is None:
+            return around(*given)
+        if written:
+            count([args[i] for i in written])
+        short.launch(program.launches_reading(short.rows, arguments, given), None)
+        return results
+
+    return short.builtin(call)
 
 
 class StateCall:

@@ -91,7 +91,7 @@ class TensorWatch:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        which = [i for i, t in enumerate(tensors) if type(t) in PLAIN and t.layout == torch.strided]
+        which = [i for i, t in enumerate(tensors) if is_plain(t)]
         self.addresses = [-1] * len(tensors)
         for i in which:
             self.addresses[i] = tensors[i].data_ptr()
@@ -99,13 +99,23 @@ class TensorWatch:
         if method is None:
             self.unmoved = partial(same_addresses, tensors, self.addresses, which)
             return
-        known = tensor_words()
-        found = [tensor_row(tensors[i], self.addresses[i], known) for i in which]
-        rows = sorted(found, key=lambda row: row[2] == 0)  # PyTorch is asked for the last ones
-        plain = sum(row[2] != 0 for row in rows)
-        head = (len(rows), plain, *(known or [0] * 4))
-        self.table = words([*head, *(word for row in rows for word in row)])
+        self.table = unmoved_table([(tensors[i], self.addresses[i]) for i in which])
         self.unmoved = table_builtin(method, self.table, tensors)
+
+
+def unmoved_table(tensors: Sequence[tuple[torch.Tensor, int]]) -> Any:
+    """What `unmoved` reads of tensors and their addresses. (It does not hold them.)"""
+    known = tensor_words()
+    found = [tensor_row(tensor, address, known) for tensor, address in tensors]
+    rows = sorted(found, key=lambda row: row[2] == 0)  # PyTorch is asked for the last ones
+    plain = sum(row[2] != 0 for row in rows)
+    head = (len(rows), plain, *(known or [0] * 4))
+    return words([*head, *(word for row in rows for word in row)])
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether its address can be looked at."""
+    return type(tensor) in PLAIN and tensor.layout == torch.strided
 
 
 def tensor_row(tensor: torch.Tensor, address: int, known: Words | None) -> Words:

@@ -1,4 +1,5 @@
-"""The native code of replays: one unit of LLVM, with what address_watch.py, replay_tensors.py and short_call.py call.
+"""The native code of replays: one unit of LLVM, with what address_watch.py, replay_tensors.py,
+state_gather.py and short_call.py call.
 
     native_method("unmoved")            what builtin.py makes a builtin function of; None without LLVM
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from airgraph.engine.native import short_call_code
+from airgraph.engine.native import frame_call_code, short_call_code, state_gather_code
 from airgraph.engine.native.builtin import METH_NOARGS, METH_O, MethodDef, compiled_method, python_functions
 from airgraph.engine.native.libtorch import checked, delete
 from airgraph.engine.native.llvm.builder import Function
@@ -21,25 +22,30 @@ from airgraph.engine.native.llvm.builder import Function
 if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Unit
 
-FUNCTIONS = {
-    "same": METH_O,
-    "laid_out": METH_O,
-    "unmoved": METH_NOARGS,
-    "bump": METH_NOARGS,
-    "make": METH_NOARGS,
-} | short_call_code.FUNCTIONS
+FUNCTIONS = (
+    {"same": METH_O, "laid_out": METH_O, "unmoved": METH_NOARGS, "bump": METH_NOARGS, "make": METH_NOARGS}
+    | state_gather_code.FUNCTIONS
+    | short_call_code.FUNCTIONS
+    | frame_call_code.FUNCTIONS
+)
+PARTS = (state_gather_code, short_call_code, frame_call_code)
 TYPE, HANDLE = 1, 2  # words of a tensor of Python: its class, the tensor of C++
 ITEMS = 3  # the word of a list of Python with the address of its items
 WIDTH, TENSOR, PARAMETER, COUNT, KNOWN, STORAGE, OFFSET, DATA, OWNER, ROWS = range(10)  # words of the table of `same`
 HEAD = 6  # words of the table of `unmoved` in front of its rows
-PYTHON = {
-    "PyLong_AsVoidPtr": "ptr (ptr)",
-    "PyLong_FromLong": "ptr (i64)",
-    "PyList_Size": "i64 (ptr)",
-    "PyList_New": "ptr (i64)",
-    "PyList_SetItem": "i32 (ptr, i64, ptr)",
-    "PyErr_NoMemory": "ptr ()",
-} | short_call_code.PYTHON
+PYTHON = (
+    {
+        "PyLong_AsVoidPtr": "ptr (ptr)",
+        "PyLong_FromLong": "ptr (i64)",
+        "PyList_Size": "i64 (ptr)",
+        "PyList_New": "ptr (i64)",
+        "PyList_SetItem": "i32 (ptr, i64, ptr)",
+        "PyErr_NoMemory": "ptr ()",
+    }
+    | state_gather_code.PYTHON
+    | short_call_code.PYTHON
+    | frame_call_code.PYTHON
+)
 TORCH = {
     "aoti_torch_get_data_ptr": "i32 (ptr, ptr)",
     "aoti_torch_get_dtype": "i32 (ptr, ptr)",
@@ -62,7 +68,7 @@ IS_INFERENCE = "_ZN2at6native12is_inferenceERKNS_6TensorE"
 def source() -> str:
     rows = (same_rows(), laid_out_rows(), unmoved_rows(), bump_rows(), new_tensor(), make_rows())
     builtins = (same_source(), laid_out_source(), unmoved_source(), bump_source(), make_source())
-    return "".join((*rows, *builtins, short_call_code.source())) + "".join(
+    return "".join((*rows, *builtins, *(part.source() for part in PARTS))) + "".join(
         declared(name, kind) for name, kind in (PYTHON | TORCH | OTHERS).items()
     )
 

@@ -27,6 +27,7 @@ from airgraph.engine.native.builtin import METH_O, MethodDef, make_builtin
 from airgraph.engine.native.image import FrameImage
 from airgraph.engine.native.libtorch import last_error
 from airgraph.engine.native.packing import can_be_tagged
+from airgraph.engine.native.tables import word_property, words
 from airgraph.engine.protocol import Env, Step, Symbols
 from airgraph.errors import BadIndexError, EngineError
 from airgraph.ir.boundary import Argument, NumberIn, SymbolSource
@@ -133,10 +134,11 @@ class FrameRunner(TakesArguments):
     sources: list[SymbolSource]
     numbers: list[Any]  # expressions whose values `native` hands out behind the outputs
     device = torch.device("cpu")
+    by_python = word_property(0)  # 1: Python does some of the steps
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.by_python = False  # some steps are done by Python
+        self.words = words([0])
         self.callback = id(library_step)
         self.program = (ctypes.c_int64 * tables.ProgramWords.WORDS)(0, POOL.address)
         self.method = MethodDef(b"airgraph_program", runtime.entry()["call"], METH_O, None)

@@ -25,6 +25,7 @@ from airgraph.engine.native.builtin import table_builtin
 from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_code import bump_function, inference_function, native_method
 from airgraph.engine.native.replay_tensors import TensorMaker, WriteCounter
+from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import ShortCallWords, words
 
 TICK = words([0])  # counts uses of all recordings
@@ -40,17 +41,45 @@ def is_available() -> bool:
 class RecordedLaunch:
     """A recording that is replayed by one launch: LaunchWords. Of one that was dropped its version is still read."""
 
-    def __init__(self, recording: Any, same: AddressWatch, laid_out: LayoutWatch | None, maker: TensorMaker) -> None:
+    def __init__(
+        self,
+        recording: Any,
+        same: AddressWatch,
+        laid_out: LayoutWatch | None,
+        maker: TensorMaker,
+        gather: StateGather | None = None,
+        unmoved: Any = None,
+    ) -> None:
+        """`gather`: where its state is read, of which the table `unmoved` says where it was."""
         whole, version = recording.whole, recording.owner.words
         self.versions = (recording.words, version)
+        self.gather = gather
         self.kept: tuple[Any, ...] = (whole, *self.versions, same, laid_out, maker)
+        self.tables = (gather, unmoved)
         tables = [0 if watch is None else ctypes.addressof(watch.table) for watch in (same, laid_out, maker)]
         places = (ctypes.addressof(recording.words), ctypes.addressof(version))
-        self.words = words([*places, *tables, id(whole), id(self.kept)])
+        state = (0, 0) if gather is None else (gather.address, ctypes.addressof(unmoved))
+        self.words = words([*places, *tables, id(whole), id(self.kept), *state])
 
     def drop(self) -> None:
         """The recording's version fits no more; what it launched and its results are not held any longer."""
         self.kept = ()
+
+
+def counts_natively(written: Sequence[int]) -> bool:
+    """Whether native code can give what is written to the next version."""
+    return not written or bool(bump_function() and inference_function())
+
+
+class CallHead:
+    """DirectCallWords of a program: what is asked before every call, and where it is counted."""
+
+    def __init__(self, program: Any, width: int, written: Sequence[int]) -> None:
+        objects = [vars(profiler), PROFILED, program.levels, program.event_level]
+        self.writes = words([len(written), *written])
+        self.kept = (*objects, program.words)
+        writes = ctypes.addressof(self.writes) if written else 0
+        self.words = [*map(id, objects), 0, id(None), id(False), width, ctypes.addressof(program.words), writes]
 
 
 class ShortCall:
@@ -61,16 +90,13 @@ class ShortCall:
         a "tuple", or a "single" tensor."""
         arena = program.arena
         capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool)
-        objects: list[Any] = [vars(profiler), PROFILED, program.levels, program.event_level]
-        objects += (arena.lock.acquire, arena.lock.release, arena.current, capturing)
-        self.writes = words([len(written), *written])
-        self.kept = [*objects, self.writes, arena.words, program.words]
-        places = map(ctypes.addressof, (arena.words, program.words, TICK))
-        head = [*map(id, objects), 0, id(None), id(False), *places, width, FORMS.index(form)]
-        writes = ctypes.addressof(self.writes) if written else 0
-        self.table = words([*head, 0, 0, 0, writes, 0, 0])
+        objects: list[Any] = [arena.lock.acquire, arena.lock.release, arena.current, capturing]
+        self.head = CallHead(program, width, written)
+        self.kept = [*objects, arena.words]
+        places = map(ctypes.addressof, (arena.words, TICK))
+        self.table = words([*self.head.words, *map(id, objects), *places, FORMS.index(form), 0, 0, 0, 0, 0])
         self.arena = arena
-        self.counts = not written or bool(bump_function() and inference_function())
+        self.counts = counts_natively(written)
         self.possible = self.counts
         self.tensors: TensorWatch | None = None
         self.state: tuple[Any, ...] = ()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from airgraph.engine.native.builtin import METH_FASTCALL
 from airgraph.engine.native.dict_watch import same_tags
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.tables import ArenaWords, LaunchWords, RecordingWords, ShortCallWords
+from airgraph.engine.native.tables import ArenaWords, DirectCallWords, LaunchWords, RecordingWords, ShortCallWords
 
 FUNCTIONS = {"call": METH_FASTCALL}
 PYTHON = {
@@ -36,34 +36,41 @@ NULL = "ptr null"
 
 
 def source() -> str:
-    return free_rows() + tag_rows() + bump_arguments() + replayed() + under_lock() + fallback() + call()
+    return free_rows() + tag_rows() + bump_arguments() + replayed() + under_lock() + fallback() + quiet() + call()
 
 
 def call() -> str:
     f = Function("call", "ptr %self, ptr %args, i64 %count", "ptr", exported=True)
     table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
     ready = f.test("sgt", f.word(table, ShortCallWords.COUNT), 0)
-    ready = f.op(f"and i1 {ready}, {f.test('eq', '%count', f.word(table, ShortCallWords.WIDTH))}")
-    for owner, key in (
-        (ShortCallWords.PROFILER, ShortCallWords.PROFILER_KEY),
-        (ShortCallWords.LOG, ShortCallWords.LOG_KEY),
-    ):
-        ready = f.either(ready, "i1", lambda: is_false(f, table, owner, key), "false")  # noqa: B023  (called at once)
+    ready = f.either(ready, "i1", lambda: f.op(f"call i1 @quiet(ptr {table}, i64 %count)"), "false")
     result = f.either(ready, "ptr", lambda: f.op(f"call ptr @under_lock(ptr {table}, ptr %args)"), "null")
     f.give(f.test("ne", result, "null", "ptr"), f"ptr {result}")
     f.give(f.test("ne", f.op("call ptr @PyErr_Occurred()"), "null", "ptr"), NULL)
     return f.text(f"ptr {f.op(f'call ptr @fallback(ptr {table}, ptr %args, i64 %count)')}")
 
 
+def quiet() -> str:
+    """Whether there are as many arguments as there have to be, and nobody wants to be told about the call."""
+    f = Function("quiet", "ptr %table, i64 %count", "i1")
+    found = f.test("eq", "%count", f.word("%table", DirectCallWords.WIDTH))
+    for owner, key in (
+        (DirectCallWords.PROFILER, DirectCallWords.PROFILER_KEY),
+        (DirectCallWords.LOG, DirectCallWords.LOG_KEY),
+    ):
+        found = f.either(found, "i1", lambda: is_false(f, "%table", owner, key), "false")  # noqa: B023  (called at once)
+    return f.text(f"i1 {found}")
+
+
 def is_false(f: Function, table: str, owner: int, key: int) -> str:
     """Whether False is in a dictionary at this key."""
     found = f.op(f"call ptr @PyDict_GetItem(ptr {f.word(table, owner, 'ptr')}, ptr {f.word(table, key, 'ptr')})")
-    return f.test("eq", found, f.word(table, ShortCallWords.FALSE, "ptr"), "ptr")
+    return f.test("eq", found, f.word(table, DirectCallWords.FALSE, "ptr"), "ptr")
 
 
 def fallback() -> str:
     f = Function("fallback", "ptr %table, ptr %args, i64 %count", "ptr")
-    called, none = (f.word("%table", word, "ptr") for word in (ShortCallWords.FALLBACK, ShortCallWords.NONE))
+    called, none = (f.word("%table", word, "ptr") for word in (DirectCallWords.FALLBACK, DirectCallWords.NONE))
     with f.given(f.test("eq", called, "null", "ptr")):
         f.invoke("@Py_IncRef", ("ptr", none))
     f.give(f.test("eq", called, "null", "ptr"), f"ptr {none}")
@@ -131,9 +138,11 @@ def is_ready(f: Function, row: str) -> str:
     found = f.test("eq", f.word(recording, RecordingWords.VERSION), version)
     free = f.word(recording, RecordingWords.FREE, "ptr")
     questions: list[Callable[[], str]] = [
+        lambda: asked_of(f, f.word(row, LaunchWords.GATHER, "ptr"), "gather_rows", ", ptr %args"),
         lambda: f.op(f"call i1 @free_rows(ptr {free})"),
         lambda: f.op(f"call i1 @same_rows(ptr {f.word(row, LaunchWords.SAME, 'ptr')}, ptr %args)"),
         lambda: asked_of(f, f.word(row, LaunchWords.LAID_OUT, "ptr"), "laid_out_rows", ", ptr %args"),
+        lambda: asked_of(f, f.word(row, LaunchWords.UNMOVED, "ptr"), "unmoved_rows"),
     ]
     for question in questions:
         found = f.either(found, "i1", question, "false")

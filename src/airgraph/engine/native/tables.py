@@ -102,17 +102,30 @@ class ContextWords:
     COUNTER, WORDS = 14, 22
 
 
-class ShortCallWords:
-    """A replay that is one launch (short_call.py). PROFILER, LOG: dictionaries that have to have False at their KEY.
-    ACQUIRE, RELEASE: methods of the arena's lock. CURRENT gives the stream, CAPTURING tells whether the user captures on
-    it. FALLBACK: what is called instead, or 0. WIDTH: the number of arguments. FORM: of the results, LIST to SINGLE.
-    CALLS, TICK: where these are counted. TAGS, STATE, STATE_WRITES: tables of a model's state, or 0. WRITES: a table of the
-    arguments that are written to, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
+class DirectCallWords:
+    """A call without a frame of Python. PROFILER, LOG: dictionaries that have to have False at their KEY. FALLBACK: what is
+    called instead, or 0. WIDTH: the number of arguments. CALLS: where they are counted. WRITES: a table of the arguments
+    that are written to, or 0."""
 
-    PROFILER, PROFILER_KEY, LOG, LOG_KEY, ACQUIRE, RELEASE, CURRENT, CAPTURING = range(8)
-    FALLBACK, NONE, FALSE, ARENA, CALLS, TICK, WIDTH, FORM = range(8, 16)
-    TAGS, STATE, STATE_WRITES, WRITES, COUNT, LAUNCHES, WORDS = range(16, 23)
+    PROFILER, PROFILER_KEY, LOG, LOG_KEY, FALLBACK, NONE, FALSE, WIDTH, CALLS, WRITES, OWN = range(11)
+
+
+class ShortCallWords(DirectCallWords):
+    """A replay that is one launch (short_call.py). ACQUIRE, RELEASE: methods of the arena's lock. CURRENT gives the stream,
+    CAPTURING tells whether the user captures on it. FORM: of the results, LIST to SINGLE. TICK: where uses are counted.
+    TAGS, STATE, STATE_WRITES: tables of a model's state, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
+
+    ACQUIRE, RELEASE, CURRENT, CAPTURING, ARENA, TICK, FORM = range(DirectCallWords.OWN, DirectCallWords.OWN + 7)
+    TAGS, STATE, STATE_WRITES, COUNT, LAUNCHES, WORDS = range(DirectCallWords.OWN + 7, DirectCallWords.OWN + 13)
     LIST, TUPLE, SINGLE = range(3)
+
+
+class FrameCallWords(DirectCallWords):
+    """A call of a native program (frame_call.py). PROGRAM: the builtin that takes a list. BY_PYTHON: where it is 1 if
+    Python does some of the steps. GATHER: GatherWords of the state among the arguments, or 0. RESULTS: the class list.
+    FAILED: what is told about a result of another class. FINISH: what is called after an exception."""
+
+    PROGRAM, BY_PYTHON, GATHER, RESULTS, FAILED, FINISH, WORDS = range(DirectCallWords.OWN, DirectCallWords.OWN + 7)
 
 
 class ArenaWords:
@@ -130,9 +143,26 @@ class RecordingWords:
 
 class LaunchWords:
     """A recording as ShortCallWords have it: RECORDING (words), where the VERSION of the slots is, the tables of `same`,
-    `laid_out` (or 0) and `make`, and objects of Python: what LAUNCHes it, and what it needs, which is KEPT meanwhile."""
+    `laid_out` (or 0) and `make`, and objects of Python: what LAUNCHes it, and what it needs, which is KEPT meanwhile.
+    GATHER, UNMOVED: tables of the state that it reads from modules among the arguments, or 0."""
 
-    RECORDING, VERSION, SAME, LAID_OUT, MAKE, LAUNCH, KEPT, WORDS = range(8)
+    RECORDING, VERSION, SAME, LAID_OUT, MAKE, LAUNCH, KEPT, GATHER, UNMOVED, WORDS = range(10)
+
+
+class GatherWords:
+    """State that is read from modules (state_gather.py). WIDTH: the number of arguments. ROOTS: pairs of an argument and
+    the module that it was. OWNERS: OwnerWords, each behind the one that it was found in. ITEMS: for each argument the
+    object that takes its place, or 0. NONE: Python's None."""
+
+    WIDTH, ROOT_COUNT, ROOTS, OWNER_COUNT, OWNERS, ITEMS, NONE, WORDS = range(8)
+
+
+class OwnerWords:
+    """A dictionary as it was when state was read from it, by its version TAG. That of the attributes of an OBJECT may have
+    changed otherwise: what counts are the PAIRS in it, the first so many of which are a key and a value. OBJECT is 0 for a
+    dictionary that is such a value."""
+
+    OBJECT, DICT, TAG, PAIRS, FIRST, WORDS = 0, 1, 2, 3, 4, 10
 
 
 # What `call` returns in place of results. RAISED stays inside: `call` returns null, with the exception pending.

@@ -1,0 +1,188 @@
+"""Calls of a native program without a frame of Python: what they give, and what is left to Python."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import airgraph
+from airgraph.compilation import wrapping
+from airgraph.errors import BadIndexError
+from airgraph.runtime import native_program
+from airgraph.runtime.native_program import NativeProgram
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Attempts:
+    """How often Python made a call."""
+
+    count = 0
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    found, attempt = Attempts(), NativeProgram.attempt
+
+    def counted(self, args):
+        found.count += 1
+        return attempt(self, args)
+
+    monkeypatch.setattr(NativeProgram, "attempt", counted)
+    return found
+
+
+class Table(nn.Module):
+    """With a lookup that may fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.last = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, i):
+        return self.last(self.rows(i)).tanh()
+
+
+def double(x):
+    return x * 2 + 1
+
+
+def ready(function, *args, **options):
+    """A compiled function that Python has called once, and its program."""
+    found = []
+    with wrapping(lambda gm, program, config: found.append(program) or program):
+        fast = torch.compile(function, backend="airgraph", **options)
+        for _ in range(2):
+            fast(*args)
+    return fast, found[-1]
+
+
+@pytest.mark.parametrize("kind", ["function", "model"])
+@torch.no_grad()
+def test_python_has_no_part_in_it(kind, attempts):
+    function, x = (double, torch.randn(3)) if kind == "function" else (Table().eval(), torch.tensor([1, 7, 0]))
+    fast, program = ready(function, x)
+    attempts.count, calls = 0, program.calls
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), function(x))
+    assert attempts.count == 0 and program.calls == calls + 3
+
+
+@torch.no_grad()
+def test_python_calls_where_native_code_is_not_available(monkeypatch, attempts):
+    monkeypatch.setattr(native_program, "is_available", lambda: False)
+    model, x = Table().eval(), torch.tensor([1, 7, 0])
+    fast, _ = ready(model, x)
+    torch.testing.assert_close(fast(x), model(x))
+    assert attempts.count >= 2
+
+
+@torch.no_grad()
+def test_other_sizes_ask_python_for_a_frame_once(attempts):
+    model = Table().eval()
+    fast, _ = ready(model, torch.tensor([1, 7, 0]), dynamic=True)
+    for n in (4, 5, 4, 5, 4):
+        i = torch.randint(8, (n,))
+        torch.testing.assert_close(fast(i), model(i))
+    attempts.count = 0
+    fast(torch.randint(8, (4,)))
+    assert attempts.count == 0
+
+
+@torch.no_grad()
+def test_a_profiler_is_told(attempts):
+    fast, _ = ready(double, torch.randn(3))
+    attempts.count = 0
+    with torch.profiler.profile() as profile:
+        fast(torch.randn(3))
+    assert attempts.count >= 1 and any("airgraph" in e.key for e in profile.key_averages())
+
+
+@torch.no_grad()
+def test_a_log_is_told(attempts):
+    fast, program = ready(double, torch.randn(3))
+    attempts.count, before = 0, program.log.level
+    program.log.setLevel(logging.DEBUG)
+    try:
+        fast(torch.randn(3))
+    finally:
+        program.log.setLevel(before)
+    assert attempts.count >= 1
+    fast(torch.randn(3))
+    attempts.count = 0
+    fast(torch.randn(3))
+    assert attempts.count == 0
+
+
+@torch.no_grad()
+def test_an_index_out_of_range_is_an_error_once(attempts):
+    """What native code finds is raised; it is not tried again, since what the call wrote would be written twice."""
+    model = Table().eval()
+    fast, program = ready(model, torch.tensor([1, 7, 0]))
+    attempts.count, calls = 0, program.calls
+    for _ in range(3):
+        with pytest.raises(BadIndexError, match="index out of range in self"):
+            fast(torch.tensor([1, 8, 0]))
+    torch.testing.assert_close(fast(torch.tensor([3, 2, 1])), model(torch.tensor([3, 2, 1])))
+    assert attempts.count == 0 and program.calls == calls + 1
+
+
+@torch.no_grad()
+def test_an_exception_out_of_a_call_of_pytorch():
+    """A kernel of PyTorch refuses; the next call is right, and nothing is kept of the one that failed."""
+
+    def function(x, i):
+        return torch.gather(x.cumsum(0), 0, i) * 2
+
+    x, i = torch.randn(6), torch.tensor([0, 5])
+    fast, _ = ready(function, x, i)
+    with pytest.raises((RuntimeError, IndexError)):
+        fast(x, torch.tensor([0, 9]))
+    torch.testing.assert_close(fast(x, i), function(x, i))
+
+
+@torch.no_grad()
+def test_versions_of_what_is_written_to(attempts):
+    def function(x, y):
+        x.add_(y)
+        return x * 2
+
+    x, y = torch.randn(3), torch.randn(3)
+    fast, _ = ready(function, x, y)
+    attempts.count, version, before = 0, x._version, x.clone()
+    torch.testing.assert_close(fast(x, y), (before + y) * 2)
+    torch.testing.assert_close(x, before + y)
+    assert x._version == version + 1 and attempts.count == 0
+
+
+@torch.no_grad()
+def test_what_is_not_a_tensor_where_one_was(attempts):
+    fast, _ = ready(lambda x, y: x + y, torch.randn(3), torch.randn(3))
+    assert torch.equal(fast(torch.ones(3), 2.0), torch.full((3,), 3.0))  # compiled again
+
+
+@torch.no_grad()
+def test_a_program_is_freed():
+    model, x = Table().eval(), torch.tensor([1, 7, 0])
+    fast, program = ready(model, x)
+    told = weakref.ref(program)
+    del fast, program, model
+    torch._dynamo.reset()
+    gc.collect()
+    assert told() is None
+
+
+@torch.no_grad()
+def test_memory_is_released_where_that_is_wanted():
+    fast = torch.compile(double, backend=airgraph.backend(release_memory=True))
+    for _ in range(3):
+        assert torch.equal(fast(torch.ones(3)), torch.full((3,), 3.0))
