@@ -1,5 +1,6 @@
 """Dictionaries that are watched: every change of what was read is noticed, with version tags and without."""
 
+import ctypes
 import sys
 from collections import OrderedDict, UserDict
 
@@ -48,3 +49,20 @@ def test_numbers_that_do_not_change_are_no_tags(monkeypatch):
     monkeypatch.setattr(dict_watch, "TAG", 2)  # the number of entries
     assert not has_tags()
     assert len(CHANGES) > 4
+
+
+def test_a_watcher_changes_no_tag():
+    """From Python 3.12 on some bits of a tag say who watches the dictionary; Dynamo does so for some guards."""
+    if sys.version_info[:2] != (3, 12):
+        assert dict_watch.WATCHERS == 0
+        return
+    owner = {"a": object()}
+    watch, before = DictWatch([(owner, "a", owner["a"])]), dict_watch.tag(owner)
+    told = ctypes.CFUNCTYPE(ctypes.c_int)(int)
+    number = ctypes.pythonapi.PyDict_AddWatcher(told)
+    try:
+        assert ctypes.pythonapi.PyDict_Watch(number, ctypes.py_object(owner)) == 0
+        assert dict_watch.tag(owner) == before and watch.unchanged()
+        assert ctypes.pythonapi.PyDict_Unwatch(number, ctypes.py_object(owner)) == 0
+    finally:
+        ctypes.pythonapi.PyDict_ClearWatcher(number)

@@ -9,6 +9,7 @@ themselves are compared.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from airgraph.engine.native.llvm.jit import Unit
 
 TAG = 3  # the word of a PyDictObject: behind PyObject_HEAD (two words) and the number of entries
+WATCHERS = (
+    0xFF if sys.version_info[:2] == (3, 12) else 0
+)  # bits of it that say who watches the dictionary, Dynamo for one
 Row = tuple[Mapping[str, Any], str, Any]  # a dictionary, a key, and what was found there
 
 
@@ -46,7 +50,7 @@ def holds(rows: Sequence[Row]) -> bool:
 
 
 def tag(owner: Mapping[str, Any]) -> int:
-    return ctypes.c_uint64.from_address(id(owner) + 8 * TAG).value
+    return ctypes.c_uint64.from_address(id(owner) + 8 * TAG).value & ~WATCHERS
 
 
 def source() -> str:
@@ -57,13 +61,18 @@ def source() -> str:
     return f.text(f"ptr {answer}") + "declare ptr @PyLong_AsVoidPtr(ptr)\ndeclare ptr @PyLong_FromLong(i64)\n"
 
 
+def tag_at(f: Function, owner: str) -> str:
+    """As `tag`."""
+    return f.op(f"and i64 {f.word(owner, TAG)}, {~WATCHERS}")
+
+
 def same_tags(f: Function, table: str) -> str:
     """The table has the number of dictionaries, then an address and a tag for each."""
     rows = f.at(table, 1, "i64")
 
     def one(i: str, same: str) -> list[str]:
         row = f.row(rows, i, 2)
-        return [f.op(f"and i1 {same}, {f.test('eq', f.word(f.word(row, 0, 'ptr'), TAG), f.word(row, 1))}")]
+        return [f.op(f"and i1 {same}, {f.test('eq', tag_at(f, f.word(row, 0, 'ptr')), f.word(row, 1))}")]
 
     (same,) = f.loop("0", f.word(table, 0), 1, one, ("i1", "true"))
     return same

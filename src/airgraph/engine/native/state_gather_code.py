@@ -10,7 +10,7 @@ or is a value of a dictionary that has not changed; so is the dictionary of its 
 from __future__ import annotations
 
 from airgraph.engine.native.builtin import METH_FASTCALL
-from airgraph.engine.native.dict_watch import TAG
+from airgraph.engine.native.dict_watch import tag_at
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.tables import GatherWords, OwnerWords
 
@@ -41,7 +41,7 @@ def pairs_hold() -> str:
 
     (same,) = f.loop("0", f.word("%row", OwnerWords.PAIRS), 1, one, ("i1", "true"))
     with f.given(same):
-        f.set("%row", OwnerWords.TAG, f.word("%dict", TAG))
+        f.set("%row", OwnerWords.TAG, tag_at(f, "%dict"))
     return f.text(f"i1 {same}")
 
 
@@ -51,7 +51,7 @@ def owner_holds() -> str:
     of_object = f.test("ne", owner, "null", "ptr")
     found = f.either(of_object, "ptr", lambda: f.op(f"call ptr @attributes(ptr {owner})"), known)
     f.give(f.test("ne", found, known, "ptr"), "i1 false")
-    f.give(f.test("eq", f.word(known, TAG), f.word("%row", OwnerWords.TAG)), "i1 true")
+    f.give(f.test("eq", tag_at(f, known), f.word("%row", OwnerWords.TAG)), "i1 true")
     held = f.either(of_object, "i1", lambda: f.op(f"call i1 @pairs_hold(ptr %row, ptr {known})"), "false")
     return f.text(f"i1 {held}")
 
