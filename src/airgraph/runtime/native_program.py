@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.frame_call import FrameCall, is_available
 from airgraph.engine.native.runner import POOL, FrameRunner
 from airgraph.engine.native.short_call import counts_natively
@@ -60,7 +61,7 @@ class NativeProgram(Program):
 
     def past(self, around: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
         """As `Program.past`. Its attribute `builtin` is the same without a frame of Python, `reading` that for arguments of
-        which some are modules."""
+        which some are modules, `behind` that for a model's state in front of them."""
         if not self.plain:
             return around
         call: Any = super().past(around, written)
@@ -68,8 +69,9 @@ class NativeProgram(Program):
             return call
         found: Any = partial(call)  # (a function with the builtin as its attribute would hold itself)
         found.listed = call.listed
-        found.builtin = self.frame_call(written).builtin(call)
+        found.builtin = self.frame_call(written).builtin(call, stateless=True)
         found.reading = lambda arguments: self.reading(call.listed, written, arguments)
+        found.behind = lambda: FrameStateCall(self, call.listed, written)
         return found
 
     def frame_call(self, written: Sequence[int]) -> FrameCall:
@@ -134,6 +136,26 @@ class NativeProgram(Program):
             given = self.given.get(result.expr)  # (also where it is no number for native code: of a jagged tensor)
             return args[given] if given is not None else evaluate(result.expr, symbols)
         return super().result(result, args, owned, symbols)
+
+
+class FrameStateCall:
+    """As StateCall (state_call.py), for a native program."""
+
+    def __init__(self, program: NativeProgram, listed: Callable[[list[Any]], Any], written: Sequence[int]) -> None:
+        self.program, self.listed, self.written = program, listed, written
+        self.calls: FrameCall | None = None
+
+    def builtin(self, width: int, form: str) -> Callable[..., Any] | None:
+        count = len(self.program.boundary.arguments) - width
+        if any(i < count for i in self.written):
+            return None  # Python gives state that is written to its next version
+        self.calls = FrameCall(self.program, self.program.native, width, [i - count for i in self.written], form)
+        return self.calls.builtin()
+
+    def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
+        if self.calls is not None:
+            self.calls.stay_behind(owners, state)
+        return self.listed([*state, *args])
 
 
 class ReleasingProgram(NativeProgram):

@@ -12,7 +12,7 @@ from torch import nn
 
 import airgraph
 from airgraph.compilation import wrapping
-from airgraph.errors import BadIndexError
+from airgraph.errors import BadIndexError, BindError
 from airgraph.runtime import native_program
 from airgraph.runtime.native_program import NativeProgram
 
@@ -186,3 +186,75 @@ def test_memory_is_released_where_that_is_wanted():
     fast = torch.compile(double, backend=airgraph.backend(release_memory=True))
     for _ in range(3):
         assert torch.equal(fast(torch.ones(3)), torch.full((3,), 3.0))
+
+
+# -- airgraph.compile ---------------------------------------------------------------------------------------------------
+class Pair(Table):
+    def forward(self, i):
+        return super().forward(i), i + 1
+
+
+class Nested(Table):
+    def forward(self, i):
+        return {"y": super().forward(i), "i": [i + 1]}
+
+
+@pytest.mark.parametrize("kind", [Table, Pair, Nested])
+def test_a_model_compiled_ahead_of_time(kind, attempts):
+    """A single result, a tuple, and others: Python has no part in it but to nest them."""
+    model, i = kind().eval(), torch.tensor([1, 7, 0])
+    fast = airgraph.compile(model, i)
+    fast(i)
+    fast(i)
+    attempts.count = 0
+    for _ in range(3):
+        found = fast(i)
+        assert type(found) is type(model(i))
+        torch.testing.assert_close(found, model(i).detach() if kind is Table else model(i), check_layout=True)
+    assert attempts.count == 0
+
+
+def test_state_of_a_compiled_model_that_is_elsewhere(attempts):
+    model, i = Table().eval(), torch.tensor([1, 7, 0])
+    fast = airgraph.compile(model, i)
+    for change in (
+        lambda: setattr(model.last, "weight", nn.Parameter(torch.randn(4, 4))),
+        lambda: setattr(model, "last", nn.Linear(4, 4)),
+        lambda: setattr(model.last.weight, "data", torch.randn(4, 4)),
+        lambda: model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}, assign=True),
+    ):
+        for _ in range(3):
+            torch.testing.assert_close(fast(i), model(i).detach())
+        change()
+    torch.testing.assert_close(fast(i), model(i).detach())
+
+
+class Written(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen.add_(x)
+        return self.seen * 2
+
+
+def test_buffers_of_a_compiled_model_count_their_versions():
+    model, x = Written().eval(), torch.randn(3)
+    fast, twin = airgraph.compile(model, x), Written().eval()
+    for _ in range(3):
+        before = model.seen._version
+        torch.testing.assert_close(fast(x), twin(x))
+        torch.testing.assert_close(model.seen, twin.seen)
+        assert model.seen._version > before
+
+
+def test_arguments_that_do_not_fit_are_errors():
+    model, i = Table().eval(), torch.tensor([1, 7, 0])
+    fast = airgraph.compile(model, i)
+    for _ in range(2):
+        fast(i)
+    for wrong in (torch.randn(3), torch.tensor([1, 2]), "text", None):
+        with pytest.raises(BindError):
+            fast(wrong)
+    torch.testing.assert_close(fast(i), model(i).detach())

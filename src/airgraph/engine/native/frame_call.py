@@ -1,7 +1,9 @@
 """A call of a native program without a frame of Python: one builtin function lists the arguments and runs the program.
 
-    calls = FrameCall(program, runner, width=3, written=[])    where `is_available()`
-    call = calls.builtin(around)                                `call(*args)` runs, or calls `around(*args)`
+    calls = FrameCall(program, runner, width=3)      where `is_available()`
+    call = calls.builtin(around, stateless=True)     `call(*args)` runs, or calls `around(*args)`
+    calls.follow(gather)                             state is read from modules among the arguments (torch.compile)
+    calls.stay_behind(owners, state)                 state is in front of the arguments (airgraph.compile)
 
 `around` is called where somebody wants to be told about calls, where Python does some steps, and where the native code has
 something to ask for: a frame for these sizes, more memory.
@@ -13,12 +15,17 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from airgraph.engine.native.builtin import table_builtin
+from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_code import native_method
 from airgraph.engine.native.runner import FrameRunner
 from airgraph.engine.native.short_call import CallHead
 from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import FrameCallWords, words
+
+NEVER = -1  # arguments: with so many it is not called
 
 
 def is_available() -> bool:
@@ -26,25 +33,42 @@ def is_available() -> bool:
 
 
 class FrameCall:
-    """What `builtin()` reads."""
+    """What `builtin()` reads. Calls with state are Python's until it is known where that is."""
 
-    def __init__(self, program: Any, runner: FrameRunner, width: int, written: Sequence[int]) -> None:
-        self.head = CallHead(program, width, written)
+    def __init__(
+        self, program: Any, runner: FrameRunner, width: int, written: Sequence[int] = (), form: str = "list"
+    ) -> None:
+        """`width`, `written`, `form`: as those of ShortCall."""
+        self.width = width
+        self.head = CallHead(program, width, written, form)
         objects = (runner.native, list, runner.fail, runner.finish)
         native, results, failed, finish = map(id, objects)
         by_python = ctypes.addressof(runner.words)
-        self.table = words([*self.head.words, native, by_python, 0, results, failed, finish])
+        self.table = words([*self.head.words, native, by_python, 0, results, failed, finish, 0, 0])
         self.kept = (objects, runner.words)
-        self.gather: StateGather | None = None
+        self.state: Any = None
 
-    def builtin(self, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    def builtin(self, fallback: Callable[..., Any] | None = None, stateless: bool = False) -> Callable[..., Any]:
+        """Called with arguments; without a fallback its answer may be None."""
         method = native_method("frame_call")
         assert method is not None
-        self.table[FrameCallWords.FALLBACK] = id(fallback)
+        self.table[FrameCallWords.FALLBACK] = 0 if fallback is None else id(fallback)
+        self.table[FrameCallWords.WIDTH] = self.width if stateless else NEVER
         return table_builtin(method, self.table, self, fallback)
 
     def follow(self, gather: StateGather | None) -> None:
-        """Where state is to be read among the arguments from now on."""
-        if gather is not self.gather:
+        """State is read from modules among the arguments."""
+        if gather is not self.state:
+            self.state = gather
             self.table[FrameCallWords.GATHER] = 0 if gather is None else gather.address
-            self.gather = gather
+            self.table[FrameCallWords.WIDTH] = NEVER if gather is None else self.width
+
+    def stay_behind(self, owners: DictWatch, state: list[torch.Tensor]) -> None:
+        """State is in front of the arguments, while `owners` are unchanged."""
+        if self.state is None or self.state[1] is not state or self.state[0] is not owners:
+            front = words([len(state), *map(id, state)])
+            self.state = (owners, state, front)
+            known = owners.table is not None
+            self.table[FrameCallWords.FRONT] = ctypes.addressof(front)
+            self.table[FrameCallWords.TAGS] = ctypes.addressof(owners.table) if known else 0
+            self.table[FrameCallWords.WIDTH] = self.width if known else NEVER

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from airgraph.engine.native.builtin import METH_FASTCALL
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.short_call_code import NULL, forget
+from airgraph.engine.native.short_call_code import NULL, as_tuple, asked_of, forget
 from airgraph.engine.native.tables import FrameCallWords
 
 FUNCTIONS = {"frame_call": METH_FASTCALL}
-PYTHON = {"PyObject_CallFunctionObjArgs": "ptr (ptr, ...)"}
+PYTHON = {"PyObject_CallFunctionObjArgs": "ptr (ptr, ...)", "PyList_GetItem": "ptr (ptr, i64)"}
 TYPE = 1  # the word of an object with its class
 
 
 def source() -> str:
-    return told() + failed() + computed() + frame_call()
+    return told() + failed() + listed_behind() + all_arguments() + computed() + in_form() + frame_call()
 
 
 def told() -> str:
@@ -39,16 +39,42 @@ def failed() -> str:
     return f.text()
 
 
+def listed_behind() -> str:
+    """A list of tensors (how many, and where they are) and the arguments behind them."""
+    f = Function("listed_behind", "ptr %front, ptr %args, i64 %count", "ptr")
+    first = f.word("%front", 0)
+    found = f.op(f"call ptr @PyList_New(i64 {f.add(first, '%count')})")
+    f.give(f.test("eq", found, "null", "ptr"), NULL)
+    for items, start, count in ((f.at("%front", 1, "i64"), "0", first), ("%args", first, "%count")):
+        with f.each("0", count, 1) as loop:
+            item = f.word(items, loop.i, "ptr")
+            f.invoke("@Py_IncRef", ("ptr", item))
+            f.op(f"call i32 @PyList_SetItem(ptr {found}, i64 {f.add(start, loop.i)}, ptr {item})")
+    return f.text(f"ptr {found}")
+
+
+def all_arguments() -> str:
+    """The program's arguments as a list; null where state has to be looked for again, or there is an error."""
+    f = Function("all_arguments", "ptr %table, ptr %args, i64 %count", "ptr")
+    gather, front, tags = (
+        f.word("%table", word, "ptr") for word in (FrameCallWords.GATHER, FrameCallWords.FRONT, FrameCallWords.TAGS)
+    )
+    same = asked_of(f, gather, "gather_rows", ", ptr %args")
+    same = f.either(same, "i1", lambda: asked_of(f, tags, "tag_rows"), "false")
+    f.give(f.op(f"xor i1 {same}, true"), NULL)
+    behind = f.test("ne", front, "null", "ptr")
+    f.give(behind, f"ptr {f.either(behind, 'ptr', lambda: listed(f, 'listed_behind', front), 'null')}")
+    return f.text(f"ptr {listed(f, 'listed', gather)}")
+
+
+def listed(f: Function, how: str, table: str) -> str:
+    return f.op(f"call ptr @{how}(ptr {table}, ptr %args, i64 %count)")
+
+
 def computed() -> str:
     """The results; null where there is an error, or where nothing was done."""
     f = Function("computed", "ptr %table, ptr %args, i64 %count", "ptr")
-    state = f.word("%table", FrameCallWords.GATHER, "ptr")
-    stateless = f.test("eq", state, "null", "ptr")
-    same = f.either(
-        f.op(f"xor i1 {stateless}, true"), "i1", lambda: f.op(f"call i1 @gather_rows(ptr {state}, ptr %args)"), "true"
-    )
-    f.give(f.op(f"xor i1 {same}, true"), NULL)
-    given = f.op(f"call ptr @listed(ptr {state}, ptr %args, i64 %count)")
+    given = listed(f, "all_arguments", "%table")
     f.give(f.test("eq", given, "null", "ptr"), NULL)
     result = f.op(f"call ptr @told(ptr {f.word('%table', FrameCallWords.PROGRAM, 'ptr')}, ptr {given})")
     forget(f, given)
@@ -65,6 +91,26 @@ def computed() -> str:
     return f.text(NULL)
 
 
+def in_form() -> str:
+    """The list of results as the caller wants it."""
+    f = Function("in_form", "ptr %table, ptr %results", "ptr")
+    form = f.word("%table", FrameCallWords.FORM)
+    row, single = (f.test("eq", form, wanted) for wanted in (FrameCallWords.TUPLE, FrameCallWords.SINGLE))
+    f.give(row, f"ptr {f.either(row, 'ptr', lambda: as_tuple(f, '%results'), 'null')}")
+
+    def only() -> str:
+        found = f.op("call ptr @PyList_GetItem(ptr %results, i64 0)")
+        f.invoke("@Py_IncRef", ("ptr", found))
+        forget(f, "%results")
+        return found
+
+    return f.text(f"ptr {f.either(single, 'ptr', only, '%results')}")
+
+
+def given_as(f: Function, table: str, results: str) -> str:
+    return f.op(f"call ptr @in_form(ptr {table}, ptr {results})")
+
+
 def frame_call() -> str:
     f = Function("frame_call", "ptr %self, ptr %args, i64 %count", "ptr", exported=True)
     table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
@@ -77,6 +123,6 @@ def frame_call() -> str:
         f.set(place, 0, f.add(f.word(place, 0), 1))
         with f.given(f.test("ne", writes, "null", "ptr")):
             f.invoke("@bump_arguments", ("ptr", writes), ("ptr", "%args"))
-    f.give(has_result, f"ptr {result}")
+    f.give(has_result, f"ptr {f.either(has_result, 'ptr', lambda: given_as(f, table, result), 'null')}")
     f.give(f.test("ne", f.op("call ptr @PyErr_Occurred()"), "null", "ptr"), NULL)
     return f.text(f"ptr {f.op(f'call ptr @fallback(ptr {table}, ptr %args, i64 %count)')}")

@@ -30,7 +30,7 @@ from airgraph.engine.native.tables import ShortCallWords, words
 
 TICK = words([0])  # counts uses of all recordings
 PROFILED = "_is_profiler_enabled"
-FORMS = ("list", "tuple", "single")  # of results: ShortCallWords.LIST, TUPLE, SINGLE
+FORMS = ("list", "tuple", "single")  # of results: DirectCallWords.LIST, TUPLE, SINGLE
 
 
 def is_available() -> bool:
@@ -74,12 +74,13 @@ def counts_natively(written: Sequence[int]) -> bool:
 class CallHead:
     """DirectCallWords of a program: what is asked before every call, and where it is counted."""
 
-    def __init__(self, program: Any, width: int, written: Sequence[int]) -> None:
+    def __init__(self, program: Any, width: int, written: Sequence[int], form: str) -> None:
         objects = [vars(profiler), PROFILED, program.levels, program.event_level]
         self.writes = words([len(written), *written])
         self.kept = (*objects, program.words)
         writes = ctypes.addressof(self.writes) if written else 0
-        self.words = [*map(id, objects), 0, id(None), id(False), width, ctypes.addressof(program.words), writes]
+        counted, how = ctypes.addressof(program.words), FORMS.index(form)
+        self.words = [*map(id, objects), 0, id(None), id(False), width, counted, writes, how]
 
 
 class ShortCall:
@@ -91,10 +92,10 @@ class ShortCall:
         arena = program.arena
         capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool)
         objects: list[Any] = [arena.lock.acquire, arena.lock.release, arena.current, capturing]
-        self.head = CallHead(program, width, written)
+        self.head = CallHead(program, width, written, form)
         self.kept = [*objects, arena.words]
         places = map(ctypes.addressof, (arena.words, TICK))
-        self.table = words([*self.head.words, *map(id, objects), *places, FORMS.index(form), 0, 0, 0, 0, 0])
+        self.table = words([*self.head.words, *map(id, objects), *places, 0, 0, 0, 0, 0])
         self.arena = arena
         self.counts = counts_natively(written)
         self.possible = self.counts

@@ -165,7 +165,7 @@ def asked_of(f: Function, table: str, rows: str, more: str = "") -> str:
 def launched(f: Function, row: str) -> str:
     """Versions go up before the launch, since the state may be another one behind it."""
     kept, recording = f.word(row, LaunchWords.KEPT, "ptr"), f.word(row, LaunchWords.RECORDING, "ptr")
-    made, form = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", ShortCallWords.FORM)
+    made, form = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", DirectCallWords.FORM)
     f.invoke("@Py_IncRef", ("ptr", kept))
     for word, rows, more in (
         (ShortCallWords.STATE_WRITES, "@bump_rows", ()),
@@ -191,18 +191,19 @@ def launched(f: Function, row: str) -> str:
 
 
 def new_results(f: Function, made: str, form: str) -> str:
-    single = f.test("eq", form, ShortCallWords.SINGLE)
+    single = f.test("eq", form, DirectCallWords.SINGLE)
     several = f.op(f"xor i1 {single}, true")
     one = f.either(single, "ptr", lambda: f.op(f"call ptr @new_tensor(ptr {f.at(made, 1, 'i64')})"), "null")
     found = f.either(several, "ptr", lambda: f.op(f"call ptr @make_rows(ptr {made})"), one)
 
-    def as_tuple() -> str:
-        results = f.op(f"call ptr @PyList_AsTuple(ptr {found})")
-        forget(f, found)
-        return results
+    row = f.op(f"and i1 {f.test('eq', form, DirectCallWords.TUPLE)}, {f.test('ne', found, 'null', 'ptr')}")
+    return f.either(row, "ptr", lambda: as_tuple(f, found), found)
 
-    row = f.op(f"and i1 {f.test('eq', form, ShortCallWords.TUPLE)}, {f.test('ne', found, 'null', 'ptr')}")
-    return f.either(row, "ptr", as_tuple, found)
+
+def as_tuple(f: Function, results: str) -> str:
+    found = f.op(f"call ptr @PyList_AsTuple(ptr {results})")
+    forget(f, results)
+    return found
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------

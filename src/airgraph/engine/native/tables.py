@@ -105,27 +105,29 @@ class ContextWords:
 class DirectCallWords:
     """A call without a frame of Python. PROFILER, LOG: dictionaries that have to have False at their KEY. FALLBACK: what is
     called instead, or 0. WIDTH: the number of arguments. CALLS: where they are counted. WRITES: a table of the arguments
-    that are written to, or 0."""
+    that are written to, or 0. FORM: of the results, LIST to SINGLE."""
 
-    PROFILER, PROFILER_KEY, LOG, LOG_KEY, FALLBACK, NONE, FALSE, WIDTH, CALLS, WRITES, OWN = range(11)
+    PROFILER, PROFILER_KEY, LOG, LOG_KEY, FALLBACK, NONE, FALSE, WIDTH, CALLS, WRITES, FORM, OWN = range(12)
+    LIST, TUPLE, SINGLE = range(3)
 
 
 class ShortCallWords(DirectCallWords):
     """A replay that is one launch (short_call.py). ACQUIRE, RELEASE: methods of the arena's lock. CURRENT gives the stream,
-    CAPTURING tells whether the user captures on it. FORM: of the results, LIST to SINGLE. TICK: where uses are counted.
-    TAGS, STATE, STATE_WRITES: tables of a model's state, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
+    CAPTURING tells whether the user captures on it. TICK: where uses are counted. TAGS, STATE, STATE_WRITES: tables of a
+    model's state, or 0. LAUNCHES: COUNT addresses of LaunchWords."""
 
-    ACQUIRE, RELEASE, CURRENT, CAPTURING, ARENA, TICK, FORM = range(DirectCallWords.OWN, DirectCallWords.OWN + 7)
-    TAGS, STATE, STATE_WRITES, COUNT, LAUNCHES, WORDS = range(DirectCallWords.OWN + 7, DirectCallWords.OWN + 13)
-    LIST, TUPLE, SINGLE = range(3)
+    ACQUIRE, RELEASE, CURRENT, CAPTURING, ARENA, TICK = range(DirectCallWords.OWN, DirectCallWords.OWN + 6)
+    TAGS, STATE, STATE_WRITES, COUNT, LAUNCHES, WORDS = range(DirectCallWords.OWN + 6, DirectCallWords.OWN + 12)
 
 
 class FrameCallWords(DirectCallWords):
     """A call of a native program (frame_call.py). PROGRAM: the builtin that takes a list. BY_PYTHON: where it is 1 if
     Python does some of the steps. GATHER: GatherWords of the state among the arguments, or 0. RESULTS: the class list.
-    FAILED: what is told about a result of another class. FINISH: what is called after an exception."""
+    FAILED: what is told about a result of another class. FINISH: what is called after an exception. FRONT: the number of
+    tensors in front of the arguments, and those, or 0. TAGS: the table of dictionaries that says whether they still are."""
 
-    PROGRAM, BY_PYTHON, GATHER, RESULTS, FAILED, FINISH, WORDS = range(DirectCallWords.OWN, DirectCallWords.OWN + 7)
+    PROGRAM, BY_PYTHON, GATHER, RESULTS, FAILED, FINISH = range(DirectCallWords.OWN, DirectCallWords.OWN + 6)
+    FRONT, TAGS, WORDS = range(DirectCallWords.OWN + 6, DirectCallWords.OWN + 9)
 
 
 class ArenaWords:
