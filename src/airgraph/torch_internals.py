@@ -26,7 +26,10 @@ REFERENCE = "graphs run on the reference engine, with one warning"
 
 PYTHON = (
     # -- capturing graphs
-    Internal("torch._dynamo", "marks of dynamic sizes, the compiled frame, callbacks, device interfaces, reset"),
+    Internal(
+        "torch._dynamo",
+        "marks of dynamic sizes, the compiled frame and its arguments, callbacks, device interfaces, reset",
+    ),
     Internal("torch._functorch", "AOTAutograd: functional forward and backward graphs"),
     Internal("torch._guards", "the compile id, and the fake mode and parameters of the graph that is compiled"),
     Internal("torch._subclasses", "fake tensors"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
@@ -325,3 +326,27 @@ def test_a_change_while_state_is_read():
     found = whole.gathered(model, None, x)
     assert found[0] is model.first.weight and found[1] is model.first.bias and found[2] is x
     assert whole.gathered(model, None) is None and whole.gathered(Net(), None, x) is None
+
+
+@torch.no_grad()
+def test_threads_with_models_of_their_own():
+    """Each gets the state of its own model, whichever another thread has just looked for."""
+    models, x = [Net().eval() for _ in range(4)], torch.randn(2, 4)
+    fast = torch.compile(lambda model, x: model(x), backend="airgraph")
+    fast(models[0], x)
+    wrong = []
+
+    def calls(model):
+        with torch.no_grad():
+            for step in range(50):
+                if step % 10 == 5:
+                    replaced(model)
+                if not torch.allclose(fast(model, x), model(x), atol=1e-5):
+                    wrong.append(step)
+
+    threads = [threading.Thread(target=calls, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -63,20 +63,23 @@ class ModuleArguments:
         self.now: StateGather | None = None
 
     def whole(self, args: Sequence[Any]) -> list[Any]:
-        """All arguments of the graph."""
-        if self.now is not None:
-            found = self.now.gathered(*args)
-            if found is not None:
-                return found
+        """All arguments of the graph. (Other threads may call it meanwhile.)"""
+        gather = self.now
+        found = None if gather is None else gather.gathered(*args)
+        if found is not None:
+            return found
         key = tuple([id(args[i]) for i in self.roots])
-        self.now = self.known.get(key)
-        found = None if self.now is None else self.now.gathered(*args)
-        return self.looked_up(key, args) if found is None else found
+        gather = self.known.get(key)
+        found = None if gather is None else gather.gathered(*args)
+        if found is None:
+            return self.looked_up(key, args)
+        self.now = gather
+        return found
 
     def looked_up(self, key: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
         self.known.pop(key, None)
         if len(self.known) >= MODELS:
-            self.known.pop(next(iter(self.known)))
+            self.known.pop(next(iter([*self.known])), None)
         self.now = self.known[key] = StateGather(self.width, self.paths, args)
         found = [*args]
         for i, path in self.paths.items():
