@@ -44,6 +44,8 @@ class Target:
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
     widens: tuple[DataType, ...] = ()  # the half precisions whose products and convolutions are done in float32
     widen_rows: int = 8  # with fewer, products read such a weight as it is: widening it takes longer than multiplying
+    multiplies: tuple[DataType, ...] = ()  # the half precisions that products have a kernel of their own for
+    multiply_rows: int = 3  # with fewer, such a product reads its weight as it is, too
     widens_attention: bool = False  # attention in those precisions is done in float32, too
 
     def refuses(self, step: KernelStep) -> str | None:

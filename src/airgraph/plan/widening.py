@@ -55,18 +55,20 @@ def pays(node: Node, target: Target) -> bool:
     values = (*node.values(), *node.outputs)
     if node.op not in (*PRODUCTS, "Conv2D") or not all(v.dtype in target.widens for v in values):
         return False
-    return len(node.output.type.shape or ()) > 1 and not few_rows(node, target)
+    return len(node.output.type.shape or ()) > 1 and not few_rows(node, target.widen_rows)
 
 
-def few_rows(node: Node, target: Target) -> bool:
-    """Whether a weight is used so seldom that widening it takes longer."""
+def few_rows(node: Node, least: int) -> bool:
+    """Whether a weight is used so seldom that widening it, or packing it, takes longer."""
     shape = node.output.type.shape or ()
     rows = [*shape[:1], *shape[2:]] if node.op == "Conv2D" else shape[-2:-1]
-    return all(isinstance(n, int) for n in rows) and math.prod(rows) < target.widen_rows
+    return all(isinstance(n, int) for n in rows) and math.prod(rows) < least
 
 
 def reads_halves(node: Node, target: Target) -> bool:
     """Whether a node is a product of few rows in half precision, whose weight may stay as it is."""
+    if node.op not in MATRIX_PRODUCTS:
+        return False
     values = (*node.values(), *node.outputs)
-    halves = node.op in MATRIX_PRODUCTS and all(v.dtype in target.widens for v in values)
-    return halves and few_rows(node, target)
+    ways = ((target.widens, target.widen_rows), (target.multiplies, target.multiply_rows))
+    return any(all(v.dtype in dtypes for v in values) and few_rows(node, least) for dtypes, least in ways)

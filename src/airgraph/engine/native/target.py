@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from airgraph.ir.types import DataType
@@ -9,21 +10,29 @@ from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import type_name
-from airgraph.plan.widening import HALF, HALVES
+from airgraph.plan.widening import BF16, HALF, HALVES
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
 PROLOGUE_COLUMNS = 512  # with AVX-512
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
+@dataclass(frozen=True)
 class CpuTarget(Target):
     """A CPU: the engine's own matrix products, attention and convolutions are of float32; products of few rows may have a
-    weight in half precision."""
+    weight in half precision, and with AMX there are products in bfloat16. `without_amx`: why there are none."""
+
+    without_amx: str = ""
 
     def refuses(self, step: KernelStep) -> str | None:
         from airgraph.engine.native.kernels import conv_last  # needs LLVM
 
         match step:
+            case Product() if step.a.dtype in HALVES:
+                if BF16 not in self.multiplies:
+                    return f"there is no kernel for {type_name(step.a.dtype)}: {self.without_amx}"
+                operands = [*step.operands, step.out]
+                return "a product of experts in half precision" if step.ends else not_among((BF16,), operands)
             case Product():
                 weights = HALVES if step.b.dtype != step.a.dtype and step.ends is None else ()
                 others = [t for t in step.operands if t is not step.ends and t is not step.b]
@@ -51,9 +60,9 @@ def this_cpu() -> CpuTarget:
     With AMX PyTorch's products in bfloat16 are quicker than ours in float32: a training step of a small Llama under
     autocast was 1.16 times as fast as eager with them, 1.06 times without (a Xeon with AMX, one thread).
     """
-    from airgraph.engine.native.llvm.cpu import lacks_halves, multiplies_bfloat16, vector_lanes  # needs LLVM
+    from airgraph.engine.native.llvm.cpu import lacks_halves, multiplies_bfloat16, vector_lanes, why_no_amx  # needs LLVM
 
-    lanes = vector_lanes()
+    lanes, refused = vector_lanes(), why_no_amx() or ""
     return CpuTarget(
         "cpu",
         lanes=max(8, lanes),
@@ -62,6 +71,8 @@ def this_cpu() -> CpuTarget:
         conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if multiplies_bfloat16() else HALVES,
+        multiplies=() if refused else (BF16,),
+        without_amx=refused,
         widen_rows=1 if lacks_halves() else CpuTarget.widen_rows,
         widens_attention=lacks_halves(),
     )
