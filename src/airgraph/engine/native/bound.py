@@ -260,12 +260,7 @@ class BoundFrame:
         content = self.tag_key(pack)
         copy: Any
         if pack.block == AS_BFLOAT16:
-            key = (weight.data_ptr(), start, stride, form, n, k, content)
-            copy = self.copies.get(key)
-            if copy is None:
-                copy = self.copies[key] = torch.empty(bfloat16.packed_bytes(n, k), dtype=torch.uint8)
-                given = (weight.data_ptr() + 2 * start, stride, n, k, copy.data_ptr())
-                self.packing.append(partial(pack_bfloat16(gemm.FORMS[form]), *given))
+            copy = self.bfloat16_panels(weight, sizes, content)
             address, size, sizes[Gemm.B_AT], sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, 0, 1
         elif pack.block == IN_PANELS:
             copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
@@ -284,6 +279,17 @@ class BoundFrame:
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         args[1] = ctypes.addressof(place)
+
+    def bfloat16_panels(self, weight: torch.Tensor, sizes: Sequence[int], content: Any) -> torch.Tensor:
+        """A packed copy for the product in bfloat16 of these sizes."""
+        form, start, stride, n, k = place = tuple(sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K))
+        key = (weight.data_ptr(), *place, content)
+        copy: torch.Tensor | None = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(bfloat16.packed_bytes(n, k), dtype=torch.uint8)
+            given = (weight.data_ptr() + 2 * start, stride, n, k, copy.data_ptr())
+            self.packing.append(partial(pack_bfloat16(gemm.FORMS[form]), *given))
+        return copy
 
     def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
         """The convolution reads packed weights; equal copies are one."""

@@ -202,7 +202,17 @@ def gemm_step(step: GemmStep) -> NativeStep:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
         return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
     name = product_step(form)
-    return NativeStep("bfloat16" if name == "step_bfloat16" else "gemm", kernel(name), args, sizes, 0, 1, 0, step, KernelName("", name))
+    return NativeStep(
+        "bfloat16" if name == "step_bfloat16" else "gemm",
+        kernel(name),
+        args,
+        sizes,
+        0,
+        1,
+        0,
+        step,
+        KernelName("", name),
+    )
 
 
 def attention_step(step: AttentionStep) -> NativeStep:

@@ -7,13 +7,20 @@ from functools import cache
 
 from airgraph.ir.types import DataType
 from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
-from airgraph.plan.target import Target
+from airgraph.plan.target import Target, WidenLimits
 from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import type_name
 from airgraph.plan.widening import BF16, HALF, HALVES
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
 PROLOGUE_COLUMNS = 512  # with AVX-512
+# With AMX. PyTorch's time / ours in float32, two threads of a Xeon (Emerald Rapids), torch 2.13. Two convolutions one after
+# the other, both together: 3×3 of 32 channels at 14², 4 M multiplications, 2.8; of 256 at 14², 231 M, 1.2; of 64 at 56²,
+# 231 M, 0.9, a batch of 16 of these 1.4; 1×1 256→64→64 at 56², 64 M, 0.8; 1024→256→256 at 14², 64 M, 1.0, a batch of 16
+# 0.4. Attention by heads × queries × keys of 64: 4×48×48 1.3, 8×64×64 0.9 (causal 1.15), 12×128×128 0.7 (1.0), 12×512×512
+# 0.4; 8×1×256 1.3, 8×1×512 0.3. In a model small ones gain more, since no call splits the parallel region: BERT of 4 layers
+# with 48 tokens 1.49, a Llama's prefill of 64 tokens 1.15.
+WITH_AMX = WidenLimits(convolution=32 << 20, attention=4 << 20, keys=256 << 10)
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
@@ -57,12 +64,11 @@ def this_cpu() -> CpuTarget:
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
     of matrix products.
-    With AMX PyTorch's products in bfloat16 are quicker than ours in float32: a training step of a small Llama under
-    autocast was 1.16 times as fast as eager with them, 1.06 times without (a Xeon with AMX, one thread).
+    Where AMX cannot be used by us (`without_amx`), products in bfloat16 are left to PyTorch.
     """
-    from airgraph.engine.native.llvm.cpu import lacks_halves, multiplies_bfloat16, vector_lanes, why_no_amx  # needs LLVM
+    from airgraph.engine.native.llvm import cpu  # needs LLVM
 
-    lanes, refused = vector_lanes(), why_no_amx() or ""
+    lanes, refused, amx = cpu.vector_lanes(), cpu.why_no_amx() or "", cpu.multiplies_bfloat16()
     return CpuTarget(
         "cpu",
         lanes=max(8, lanes),
@@ -70,9 +76,11 @@ def this_cpu() -> CpuTarget:
         epilogues=EPILOGUES if lanes == 16 else 0,
         conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
-        widens=(HALF,) if multiplies_bfloat16() else HALVES,
+        widens=(HALF,) if amx else HALVES,
         multiplies=() if refused else (BF16,),
         without_amx=refused,
-        widen_rows=1 if lacks_halves() else CpuTarget.widen_rows,
-        widens_attention=lacks_halves(),
+        widen_rows=1 if cpu.lacks_halves() else CpuTarget.widen_rows,
+        widens_convolutions=HALVES,
+        widens_attention=HALVES if cpu.lacks_halves() else (BF16,) if amx else (),
+        widened=WITH_AMX if amx else None,
     )

@@ -5,14 +5,17 @@
     ag_gemm_bf16_tn   C[m,n] = Σk A[k,m]·B[k,n] (+ bias[n])     dW = dYᵀ X
     ag_pack_bf16_nt, ag_pack_bf16_nn                            all panels of a weight, once
 
-Both instructions add up products of pairs of neighbours in k. So B is read in *panels* of 32 columns, with zeros behind the
-last column and the last k: for 32 values of k, two tiles of 16 pairs × 16 columns, as AMX loads them. A weight that keeps
-its content is packed once (packing.py); of any other, every thread packs the panels that it multiplies with. A is read
-where it lies; where rows are no multiple of 32 long, their ends are copied and filled up with zeros, since a zero of B would
-not hide an infinity behind the end. Aᵀ is packed, too.
+AMX adds up products of pairs of neighbours in k. So B is read in *panels* of 32 columns, with zeros behind the last
+column and the last k: for 32 values of k, two tiles of 16 pairs × 16 columns, as AMX loads them. A weight that keeps its
+content is packed once (packing.py); of any other, every thread packs the panels that it multiplies with. A is read where
+it lies; where rows are no multiple of 32 long, their ends are copied and filled up with zeros, since a zero of B would not
+hide an infinity behind the end. Aᵀ is packed, too.
 
-AMX has 8 tiles: 2 × 2 sums of 16 × 16, two of A, two of B. Rows are shared out evenly among tiles, which then have 9 to 16
-of them, and the last tile overlaps the one before: so one configuration serves a whole product.
+There are 8 tiles: 2 × 2 sums of 16 × 16, two of A, two of B. Rows are shared out evenly among tiles, which then have 9 to
+16 of them, and the last tile overlaps the one before: so one configuration serves a whole product. Each block of 32 rows ×
+32 columns is rounded when it is complete.
+
+FIGURES
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from airgraph.engine.native.kernels.gemm import BFLOAT16_FORMS, transpose_four
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
-EXPORTS = tuple([*(f"ag_gemm_{form}" for form in BFLOAT16_FORMS), "ag_pack_bf16_nt", "ag_pack_bf16_nn"])
+EXPORTS = (*(f"ag_gemm_{form}" for form in BFLOAT16_FORMS), "ag_pack_bf16_nt", "ag_pack_bf16_nn")
 SIGNATURE = (
     "ptr %a, i64 %lda, ptr %b, i64 %ldb, ptr %c, i64 %ldc, "
     "i64 %m0, i64 %m1, i64 %n0, i64 %n1, i64 %k, ptr %bias, i64 %packed, ptr %scratch"
@@ -113,10 +116,12 @@ def words_of(f: Function, shorts: str) -> str:
 
 def transposed(f: Function, rows: Sequence[str]) -> list[str]:
     """16 rows of 16 words → their columns."""
-    fours = [transpose_four(f, WORDS, rows[r : r + 4]) for r in range(0, TILE, 4)]  # of each block of 4 words its columns
+    fours = [
+        transpose_four(f, WORDS, rows[r : r + 4]) for r in range(0, TILE, 4)
+    ]  # of each block of 4 words its columns
 
     def blocks(a: str, b: str, pattern: Sequence[int]) -> str:
-        return f.shuffle(WORDS, a, b, [4 * block + i for block in pattern for i in range(4)])
+        return f.shuffle(WORDS, a, b, [4 * part + i for part in pattern for i in range(4)])
 
     found = [""] * TILE
     for c in range(4):
@@ -154,7 +159,9 @@ def pack_panel(form: str) -> str:
             there = f.choose(f.test("slt", row, "%k"), "<32 x i1>", columns, "zeroinitializer")
             both.append(masked_load(f, f.at("%b", f.mul(f.min(row, bottom), "%ldb"), "i16"), there))
         for half in range(2):
-            woven = f.shuffle(SHORTS, *both, [x for i in range(16 * half, 16 * half + 16) for x in (i, 32 + i)])
+            woven = f.shuffle(
+                SHORTS, both[0], both[1], [x for i in range(16 * half, 16 * half + 16) for x in (i, 32 + i)]
+            )
             store_words(f, words_of(f, woven), f.at(to, half * STEP // 2, "i8"))
 
     def step(k: str, to: str) -> list[str]:
@@ -248,7 +255,8 @@ def block(tiles: int, first: bool) -> str:
         f.do(f"call void @llvm.x86.tilezero(i8 {tile})")
     f.loop("0", "%whole", 1, whole)
     rest = f.at("%panel", f.mul("%whole", STEP), "i8")
-    f.when(f.test("sgt", "%left", 0), lambda: step(rest, [f"%end{t}" for t in range(tiles)], 2 * DEEP) or None)
+    ending = [f"%end{t}" for t in range(tiles)]
+    f.when(f.test("sgt", "%left", 0), lambda: step(rest, ending, 2 * DEEP))
     for tile in range(2 * tiles):
         place = f.at("%acc", tile // 2 * ACC // 2 + tile % 2 * 64, "i8")
         f.do(f"call void @llvm.x86.tilestored64(i8 {tile}, ptr {place}, i64 {4 * PANEL})")
@@ -290,12 +298,12 @@ class Parts:
 
 
 class RowsOfA(NamedTuple):
-    """Some rows of A as blocks read them: where, bytes from one to the next, how many, rows of a tile (all tiles have nearly
-    as many), whole steps, values behind these."""
+    """Some rows of A as blocks read them: where, bytes from one to the next, how many, rows of a tile (all tiles have
+    nearly as many), whole steps, values behind these."""
 
     at: str
     apart: str
-    count: str
+    rows: str
     high: str
     whole: str
     left: str
@@ -359,7 +367,7 @@ def panel(f: Function, form: str, m: str, n: str, rows: RowsOfA, parts: Parts) -
     packing = panel_operands(f, of_b, "%b", n, "%n1", parts.panel)
     f.when(f.op(f"xor i1 {there}, true"), lambda: f.call(f"@pack_panel_{of_b}", packing))
     at = f.choose(there, "ptr", known, parts.panel)
-    count, last = f.min(f.sub("%n1", n), PANEL), f.sub(rows.count, rows.high)
+    count, last = f.min(f.sub("%n1", n), PANEL), f.sub(rows.rows, rows.high)
     bias = f.choose(f.test("eq", "%bias", "null", "ptr"), "ptr", "null", f.at("%bias", n, "i16"))
 
     def ready(row: str, acc: str) -> None:
@@ -379,6 +387,6 @@ def panel(f: Function, form: str, m: str, n: str, rows: RowsOfA, parts: Parts) -
             ready(row, f.at(parts.acc, t * ACC // 2, "i8"))
 
     two = f.mul(rows.high, 2)
-    pairs = f.mul(f.div(f.ceil(rows.count, rows.high), 2), two)
+    pairs = f.mul(f.div(f.ceil(rows.rows, rows.high), 2), two)
     f.loop("0", pairs, two, lambda i: tiles(i, f.min(f.add(i, rows.high), last)))
-    f.when(f.test("slt", pairs, rows.count), lambda: tiles(f.min(pairs, last)))
+    f.when(f.test("slt", pairs, rows.rows), lambda: tiles(f.min(pairs, last)))

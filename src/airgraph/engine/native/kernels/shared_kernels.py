@@ -73,7 +73,7 @@ def step_bfloat16() -> str:
     """As step_gemm, in bfloat16; PACKED: 1 where b is packed (bfloat16.py)."""
     f = Function("step_bfloat16", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
-    form, batch, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
+    form, _, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
     a, b, bias = (
         f.at(p, f.word("%sizes", i), "i16") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
     )

@@ -1,8 +1,8 @@
 """AMX's tiles: a CPU that has them, and an operating system that lets this process use them.
 
-Linux lets no process keep data in tiles that has not asked for it (arch_prctl): the registers are 8 KiB for each thread. The
-permission is for all threads of a process and for its children. It can be refused: an old kernel, a sandbox, a thread whose
-stack for signals is too small for the larger state.
+Linux lets no process keep data in tiles that has not asked for it (arch_prctl), since they are 8 KiB for each thread. The
+permission is for all threads of a process and for its children. It can be refused: by an old kernel, by a sandbox, because
+of a thread whose stack for signals is too small for the larger state.
 """
 
 from __future__ import annotations
