@@ -5,7 +5,8 @@ takes 2.4 to 4 times as long as the same product in float32 (a Xeon with AVX-512
 convolution; products in float16 take 8 to 100 times as long. On an Arm core without such instructions (a Neoverse-N1, torch
 2.13) products take 30 to 100 times as long even with one row, attention and convolutions in bfloat16 about 50 times.
 Widening costs a pass over each operand, which is part of the loop that computes it, where one does. A weight of few rows
-stays as it is, and the product's kernel widens it in registers.
+stays as it is, and the product's kernel widens it in registers. A target with a kernel for products in bfloat16 (AMX) does
+so with one or two rows only, and widens small attention and convolutions (`WidenLimits`).
 """
 
 from __future__ import annotations

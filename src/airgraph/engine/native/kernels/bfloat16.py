@@ -1,4 +1,4 @@
-"""Matrix products of bfloat16 with the CPU's own instructions for it, AMX or AVX512-BF16; sums are float32, rounded once.
+"""Matrix products in bfloat16 by AMX, the CPU's matrix instructions: sums are float32, and rounded once.
 
     ag_gemm_bf16_nt   C[m,n] = Σk A[m,k]·B[n,k] (+ bias[n])     y = x Wᵀ with the weight of nn.Linear as it is stored
     ag_gemm_bf16_nn   C[m,n] = Σk A[m,k]·B[k,n] (+ bias[n])     x W; dX = dY W
@@ -15,7 +15,21 @@ There are 8 tiles: 2 × 2 sums of 16 × 16, two of A, two of B. Rows are shared 
 16 of them, and the last tile overlaps the one before: so one configuration serves a whole product. Each block of 32 rows ×
 32 columns is rounded when it is complete.
 
-FIGURES
+One core of a Xeon with AMX (Emerald Rapids class, 2.1 GHz, a virtual machine; 2.6 TFLOP/s on tiles alone), torch 2.13, µs
+at rows×K→N, weights not in level 2:
+
+                       48×256→256  64×256→1024  64×1024→256  40×320→864  16×768→3072  64×768→3072  384×768→3072  7×896→4864
+    packed                     16           50           47          42          226          436          1984         425
+    as stored                  22           73           65          60          373          586          2015         689
+    oneDNN, packed             39           81           77          67          295          507          2052         612
+    torch.mm                   47           98           93          85          459          686          1979         909
+    brgemm                     32          138           80         119          464          758          2391
+
+(oneDNN: `mkldnn._linear_pointwise`, as Inductor calls it; brgemm: its micro-kernel `at::native::cpublas::brgemm`, 32
+columns at a time from a packed copy.) The first block fetches the panel 4 KiB ahead, which is 5 to 18 % faster than without.
+
+AVX512-BF16 has no kernel: on this CPU its multiply-adds (`vdpbf16ps`) reach as many FLOP/s as those in float32, and a
+kernel with the same panels took 10 times as long as AMX with 64 rows, as long with one row, and twice as long with seven.
 """
 
 from __future__ import annotations
