@@ -36,8 +36,9 @@ class CpuTarget(Target):
 
         match step:
             case Product() if step.a.dtype in HALVES:
-                if BF16 not in self.multiplies:
-                    return f"there is no kernel for {type_name(step.a.dtype)}: {self.without_amx}"
+                if step.a.dtype not in self.multiplies:
+                    why = f": {self.without_amx}" if step.a.dtype == BF16 and self.without_amx else ""
+                    return f"there is no kernel for {type_name(step.a.dtype)}{why}"
                 operands = [*step.operands, step.out]
                 return "a product of experts in half precision" if step.ends else not_among((BF16,), operands)
             case Product():

@@ -26,7 +26,7 @@ at rows×K→N, weights not in level 2:
     brgemm                     32          138           80         119          464          758          2391
 
 (oneDNN: `mkldnn._linear_pointwise`, as Inductor calls it; brgemm: its micro-kernel `at::native::cpublas::brgemm`, 32
-columns at a time from a packed copy.) The first block fetches the panel 4 KiB ahead, which is 5 to 18 % faster than without.
+columns at a time from a packed copy.) The first block fetches the panel 4 KiB ahead, which is 5 to 18 % faster.
 
 AVX512-BF16 has no kernel: on this CPU its multiply-adds (`vdpbf16ps`) reach as many FLOP/s as those in float32, and a
 kernel with the same panels took 10 times as long as AMX with 64 rows, as long with one row, and twice as long with seven.
