@@ -75,7 +75,10 @@ def build_stored(entries: Mapping[str, Begun], folder: Path, name: str, target: 
 def planned_program(c: Compilation, stored: StoredModel) -> BuildExecutable:
     request = optimised(c, stored.graph, stored.boundary, torch.device("cpu"))
     plan = NativeEngine().plan(
-        request, replace(this_cpu(), widens=HALVES, widen_rows=1, widens_attention=True)
+        request,
+        replace(
+            this_cpu(), widens=HALVES, widens_convolutions=HALVES, widens_attention=HALVES, widen_rows=1, multiplies=()
+        ),
     )  # a C program has no PyTorch to leave any to
     return BuildExecutable(replace(request, plan=plan), stored.contract, stored.weights)
 

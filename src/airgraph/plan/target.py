@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class WidenLimits:
+    """The most that is worth doing in float32 where PyTorch has instructions for half precision."""
+
+    convolution: int  # multiplications, unless it is 3 × 3 with stride 1
+    attention: int  # multiplications
+    keys: int  # elements of keys and values
+
+
+@dataclass(frozen=True)
 class Target:
     """The properties of a machine that scheduling depends on, and the limits of its engine's kernels.
 
@@ -42,9 +51,13 @@ class Target:
     prologue_columns: int = 0  # columns up to which a product takes the loop that makes its rows as its prologue
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
-    widens: tuple[DataType, ...] = ()  # the half precisions whose products and convolutions are done in float32
+    widens: tuple[DataType, ...] = ()  # the half precisions whose products are done in float32
+    widens_convolutions: tuple[DataType, ...] = ()  # those whose convolutions are
+    widens_attention: tuple[DataType, ...] = ()  # and those whose attention is
+    widened: WidenLimits | None = None  # what these may cost in bfloat16; None: all are widened
     widen_rows: int = 8  # with fewer, products read such a weight as it is: widening it takes longer than multiplying
-    widens_attention: bool = False  # attention in those precisions is done in float32, too
+    multiplies: tuple[DataType, ...] = ()  # the half precisions that products have a kernel of their own for
+    multiply_rows: int = 3  # with fewer, such a product reads its weight as it is, too
 
     def refuses(self, step: KernelStep) -> str | None:
         """Why the engine has no kernel for this step, so that PyTorch does it; None: it has one.

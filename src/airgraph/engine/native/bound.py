@@ -14,6 +14,7 @@ import torch
 from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.image import (
+    AS_BFLOAT16,
     IN_PANELS,
     ConvPack,
     FrameImage,
@@ -23,7 +24,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import blas, conv_last, gemm, winograd
+from airgraph.engine.native.kernels import bfloat16, blas, conv_last, gemm, winograd
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernel
 from airgraph.engine.native.packing import SampledTag, Tag, WatchedTag, tag
@@ -58,6 +59,13 @@ def native_answer(name: str) -> Callable[[Sequence[int]], int]:
 def pack_weights() -> Callable[[int, Any, int], None]:
     """ag_conv_pack."""
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernel("ag_conv_pack"))
+
+
+@cache
+def pack_bfloat16(form: str) -> Callable[[int, int, int, int, int], None]:
+    """ag_pack_bf16_nt or ag_pack_bf16_nn."""
+    i64, ptr = ctypes.c_int64, ctypes.c_void_p
+    return ctypes.CFUNCTYPE(None, ptr, i64, i64, i64, ptr)(kernel(f"ag_pack_{form}"))
 
 
 class BindingTable:
@@ -242,15 +250,19 @@ class BoundFrame:
         sizes, args = self.part(pack.sizes, Gemm.WORDS), self.part(pack.args, 2)
         form, start, stride = (sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB))
         m, n, k = (sizes[i] for i in (Gemm.M, Gemm.N, Gemm.K))
-        transposed = gemm.FORMS[form] == "nt"
+        transposed = gemm.FORMS[form] in ("nt", "bf16_nt")
         rows, columns = (n, k) if transposed else (k, n)
-        if start + (rows - 1) * stride + columns > weight.numel():  # not the tensor it was compiled for
+        size_of = 2 if pack.block == AS_BFLOAT16 else 4
+        if size_of * (start + (rows - 1) * stride + columns) > weight.nbytes:  # not the tensor it was compiled for
             return
         if pack.tagged and not self.tagged(pack.slot, weight):
             return
         content = self.tag_key(pack)
         copy: Any
-        if pack.block == IN_PANELS:
+        if pack.block == AS_BFLOAT16:
+            copy = self.bfloat16_panels(weight, sizes, content)
+            address, size, sizes[Gemm.B_AT], sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, 0, 1
+        elif pack.block == IN_PANELS:
             copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
             address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernel("step_panels")
         else:
@@ -267,6 +279,17 @@ class BoundFrame:
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         args[1] = ctypes.addressof(place)
+
+    def bfloat16_panels(self, weight: torch.Tensor, sizes: Sequence[int], content: Any) -> torch.Tensor:
+        """A packed copy for the product in bfloat16 of these sizes."""
+        form, start, stride, n, k = place = tuple(sizes[i] for i in (Gemm.FORM, Gemm.B_AT, Gemm.LDB, Gemm.N, Gemm.K))
+        key = (weight.data_ptr(), *place, content)
+        copy: torch.Tensor | None = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(bfloat16.packed_bytes(n, k), dtype=torch.uint8)
+            given = (weight.data_ptr() + 2 * start, stride, n, k, copy.data_ptr())
+            self.packing.append(partial(pack_bfloat16(gemm.FORMS[form]), *given))
+        return copy
 
     def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
         """The convolution reads packed weights; equal copies are one."""

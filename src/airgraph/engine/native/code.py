@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from airgraph.engine.native.image import KernelName
-from airgraph.engine.native.kernels.gemm import FORMS
+from airgraph.engine.native.kernels.gemm import BFLOAT16_FORMS, FLOAT_FORMS, FORMS
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
 from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel, product_step
 from airgraph.engine.native.llvm.jit import Code, Unit, build
@@ -40,7 +40,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | prologue | gemm | epilogue | grouped | attention | conv | call
+    kind: str  # loop | prologue | gemm | bfloat16 | epilogue | grouped | attention | conv | call
     function: int
     args: list[Tensor | None]
     sizes: list[Any]
@@ -161,15 +161,17 @@ def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
     a_plain, b_plain = unit_stride(a, 2, k), unit_stride(b, 2, n)
     b_transposed = unit_stride(b, 1, k)
     rows = lambda matrix, axis, size, other: other if same(size, 1) else matrix.strides[axis]  # noqa: E731
-    if (form := HALF_FORMS.get(b.tensor.dtype)) is not None:
+    nt, nn, tn = map(FORMS.index, BFLOAT16_FORMS if a.tensor.dtype == DataType.DT_BF16 else FLOAT_FORMS)
+    if a.tensor.dtype != b.tensor.dtype:
+        form = HALF_FORMS[b.tensor.dtype]
         assert a_plain and b_transposed
         return FORMS.index(form), rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_transposed and not (b_plain and same(k, 1)):
-        return 0, rows(a, 1, m, k), rows(b, 2, n, k)
+        return nt, rows(a, 1, m, k), rows(b, 2, n, k)
     if a_plain and b_plain:
-        return 1, rows(a, 1, m, k), rows(b, 1, k, n)
+        return nn, rows(a, 1, m, k), rows(b, 1, k, n)
     if unit_stride(a, 1, m) and b_plain:
-        return 2, rows(a, 2, k, m), rows(b, 1, k, n)
+        return tn, rows(a, 2, k, m), rows(b, 1, k, n)
     raise AssertionError("the plan left a product of two transposed matrices")
 
 
@@ -200,7 +202,17 @@ def gemm_step(step: GemmStep) -> NativeStep:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
         return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
     name = product_step(form)
-    return NativeStep("gemm", kernel(name), args, sizes, 0, 1, 0, step, KernelName("", name))
+    return NativeStep(
+        "bfloat16" if name == "step_bfloat16" else "gemm",
+        kernel(name),
+        args,
+        sizes,
+        0,
+        1,
+        0,
+        step,
+        KernelName("", name),
+    )
 
 
 def attention_step(step: AttentionStep) -> NativeStep:

@@ -22,7 +22,7 @@ from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
 from airgraph.engine.native.image import OnceStep, ProgramImage
-from airgraph.engine.native.kernels import conv_last, winograd
+from airgraph.engine.native.kernels import bfloat16, conv_last, winograd
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.kernels.tune import Tuner
@@ -108,7 +108,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
                 tuned[step] = Tuned(product, self.tuner.strategy(product, unchanging=product.unchanging))
         budget = PackingBudget()
         tuned |= self.packed_products(symbols, budget)
-        packed = self.packed_convolutions(budget)
+        packed, halves = self.packed_convolutions(budget), self.packed_halves(budget)
         steps = sized_steps(self.kernels, self.sizes, tuned, packed)
         time = self.timeline(self.kernels, [s.single == 1 for s in steps])
         return Shared(
@@ -125,8 +125,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             sized=steps,
             tuned=tuned,
             packed=packed,
+            packed_halves=halves,
             once=self.once_table(
-                {*packed, *(s for s, t in tuned.items() if t.strategy.packed or t.strategy.panels)}, budget
+                {*packed, *halves, *(s for s, t in tuned.items() if t.strategy.packed or t.strategy.panels)}, budget
             ),
             frozen=self.frozen | self.derived,
             time=time,
@@ -156,6 +157,19 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
                 if budget.takes((self.weight_slot(step), sizes), 4 * numbers):
                     found[step] = squares
         return found
+
+    def packed_halves(self, budget: PackingBudget) -> frozenset[NativeStep]:
+        """Products in bfloat16 whose weight may be packed, for any number of rows."""
+        found = set[NativeStep]()
+        for step in self.kernels:
+            if step.kind == "bfloat16" and self.may_be_packed(step):
+                names = (Gemm.FORM, Gemm.BATCH, Gemm.N, Gemm.K, Gemm.LDB, Gemm.B_AT)
+                form, batch, n, k, *place = (step.sizes[i - 1] for i in names)
+                known = all(isinstance(x, int) for x in (batch, n, k, *place))
+                key = (self.weight_slot(step), form, n, k, *place)
+                if known and batch == 1 and budget.takes(key, bfloat16.packed_bytes(n, k)):
+                    found.add(step)
+        return frozenset(found)
 
     def weight_slot(self, step: NativeStep) -> int:
         """Of the second operand."""

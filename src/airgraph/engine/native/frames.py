@@ -23,6 +23,7 @@ from airgraph.engine.native.bound import native_answer
 from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep, by_channel
 from airgraph.engine.native.image import (
+    AS_BFLOAT16,
     IN_PANELS,
     ConvPack,
     FrameImage,
@@ -34,8 +35,8 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import conv_last, gemm, winograd
-from airgraph.engine.native.kernels.gemm import BANDS, COLUMNS, ROWS
+from airgraph.engine.native.kernels import bfloat16, conv_last, gemm, winograd
+from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.kernels.panels import one_by_one, rows_of_band
 from airgraph.engine.native.kernels.products import (
     SINGLE_THREADED,
@@ -140,6 +141,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> 
     if step.kind == "call":
         return SizedStep([], 0, 1, 1, 0)
     words = [0, *(number_word(s, sizes) for s in step.sizes)]
+    if step.kind == "bfloat16":
+        return sized_bfloat16(words, threads)
     if step.kind in ("gemm", "grouped"):
         return sized_product(words, threads, tuned, of_batch=step.kind == "gemm")
     jobs, scratch = term(step.jobs), term(step.scratch)
@@ -208,6 +211,22 @@ def sized_panels(words: list[Amount], threads: Amount, tuned: Tuned, single: Amo
     return SizedStep(words, jobs, unit, single, aligned(scratch))
 
 
+def sized_bfloat16(words: list[Amount], threads: Amount) -> SizedStep:
+    """A product in bfloat16: threads divide the panels of columns, and bands of rows where these are few."""
+    batch, m, n, k = (words[i] for i in (Gemm.BATCH, Gemm.M, Gemm.N, Gemm.K))
+    form, (split, _) = words[Gemm.FORM], rule_of_sizes((1, m, n, k), threads)
+    assert isinstance(form, int)
+    split = choose(less(1, batch), BATCH, split)
+    by_bands, by_rows = equal(split, COLUMNS), equal(split, ROWS)
+    band, across = bfloat16.rows_of_band(m, n, threads), ceil(n, bfloat16.PANEL) * bfloat16.PANEL
+    words[Gemm.SPLIT] = choose(by_bands, BANDS, split)
+    words[Gemm.BAND], words[Gemm.ACROSS] = band, across
+    jobs = choose(by_bands, ceil(m, band) * across, choose(by_rows, m, batch))
+    small = either(less(batch * m * n * k // bfloat16.SMALL, SINGLE_THREADED), less(jobs, 2))
+    scratch = aligned(bfloat16.scratch_bytes(gemm.FORMS[form], m, k))
+    return SizedStep(words, jobs, choose(equal(split, BATCH), 1, bfloat16.PANEL), small, scratch)
+
+
 def number_word(x: Any, sizes: Sizes) -> Amount:
     if x is None:
         return 0
@@ -257,6 +276,7 @@ class Shared:
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
     packed: Mapping[NativeStep, int]  # convolutions that read packed weights: squares of a block (winograd.py), or 0
+    packed_halves: frozenset[NativeStep]  # products in bfloat16 that read a packed weight
     once: Sequence[OnceStep]
     frozen: frozenset[int]  # slots of the arguments that never change, and of what is computed from these alone
     time: Timeline
@@ -486,12 +506,14 @@ class FrameBuilder:
         can be tagged."""
         tuned = self.shared.tuned.get(step)
         multiplies = tuned is not None and (tuned.strategy.packed or tuned.strategy.panels)
-        if not multiplies and step not in self.shared.packed:
+        if not multiplies and step not in self.shared.packed and step not in self.shared.packed_halves:
             return
         assert step.args[1] is not None
         slot = self.table.slot(step.args[1])
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
-        if tuned is not None and tuned.strategy.panels:
+        if step in self.shared.packed_halves:
+            self.packs.append(Pack(slot, sizes.at, args.at, AS_BFLOAT16, tagged))
+        elif tuned is not None and tuned.strategy.panels:
             self.words[sizes.at + Gemm.PANELS] = self.panels(tuned)
             kernel("step_panels")  # which a stored program needs, too
             self.packs.append(Pack(slot, sizes.at, args.at, IN_PANELS, tagged))

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from airgraph.ir.types import DataType
 from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
-from airgraph.plan.target import Target
+from airgraph.plan.target import Target, WidenLimits
 from airgraph.plan.tensors import Tensor
 from airgraph.plan.text import type_name
-from airgraph.plan.widening import HALF, HALVES
+from airgraph.plan.widening import BF16, HALF, HALVES
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
 PROLOGUE_COLUMNS = 512  # with AVX-512
+# With AMX. PyTorch's time / ours in float32, two threads of a Xeon (Emerald Rapids), torch 2.13. Two convolutions one after
+# the other, both together: 3×3 of 32 channels at 14², 4 M multiplications, 2.8; of 256 at 14², 231 M, 1.2; of 64 at 56²,
+# 231 M, 0.9, a batch of 16 of these 1.4; 1×1 256→64→64 at 56², 64 M, 0.8; 1024→256→256 at 14², 64 M, 1.0, a batch of 16
+# 0.4. Attention by heads × queries × keys of 64: 4×48×48 1.3, 8×64×64 0.9 (causal 1.15), 12×128×128 0.7 (1.0), 12×512×512
+# 0.4; 8×1×256 1.3, 8×1×512 0.3. In a model small ones gain more, since no call splits the parallel region: BERT of 4 layers
+# with 48 tokens 1.49, a Llama's prefill of 64 tokens 1.15.
+WITH_AMX = WidenLimits(convolution=32 << 20, attention=4 << 20, keys=256 << 10)
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
+@dataclass(frozen=True)
 class CpuTarget(Target):
     """A CPU: the engine's own matrix products, attention and convolutions are of float32; products of few rows may have a
-    weight in half precision."""
+    weight in half precision, and with AMX there are products in bfloat16. `without_amx`: why there are none."""
+
+    without_amx: str = ""
 
     def refuses(self, step: KernelStep) -> str | None:
         from airgraph.engine.native.kernels import conv_last  # needs LLVM
 
         match step:
+            case Product() if step.a.dtype in HALVES:
+                if step.a.dtype not in self.multiplies:
+                    why = f": {self.without_amx}" if step.a.dtype == BF16 and self.without_amx else ""
+                    return f"there is no kernel for {type_name(step.a.dtype)}{why}"
+                operands = [*step.operands, step.out]
+                return "a product of experts in half precision" if step.ends else not_among((BF16,), operands)
             case Product():
                 weights = HALVES if step.b.dtype != step.a.dtype and step.ends is None else ()
                 others = [t for t in step.operands if t is not step.ends and t is not step.b]
@@ -48,12 +65,11 @@ def this_cpu() -> CpuTarget:
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
     of matrix products.
-    With AMX PyTorch's products in bfloat16 are quicker than ours in float32: a training step of a small Llama under
-    autocast was 1.16 times as fast as eager with them, 1.06 times without (a Xeon with AMX, one thread).
+    Where AMX cannot be used by us (`without_amx`), products in bfloat16 are left to PyTorch.
     """
-    from airgraph.engine.native.llvm.cpu import lacks_halves, multiplies_bfloat16, vector_lanes  # needs LLVM
+    from airgraph.engine.native.llvm import cpu  # needs LLVM
 
-    lanes = vector_lanes()
+    lanes, refused, amx = cpu.vector_lanes(), cpu.why_no_amx() or "", cpu.multiplies_bfloat16()
     return CpuTarget(
         "cpu",
         lanes=max(8, lanes),
@@ -61,7 +77,11 @@ def this_cpu() -> CpuTarget:
         epilogues=EPILOGUES if lanes == 16 else 0,
         conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
-        widens=(HALF,) if multiplies_bfloat16() else HALVES,
-        widen_rows=1 if lacks_halves() else CpuTarget.widen_rows,
-        widens_attention=lacks_halves(),
+        widens=(HALF,) if amx else HALVES,
+        multiplies=() if refused else (BF16,),
+        without_amx=refused,
+        widen_rows=1 if cpu.lacks_halves() else CpuTarget.widen_rows,
+        widens_convolutions=HALVES,
+        widens_attention=HALVES if cpu.lacks_halves() else (BF16,) if amx else (),
+        widened=WITH_AMX if amx else None,
     )

@@ -105,7 +105,8 @@ SAMPLES = {
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_families(name, dynamic, no_python, monkeypatch):
-    monkeypatch.setattr(cpu, "lacks_halves", lambda: False)  # such a CPU leaves no product of halves to PyTorch
+    monkeypatch.setattr(cpu, "lacks_halves", lambda: False)  # such a CPU leaves no product of halves to PyTorch,
+    monkeypatch.setattr(cpu, "why_no_amx", lambda: "the CPU has no AMX")  # nor does one with AMX
     monkeypatch.setattr(target, "this_cpu", target.this_cpu.__wrapped__)  # what is remembered stays this machine's
     function = SAMPLES[name]
     run, (executable,) = compiled(function, torch.randn(2, 64), dynamic=dynamic)

@@ -29,12 +29,15 @@ class Function(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch):
-    """`pretend(amx=True)`: as on a CPU with AMX; `lacks=True`: as on an Arm CPU without bfloat16. Without a call as on one
+    """`pretend(amx=True)`: as on a CPU with AMX that only PyTorch uses; `lacks=True`: as on an Arm CPU without bfloat16. Without a call as on one
     that is neither, whatever this machine is."""
     this_cpu = target.this_cpu.__wrapped__  # what is remembered stays this machine's
 
     def pretend(amx=False, lacks=False):
         monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: amx)
+        monkeypatch.setattr(
+            cpu, "why_no_amx", lambda: "the system refuses AMX's tiles" if amx else "the CPU has no AMX"
+        )
         monkeypatch.setattr(cpu, "lacks_halves", lambda: lacks)
         monkeypatch.setattr(target, "this_cpu", this_cpu)
 

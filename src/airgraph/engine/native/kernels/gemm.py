@@ -41,7 +41,8 @@ from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
 FLOAT_FORMS = ("nt", "nn", "tn")
 ELEMENTS = {"nt_bf16": "i16", "nt_half": "half"}  # of B, in the forms of halves.py
-FORMS = (*FLOAT_FORMS, *ELEMENTS)
+BFLOAT16_FORMS = ("bf16_nt", "bf16_nn", "bf16_tn")  # those of bfloat16.py
+FORMS = (*FLOAT_FORMS, *ELEMENTS, *BFLOAT16_FORMS)
 EXPORTS = tuple([f"ag_gemm_{form}" for form in FLOAT_FORMS])
 SIGNATURE = (
     "ptr %a, i64 %lda, ptr %b, i64 %ldb, ptr %c, i64 %ldc, "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 
-from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm, halves
+from airgraph.engine.native.kernels import attention, bfloat16, conv_last, conv_last_kernels, experts, gemm, halves
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
@@ -25,7 +25,7 @@ class Gemm:
     """The sizes of a matrix product, behind the error word. With a packed weight the function at PACKED multiplies: MKL
     (blas.py), with blocks of BLOCK columns that are APART bytes from each other, or `step_panels`, with the dimensions of
     a convolution at PANELS. Where threads divide rows and columns, a band has BAND rows, and ACROSS jobs: its columns, and
-    those that the last panel lacks."""
+    those that the last panel lacks. Of bfloat16.py PACKED is 1 where the weight is packed."""
 
     FORM, BATCH, M, N, K, LDA, LDB, LDC, A_BATCH, B_BATCH, C_BATCH, SPLIT, A_AT, B_AT, BIAS_AT, BLOCK = range(1, 17)
     APART, PACKED, PANELS, BAND, ACROSS, WORDS = 17, 18, 19, 20, 21, 22
@@ -33,6 +33,8 @@ class Gemm:
 
 def product_step(form: int) -> str:
     """The step for this one of gemm.FORMS."""
+    if gemm.FORMS[form] in gemm.BFLOAT16_FORMS:
+        return "step_bfloat16"
     return "step_halves" if gemm.FORMS[form] in gemm.ELEMENTS else "step_gemm"
 
 
@@ -64,6 +66,31 @@ def step_gemm(name: str, forms: Sequence[str]) -> str:
 
     f.leave(f.test("eq", split, BANDS), lambda: each_band(f, partial(one, "0")))
     f.loop(b0, b1, 1, lambda i: one(i, m0, m1, n0, n1))
+    return f.text()
+
+
+def step_bfloat16() -> str:
+    """As step_gemm, in bfloat16; PACKED: 1 where b is packed (bfloat16.py)."""
+    f = Function("step_bfloat16", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    a, b, c, bias = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
+    form, _, m, n, k, lda, ldb, ldc, sa, sb, sc, split = (f.word("%sizes", i) for i in range(1, 13))
+    a, b, bias = (
+        f.at(p, f.word("%sizes", i), "i16") for p, i in ((a, Gemm.A_AT), (b, Gemm.B_AT), (bias, Gemm.BIAS_AT))
+    )
+    packed = f.word("%sizes", Gemm.PACKED)
+
+    def one(i: str, m0: str, m1: str, n0: str, n1: str) -> None:
+        at = [f.at(p, f.mul(i, apart), "i16") for p, apart in ((a, sa), (b, sb), (c, sc))]
+        given = (
+            f"ptr {at[0]}, i64 {lda}, ptr {at[1]}, i64 {ldb}, ptr {at[2]}, i64 {ldc}, i64 {m0}, i64 {m1}, i64 {n0}, "
+            f"i64 {n1}, i64 {k}, ptr {bias}, i64 {packed}, ptr %scratch"
+        )
+        for name in gemm.BFLOAT16_FORMS:
+            f.when(f.test("eq", form, gemm.FORMS.index(name)), partial(f.call, f"@ag_gemm_{name}", given))
+
+    f.leave(f.test("eq", split, BANDS), lambda: each_band(f, partial(one, "0")))
+    f.leave(f.test("eq", split, ROWS), lambda: one("0", "%begin", "%end", "0", n))
+    f.loop("%begin", "%end", 1, lambda i: one(i, "0", m, "0", n))
     return f.text()
 
 
@@ -163,8 +190,9 @@ PRODUCTS = Family(
 )
 ATTENTION = Family(attention, step_attention=step_attention)
 HALVES = Family(halves, step_halves=lambda: step_gemm("step_halves", tuple(gemm.ELEMENTS)))
+BFLOAT16 = Family(bfloat16, step_bfloat16=step_bfloat16)
 FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)  # those that most models need
-FAMILY_OF = {name: family for family in (*FAMILIES, HALVES) for name in family.names}
+FAMILY_OF = {name: family for family in (*FAMILIES, HALVES, BFLOAT16) for name in family.names}
 
 
 def kernel(name: str) -> int:

@@ -54,6 +54,14 @@ def multiplies_bfloat16() -> bool:
     return build_target().triple is None and "amx_bf16" in features()
 
 
+def why_no_amx() -> str | None:
+    """Why products in bfloat16 cannot use AMX; None: they can."""
+    if build_target().triple is not None:
+        return "the program is built for another CPU"
+    tiles = machine()["tiles"]
+    return None if tiles == "permitted" else tiles
+
+
 @cache
 def lacks_halves() -> bool:
     """Whether PyTorch is far slower in half precision than in float32, whatever the size: on Arm without bfloat16."""

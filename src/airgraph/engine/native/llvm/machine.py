@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from airgraph.config import KNOBS
+from airgraph.engine.native.llvm.tiles import why_no_tiles
 
 PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
 SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
@@ -39,6 +40,7 @@ def machine() -> dict[str, str]:
         "llvmlite": importlib.metadata.version("llvmlite"),
         "passes": f"{' '.join(PASSES)}, {SETTINGS}",
         "target": KNOBS["AIRGRAPH_BUILD_TARGET"].get(),
+        "tiles": why_no_tiles(features) or "permitted",
     }
 
 
