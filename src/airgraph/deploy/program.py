@@ -102,7 +102,7 @@ class BuildExecutable(NativeExecutable):
         every = {c.body: c for c in wanted}
         names = {body: f"loop_{i}" for i, body in enumerate(every)}
         self.loops = {names[body]: c for body, c in every.items()}
-        return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
+        return {body: CompiledKernel(None, KernelName("", name)) for body, name in names.items()}
 
     def may_be_packed(self, step: NativeStep) -> bool:
         return self.weight_slot(step) in self.packed_slots

@@ -11,7 +11,7 @@ from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.gemm import FORMS
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
 from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel, product_step
-from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.jit import LazyCode, Unit
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
@@ -25,11 +25,14 @@ SMALL = 30_000  # characters of LLVM text that one module holds: each module has
 
 @dataclass(frozen=True, eq=False)
 class CompiledKernel:
-    """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
+    """A loop kernel that is compiled, or will be. Its machine code is unloaded with the last step that uses it."""
 
-    address: int
-    code: Code | None
+    code: LazyCode | None  # None: another program is to have it
     function: KernelName
+
+    @property
+    def address(self) -> int:
+        return self.code[self.function.name] if self.code is not None else 0
 
 
 CompileKernels = Callable[[Iterable[Compiled]], "dict[str, CompiledKernel]"]
@@ -41,7 +44,6 @@ class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
     kind: str  # loop | prologue | gemm | epilogue | grouped | attention | conv | call
-    function: int
     args: list[Tensor | None]
     sizes: list[Any]
     jobs: Dim
@@ -52,6 +54,12 @@ class NativeStep:
     checks: bool = False  # it may find an index out of range, or a divisor that is 0
     scratch: int = 0  # bytes for each thread, of a loop
     kernel: CompiledKernel | None = None  # keeps the function loaded
+
+    def address(self) -> int:
+        """Of its function, when that is compiled; 0 for a call."""
+        if self.kernel is not None:
+            return self.kernel.address
+        return kernel(self.symbol.name) if self.symbol is not None else 0
 
 
 def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
@@ -92,7 +100,7 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                     (c,) = loops[step.epilogue]
                     steps.append(fused_step("epilogue", step, c, found[c.body]))
             case CallStep():
-                steps.append(NativeStep("call", 0, [], [], 0, 1, 0, step))
+                steps.append(NativeStep("call", [], [], 0, 1, 0, step))
     return steps
 
 
@@ -104,18 +112,7 @@ def by_channel(epilogue: LoopStep) -> bool:
 
 def loop_step(step: LoopStep | GemmStep | ConvStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     return NativeStep(
-        "loop",
-        kernel.address,
-        [*c.tensors],
-        [*c.sizes],
-        c.jobs,
-        c.unit,
-        c.cost,
-        step,
-        kernel.function,
-        c.checks,
-        c.scratch,
-        kernel,
+        "loop", [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, kernel.function, c.checks, c.scratch, kernel
     )
 
 
@@ -128,7 +125,8 @@ def fused_step(kind: str, product: GemmStep | ConvStep, c: Compiled, kernel: Com
 
 
 def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
-    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
+    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side: meanwhile
+    PyTorch ends what it does for a new graph, and the first call waits for them."""
     every = {c.body: c for c in wanted}
     found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
     new = [c for body, c in every.items() if body not in found]
@@ -139,13 +137,12 @@ def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
     modules: list[dict[str, Compiled]] = [{} for _ in range(amount)]
     for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
-    units = [Unit(module_text(m), tuple(m)) for m in modules]
-    code = build(units)
-    for unit in units:
-        digest = unit.key().digest
-        for name in unit.exports:
-            body = named[name].body
-            found[body] = _known[body] = CompiledKernel(code[name], code, KernelName(digest, name))
+    for m in modules:
+        code = LazyCode(Unit(module_text(m), tuple(m)))
+        digest = code.unit.key().digest
+        code.begin()
+        for name, c in m.items():
+            found[c.body] = _known[c.body] = CompiledKernel(code, KernelName(digest, name))
     return found
 
 
@@ -198,9 +195,9 @@ def gemm_step(step: GemmStep) -> NativeStep:
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     if step.ends:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
-        return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
+        return NativeStep("grouped", args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
     name = product_step(form)
-    return NativeStep("gemm", kernel(name), args, sizes, 0, 1, 0, step, KernelName("", name))
+    return NativeStep("gemm", args, sizes, 0, 1, 0, step, KernelName("", name))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:
@@ -230,7 +227,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
     words, function = [("float", step.scale), *offsets, *dims], KernelName("", "step_attention")
-    return NativeStep("attention", kernel("step_attention"), args, words, 0, 1, cost, step, function)
+    return NativeStep("attention", args, words, 0, 1, cost, step, function)
 
 
 def conv_step(step: ConvStep) -> NativeStep:
@@ -240,4 +237,4 @@ def conv_step(step: ConvStep) -> NativeStep:
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
     words = [*offsets, *step.x.strides]
-    return NativeStep("conv", kernel("step_conv"), args, words, 0, 1, cost, step, KernelName("", "step_conv"))
+    return NativeStep("conv", args, words, 0, 1, cost, step, KernelName("", "step_conv"))

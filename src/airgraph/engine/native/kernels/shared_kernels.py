@@ -9,7 +9,6 @@ may be before, while PyTorch reads the model (airgraph.engine.native.warm_up).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
@@ -17,8 +16,7 @@ from types import ModuleType
 from airgraph.engine.native.kernels import attention, conv_last, conv_last_kernels, experts, gemm, halves
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
-from airgraph.locks import Depth, held_at_fork
+from airgraph.engine.native.llvm.jit import LazyCode, Unit
 
 
 class Gemm:
@@ -135,24 +133,16 @@ def step_conv() -> str:
     return f.text()
 
 
-class Family:
-    """The kernels of a module and the steps that call them: one LLVM module, compiled at most once in a process."""
+class Family(LazyCode):
+    """The kernels of a module and the steps that call them: one LLVM module."""
 
     def __init__(self, module: ModuleType, **steps: Callable[[], str]) -> None:
         self.module, self.steps = module, steps
         self.names = (*module.EXPORTS, *steps)
-        self.unit = Unit(self.source, self.names, name=module.__name__)
-        self.lock = held_at_fork(threading.Lock(), Depth.KERNELS)
-        self.built: Code | None = None
+        super().__init__(Unit(self.source, self.names, name=module.__name__))
 
     def source(self) -> str:
         return "\n".join([self.module.source(), *(step() for step in self.steps.values())])
-
-    def code(self) -> Code:
-        with self.lock:
-            if self.built is None:
-                self.built = build([self.unit])
-            return self.built
 
 
 CONVOLUTION = Family(conv_last_kernels, step_conv=step_conv, step_panels=step_panels)
@@ -169,14 +159,13 @@ FAMILY_OF = {name: family for family in (*FAMILIES, HALVES) for name in family.n
 
 def kernel(name: str) -> int:
     """Its address. Compiles its family if nothing of it was needed before."""
-    return FAMILY_OF[name].code()[name]
+    return FAMILY_OF[name][name]
 
 
 def begin(names: Iterable[str]) -> None:
     """Compile their families side by side, as far as nobody does."""
-    for family in {FAMILY_OF[name] for name in names}:
-        if family.built is None and not family.lock.locked():
-            workers().submit(family.code)
+    for family in {FAMILY_OF[name]: None for name in names}:
+        family.begin()
 
 
 def name_of(address: int) -> str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,7 @@ from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
 from airgraph.engine.native.llvm.machine import PASSES, SETTINGS
-from airgraph.locks import Depth, held_at_fork
+from airgraph.locks import Depth, Inside, held_at_fork
 
 _local = threading.local()
 
@@ -82,25 +81,6 @@ def unlocked(name: str) -> Any:
 
 
 # -- forks ----------------------------------------------------------------------------------------------------------
-class Inside:
-    """How many threads are inside LLVM without llvmlite's lock; whoever forks waits until there are none."""
-
-    def __init__(self) -> None:
-        self.count, self.changed = 0, threading.Condition()
-
-    def acquire(self) -> None:
-        self.changed.acquire()
-        self.changed.wait_for(lambda: self.count == 0)
-
-    def release(self) -> None:
-        self.changed.release()
-
-    def add(self, number: int) -> None:
-        with self.changed:
-            self.count += number
-            self.changed.notify_all()
-
-
 class LlvmliteLock:
     """What llvmlite holds during a call into LLVM."""
 
@@ -112,16 +92,7 @@ class LlvmliteLock:
 
 
 held_at_fork(LlvmliteLock(), Depth.LLVM)
-_inside = held_at_fork(Inside(), Depth.COMPILING)
-
-
-@contextmanager
-def inside_llvm() -> Iterator[None]:
-    _inside.add(1)
-    try:
-        yield
-    finally:
-        _inside.add(-1)
+inside_llvm = held_at_fork(Inside(), Depth.COMPILING).one_more  # without llvmlite's lock
 
 
 # -- one of each ----------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from typing import Any
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.llvm import loader
 from airgraph.engine.native.llvm.machine import machine
-from airgraph.locks import Depth, held_at_fork
+from airgraph.locks import Depth, Inside, held_at_fork
 from airgraph.source_hash import source_hash
 
 _names = itertools.count()
 _importing = held_at_fork(threading.Lock(), Depth.IMPORTING)
+_building = held_at_fork(Inside(), Depth.KERNELS)  # the code of a unit
 OBJECT_BYTES = 16 << 20  # of object files that are kept
 NAMED: dict[str, Unit] = {}  # units with a name that this process uses
 
@@ -68,6 +69,27 @@ class Code:
             except KeyError:
                 continue
         raise KeyError(name)
+
+
+class LazyCode:
+    """The code of a unit, compiled at most once in a process: by a worker after `begin`, or by whoever needs it first."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self.lock = unit, threading.Lock()
+        self.built: Code | None = None
+
+    def code(self) -> Code:
+        with _building.one_more(), self.lock:
+            if self.built is None:
+                self.built = build([self.unit])
+            return self.built
+
+    def begin(self) -> None:
+        if self.built is None and not self.lock.locked():
+            workers().submit(self.code)
+
+    def __getitem__(self, name: str) -> int:
+        return self.code()[name]
 
 
 def build(units: Sequence[Unit]) -> Code:
