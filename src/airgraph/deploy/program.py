@@ -318,6 +318,6 @@ class ProgramWriter:
         runtime = RuntimeWriter(self.name, self.constants, self.rows, file.identity)
         functions = runtime.source()  # (first: it adds strings)
         own = "\n".join([self.declared(), self.constants.source(), functions])
-        shared = [family.source() for family in shared_kernels.FAMILIES]
+        shared = shared_kernels.sources()
         loops = [module_text(self.executable.loops)] if self.executable.loops else []
         return BuiltProgram([own, *loops, *shared], runtime.exports)

@@ -62,10 +62,11 @@ class NativeStep:
         return kernel(self.symbol.name) if self.symbol is not None else 0
 
 
-def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
-    """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
+def native_steps(plan: Plan, compile: CompileKernels | None = None, tuned: bool = False) -> list[NativeStep]:
+    """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process. `tuned`: products
+    are timed."""
     begin(SHARED[type(step)] for step in plan.steps if type(step) in SHARED)
-    begin(product_step(gemm_form(step)[0]) for step in plan.steps if isinstance(step, GemmStep))
+    begin(gemm_name(step, tuned) for step in plan.steps if isinstance(step, GemmStep))
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
     products = [s for s in plan.steps if isinstance(s, GemmStep)]
     loops |= {loop: [render(nest) for nest in loop.nests] for s in products if (loop := s.prologue) is not None}
@@ -88,7 +89,7 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                 if step.prologue is not None:
                     (c,) = loops[step.prologue]
                     steps.append(fused_step("prologue", step, c, found[c.body]))
-                steps.append(gemm_step(step))
+                steps.append(gemm_step(step, tuned))
                 if step.epilogue is not None:
                     (c,) = loops[step.epilogue]
                     steps.append(fused_step("epilogue", step, c, found[c.body]))
@@ -170,7 +171,11 @@ def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
     raise AssertionError("the plan left a product of two transposed matrices")
 
 
-def gemm_step(step: GemmStep) -> NativeStep:
+def gemm_name(step: GemmStep, tuned: bool) -> str:
+    return "step_grouped" if step.ends else product_step(gemm_form(step)[0], tuned)
+
+
+def gemm_step(step: GemmStep, tuned: bool) -> NativeStep:
     form, lda, ldb = gemm_form(step)
     batch, m, n, k = step.sizes
     bias_at = step.bias.offset if step.bias else 0
@@ -195,9 +200,8 @@ def gemm_step(step: GemmStep) -> NativeStep:
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     if step.ends:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
-        return NativeStep("grouped", args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
-    name = product_step(form)
-    return NativeStep("gemm", args, sizes, 0, 1, 0, step, KernelName("", name))
+    kind, name = "grouped" if step.ends else "gemm", gemm_name(step, tuned)
+    return NativeStep(kind, args, sizes, 0, 1, 0, step, KernelName("", name))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:

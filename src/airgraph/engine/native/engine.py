@@ -51,7 +51,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         """`tuner`: matrix products are timed. `compile`: see code.native_steps."""
         assert request.plan is not None
         plan = request.plan
-        self.kernels: list[NativeStep] = native_steps(plan, compile)
+        self.kernels: list[NativeStep] = native_steps(plan, compile, tuned=tuner is not None)
         super().__init__(request, self.kernels)
         self.name = self.graph.name
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)

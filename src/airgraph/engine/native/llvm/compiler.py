@@ -35,8 +35,9 @@ def linked(code: bytes, imports: Mapping[str, int], exports: Sequence[str], name
     return builder.link(jit(), name)
 
 
-def compiled(text: str) -> bytes:
-    machine, module = optimised(text)
+def compiled(text: str, exports: Sequence[str]) -> bytes:
+    """The object code of these functions of a module, and of what they need."""
+    machine, module = optimised(text, exports)
     return emit(machine, module, use_object=True)
 
 
@@ -45,12 +46,16 @@ def assembly(text: str) -> str:
     return emit(*optimised(text), use_object=False).decode()
 
 
-def optimised(text: str) -> tuple[Any, Any]:
-    """What loop code profits from, and no more: loops come vectorised, LLVM's O2 would only cost time."""
+def optimised(text: str, exports: Sequence[str] = ()) -> tuple[Any, Any]:
+    """What loop code profits from, and no more: loops come vectorised, LLVM's O2 would only cost time. `exports`: the only
+    functions that others see; none: as the text says."""
     machine = thread_machine()
     module = llvm.parse_assembly(text, context=llvm.create_context())
     if KNOBS["AIRGRAPH_VERIFY"].on():
         module.verify()
+    for function in module.functions if exports else ():
+        if not function.is_declaration and function.name not in exports:
+            function.linkage = "internal"
     module.data_layout, module.triple = str(machine.target_data), machine.triple
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()

@@ -34,8 +34,8 @@ NAMED: dict[str, Unit] = {}  # units with a name that this process uses
 
 @dataclass(frozen=True)
 class Unit:
-    """One LLVM module: its text, the functions to be found in it, and the addresses of those it only declares. A text that
-    depends on nothing but our sources and the machine is a function, and has a `name`."""
+    """One LLVM module: its text, the functions that are taken from it, and the addresses of those it only declares. A text
+    that depends on nothing but our sources and the machine is a function, and has a `name`."""
 
     text: str | Callable[[], str]
     exports: tuple[str, ...]
@@ -112,7 +112,7 @@ def object_code(unit: Unit) -> bytes:
         NAMED[unit.name] = unit
     found = OBJECTS.get(digest)
     if found is None:
-        found = open_cache().made("object", key, lambda: compiler().compiled(unit.source()))
+        found = open_cache().made("object", key, lambda: compiler().compiled(unit.source(), unit.exports))
         OBJECTS.put(digest, found)
     return found
 
