@@ -35,8 +35,8 @@ def linked(code: bytes, imports: Mapping[str, int], exports: Sequence[str], name
     return builder.link(jit(), name)
 
 
-def compiled(text: str, exports: Sequence[str]) -> bytes:
-    """The object code of these functions of a module, and of what they need."""
+def compiled(text: str, exports: Sequence[str] = ()) -> bytes:
+    """The object code of a module; `exports`: of these functions, and of what they need."""
     machine, module = optimised(text, exports)
     return emit(machine, module, use_object=True)
 
