@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from airgraph.capture.announce import announce, device_of
+from airgraph.capture.announce import announce, convolves, device_of
 from airgraph.capture.aot import GraphCompiler, Traced, compile_by_aot
 from airgraph.capture.compiled import CompiledModel
 from airgraph.capture.empty_masks import drop_empty_masks
@@ -72,7 +73,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
-        prepare(chosen, device_of(example_inputs))
+        prepare(chosen, device_of(example_inputs), convolves(gm))
         model = next(_models)
         write_model(model, gm, chosen)
         if chosen.mode == "max-autotune":
@@ -105,9 +106,9 @@ def reading_modules(gm: torch.fx.GraphModule, traced: Traced, run: Callable[...,
     return getattr(run, "builtin", run) if found is None else found.wrapped(run)
 
 
-def prepare(config: Config, device: torch.device) -> None:
+def prepare(config: Config, device: torch.device, has_convolutions: bool) -> None:
     """Before PyTorch traces a model of this device."""
-    warm_up(config.engine, computing_device(device), config.mode)
+    warm_up(config.engine, computing_device(device), config.mode, has_convolutions)
     expect_programs(computing_device(device))
 
 
@@ -147,7 +148,8 @@ def compile_model(
     start = time.perf_counter()
     programs, compiler = collecting(chosen)
     state = state_of(model) if isinstance(model, torch.nn.Module) else {}
-    prepare(chosen, device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()]))
+    device = device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()])
+    prepare(chosen, device, isinstance(model, torch.nn.Module) and any(isinstance(m, _ConvNd) for m in model.modules()))
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))

@@ -11,6 +11,9 @@ too: in the child nobody would finish an import that another thread had begun.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
@@ -35,6 +38,33 @@ _taken: list[AnyLock] = []  # by the thread that forks
 def held_at_fork(lock: Held, depth: Depth) -> Held:
     _locks.append((depth, lock))
     return lock
+
+
+class Inside:
+    """How many threads are inside some code; whoever forks waits until there are none."""
+
+    def __init__(self) -> None:
+        self.count, self.changed = 0, threading.Condition()
+
+    def acquire(self) -> None:
+        self.changed.acquire()
+        self.changed.wait_for(lambda: self.count == 0)
+
+    def release(self) -> None:
+        self.changed.release()
+
+    def add(self, number: int) -> None:
+        with self.changed:
+            self.count += number
+            self.changed.notify_all()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        self.add(1)
+        try:
+            yield
+        finally:
+            self.add(-1)
 
 
 def take_all() -> None:

@@ -250,7 +250,7 @@ def made_ready(
         return dumping_program(c.name, request, c.config.node_dump), request.graph
     engine, executable = planned_and_loaded(request, c.config.engine)
     if isinstance(executable, Planned):
-        c.dump.text("plan", executable.plan.text())
+        c.dump.text("plan", executable.plan.text)
         for read in PLAN_READERS:
             read(c.name, request.device, executable.plan)
     return engine.program(executable, program_maker(c, boundary, fixed)), request.graph

@@ -76,6 +76,11 @@ def classify(static: bool, inputs: Sequence[Any], config: Config, journal: Journ
     journal.log.info("end compile graph: %s and start run graph.", journal.graph)
 
 
+def convolves(gm: torch.fx.GraphModule) -> bool:
+    """Whether Dynamo's graph has convolutions."""
+    return any("conv" in getattr(node.target, "__name__", "") for node in gm.graph.nodes)
+
+
 def is_symbolic(value: Any) -> bool:
     sizes = value.shape if isinstance(value, torch.Tensor) else [value]
     return any(isinstance(s, SYMBOLIC) for s in sizes)

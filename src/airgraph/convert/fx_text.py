@@ -6,6 +6,7 @@ addmm: torch.float32[100, 64]npu:0 = torch.ops.aten.addmm.default(primals_2: tor
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def source_line(node: torch.fx.Node) -> str | None:
 
     Python 3.11 marks the expression with carets under the line; they mean nothing on one line and are dropped.
     """
-    if not node.stack_trace:
-        return None
-    _, *frames = re.split(r"(?:^|\s)File ", node.stack_trace)  # a trace of one frame may begin with the word
-    frame = next((f for f in reversed(frames) if not f.startswith(EMULATION)), (frames or [node.stack_trace])[-1])
+    return innermost(node.stack_trace) if node.stack_trace else None
+
+
+@lru_cache(512)  # equal layers have equal traces
+def innermost(trace: str) -> str:
+    _, *frames = re.split(r"(?:^|\s)File ", trace)  # a trace of one frame may begin with the word
+    frame = next((f for f in reversed(frames) if not f.startswith(EMULATION)), (frames or [trace])[-1])
     lines = [line for line in frame.split("\n") if not re.fullmatch(r"[ ~^]*[~^][ ~^]*", line)]
     return "".join(lines).rstrip()
 

@@ -41,6 +41,7 @@ def readable(source: str, stack: str = "") -> str:
 OWN = ("self.", "fn.")  # (Dynamo calls a module of torch's own `fn`)
 
 
+@functools.lru_cache(maxsize=4096)
 def plain(source: str) -> str:
     """`L['self']._modules['layers']` → `self.layers`"""
     text = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", STEP.sub(r".\1", source))

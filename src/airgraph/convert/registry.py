@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from airgraph.errors import Unsupported
@@ -51,7 +52,7 @@ class Converter:
     user: bool = False
     cases: tuple[Any, ...] = ()  # samples of supported inputs, as TorchAir's `declare_supported` lists them
 
-    @property
+    @cached_property
     def wants_meta(self) -> bool:
         return "meta_outputs" in inspect.signature(self.function).parameters
 

@@ -30,7 +30,7 @@ def object_file(texts: Sequence[str], exports: Sequence[str], cpu: BuildTarget) 
     module.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()
-    for name in ("global_dead_code_eliminate", *PASSES, *LAST_PASSES):
+    for name in (*PASSES, *LAST_PASSES):
         getattr(manager, f"add_{name}_pass")()
     with inside_llvm():
         unlocked("LLVMPY_RunNewModulePassManager")(manager, module, builder)

@@ -102,7 +102,7 @@ class BuildExecutable(NativeExecutable):
         every = {c.body: c for c in wanted}
         names = {body: f"loop_{i}" for i, body in enumerate(every)}
         self.loops = {names[body]: c for body, c in every.items()}
-        return {body: CompiledKernel(0, None, KernelName("", name)) for body, name in names.items()}
+        return {body: CompiledKernel(None, KernelName("", name)) for body, name in names.items()}
 
     def may_be_packed(self, step: NativeStep) -> bool:
         return self.weight_slot(step) in self.packed_slots
@@ -318,6 +318,6 @@ class ProgramWriter:
         runtime = RuntimeWriter(self.name, self.constants, self.rows, file.identity)
         functions = runtime.source()  # (first: it adds strings)
         own = "\n".join([self.declared(), self.constants.source(), functions])
-        shared = [family.source() for family in shared_kernels.FAMILIES]
+        shared = shared_kernels.sources()
         loops = [module_text(self.executable.loops)] if self.executable.loops else []
         return BuiltProgram([own, *loops, *shared], runtime.exports)

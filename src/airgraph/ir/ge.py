@@ -46,7 +46,11 @@ def building(graph: Graph, folder: str | Path = ".") -> Iterator[Graph]:
 
 
 def _stack() -> list[tuple[Graph, Path]]:
-    return _current.__dict__.setdefault("stack", [(Graph(), Path("."))])
+    try:
+        return _current.stack
+    except AttributeError:
+        _current.stack = [(Graph(), Path("."))]
+        return _current.stack
 
 
 def current_graph() -> Graph:

@@ -12,6 +12,7 @@ torch_compile_debug/run_<time>-pid_<pid>/airgraph/model__0/dynamo_out_graph.txt
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -97,10 +98,10 @@ class Dumper:
             self.folder.mkdir(parents=True, exist_ok=True)
             write(self.folder / f"{self.next_stem(name)}.txt", gm.print_readable(print_output=False))
 
-    def text(self, name: str, text: str) -> None:
+    def text(self, name: str, text: Callable[[], str]) -> None:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write(self.folder / f"{self.next_stem(name)}.txt", text)
+            write(self.folder / f"{self.next_stem(name)}.txt", text())
 
     def next_stem(self, name: str) -> str:
         self.count += 1

@@ -7,14 +7,14 @@ import forked
 ONLY_WHAT_IS_USED = """
 import torch, airgraph
 from airgraph.engine.native import NativeEngine
-from airgraph.engine.native.kernels.shared_kernels import ATTENTION, CONVOLUTION, PRODUCTS
+from airgraph.engine.native.kernels.shared_kernels import ATTENTION, BY_COLUMNS, FAMILIES
 
 NativeEngine.warm_up = lambda self: None
 x, w = torch.randn(2, 8), torch.randn(8, 8)
 airgraph.compile(lambda x: x.exp().sum(1), (x,))(x)
-assert not (ATTENTION.built or CONVOLUTION.built or PRODUCTS.built)
+assert not any(family.built for family in FAMILIES)
 assert torch.allclose(airgraph.compile(lambda x, w: x @ w, (x, w))(x, w), x @ w, atol=1e-5)
-assert PRODUCTS.built and not ATTENTION.built
+assert [family for family in FAMILIES if family.built] == [BY_COLUMNS]
 q = torch.randn(1, 2, 9, 8)
 sdpa = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v)
 assert torch.allclose(airgraph.compile(sdpa, (q, q, q))(q, q, q), sdpa(q, q, q), atol=1e-5)

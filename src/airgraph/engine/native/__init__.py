@@ -68,6 +68,7 @@ class NativeEngine:
 
         executable = NativeExecutable(request, Tuner(request.journal) if request.autotune else None)
         _awaited.clear()
+        _convolves.clear()
         for note in executable.plan.notes:
             request.journal.remark(note)
         return executable
@@ -77,7 +78,13 @@ class NativeEngine:
 
 
 _awaited = threading.Event()  # a graph is being read or compiled, which may use any of the kernels
+_convolves = threading.Event()  # … and is known to have convolutions
 _preparing: list[threading.Thread] = []
+
+
+def expect_convolutions() -> None:
+    """Their kernels come before others."""
+    _convolves.set()
 
 
 def beside() -> int:
@@ -88,17 +95,19 @@ def beside() -> int:
 def prepare() -> None:
     """What every compilation needs: the code that runs a frame, kernels.
 
-    Kernels that the cache has are loaded. Where it has none, all are compiled until a graph is there: those that it does
-    not use would take a core from its first calls. Else those that are missing have not been needed so far.
+    Kernels that the cache has are loaded. Where it has none, the usual ones are compiled until a graph is there: those that
+    it does not use would take a core from its first calls. Else those that are missing have not been needed so far.
     """
     if problem() is not None:
         return
-    from airgraph.engine.native.kernels.shared_kernels import FAMILIES
+    from airgraph.engine.native.kernels.shared_kernels import CONVOLUTION, FAMILIES, most_used
 
-    cached = [family for family in FAMILIES if family.unit.is_cached()]
-    for family in cached or FAMILIES:
-        if _awaited.is_set() and threading.main_thread().is_alive() and not family.lock.locked():
-            family.code()
+    waiting = [family for family in FAMILIES if family.unit.is_cached()] or list(most_used())
+    while waiting and _awaited.is_set() and threading.main_thread().is_alive():
+        first = CONVOLUTION if _convolves.is_set() and CONVOLUTION in waiting else waiting[0]
+        waiting.remove(first)
+        if not first.lock.locked():
+            first.code()
 
 
 _loading = held_at_fork(threading.Lock(), Depth.LOADING)

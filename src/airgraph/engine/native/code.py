@@ -11,7 +11,7 @@ from airgraph.engine.native.image import KernelName
 from airgraph.engine.native.kernels.gemm import BFLOAT16_FORMS, FLOAT_FORMS, FORMS
 from airgraph.engine.native.kernels.loops import Compiled, module_text, render, render_block, render_epilogue
 from airgraph.engine.native.kernels.shared_kernels import Gemm, begin, kernel, product_step
-from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.jit import LazyCode, Unit
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.index import expand, same
 from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, LoopStep, MaskKind, Matrix, Plan, Step
@@ -25,11 +25,14 @@ SMALL = 30_000  # characters of LLVM text that one module holds: each module has
 
 @dataclass(frozen=True, eq=False)
 class CompiledKernel:
-    """A compiled loop kernel. Its machine code is unloaded with the last step that uses it."""
+    """A loop kernel that is compiled, or will be. Its machine code is unloaded with the last step that uses it."""
 
-    address: int
-    code: Code | None
+    code: LazyCode | None  # None: another program is to have it
     function: KernelName
+
+    @property
+    def address(self) -> int:
+        return self.code[self.function.name] if self.code is not None else 0
 
 
 CompileKernels = Callable[[Iterable[Compiled]], "dict[str, CompiledKernel]"]
@@ -41,7 +44,6 @@ class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
     kind: str  # loop | prologue | gemm | bfloat16 | epilogue | grouped | attention | conv | call
-    function: int
     args: list[Tensor | None]
     sizes: list[Any]
     jobs: Dim
@@ -53,11 +55,18 @@ class NativeStep:
     scratch: int = 0  # bytes for each thread, of a loop
     kernel: CompiledKernel | None = None  # keeps the function loaded
 
+    def address(self) -> int:
+        """Of its function, when that is compiled; 0 for a call."""
+        if self.kernel is not None:
+            return self.kernel.address
+        return kernel(self.symbol.name) if self.symbol is not None else 0
 
-def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[NativeStep]:
-    """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process."""
+
+def native_steps(plan: Plan, compile: CompileKernels | None = None, tuned: bool = False) -> list[NativeStep]:
+    """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process. `tuned`: products
+    are timed."""
     begin(SHARED[type(step)] for step in plan.steps if type(step) in SHARED)
-    begin(product_step(gemm_form(step)[0]) for step in plan.steps if isinstance(step, GemmStep))
+    begin(gemm_name(step, tuned) for step in plan.steps if isinstance(step, GemmStep))
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
     products = [s for s in plan.steps if isinstance(s, GemmStep)]
     loops |= {loop: [render(nest) for nest in loop.nests] for s in products if (loop := s.prologue) is not None}
@@ -80,7 +89,7 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                 if step.prologue is not None:
                     (c,) = loops[step.prologue]
                     steps.append(fused_step("prologue", step, c, found[c.body]))
-                steps.append(gemm_step(step))
+                steps.append(gemm_step(step, tuned))
                 if step.epilogue is not None:
                     (c,) = loops[step.epilogue]
                     steps.append(fused_step("epilogue", step, c, found[c.body]))
@@ -92,7 +101,7 @@ def native_steps(plan: Plan, compile: CompileKernels | None = None) -> list[Nati
                     (c,) = loops[step.epilogue]
                     steps.append(fused_step("epilogue", step, c, found[c.body]))
             case CallStep():
-                steps.append(NativeStep("call", 0, [], [], 0, 1, 0, step))
+                steps.append(NativeStep("call", [], [], 0, 1, 0, step))
     return steps
 
 
@@ -104,18 +113,7 @@ def by_channel(epilogue: LoopStep) -> bool:
 
 def loop_step(step: LoopStep | GemmStep | ConvStep, c: Compiled, kernel: CompiledKernel) -> NativeStep:
     return NativeStep(
-        "loop",
-        kernel.address,
-        [*c.tensors],
-        [*c.sizes],
-        c.jobs,
-        c.unit,
-        c.cost,
-        step,
-        kernel.function,
-        c.checks,
-        c.scratch,
-        kernel,
+        "loop", [*c.tensors], [*c.sizes], c.jobs, c.unit, c.cost, step, kernel.function, c.checks, c.scratch, kernel
     )
 
 
@@ -128,7 +126,8 @@ def fused_step(kind: str, product: GemmStep | ConvStep, c: Compiled, kernel: Com
 
 
 def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
-    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side."""
+    """By their text. New ones are compiled, distributed over a few modules of about the same size, side by side: meanwhile
+    PyTorch ends what it does for a new graph, and the first call waits for them."""
     every = {c.body: c for c in wanted}
     found = {body: kernel for body in every if (kernel := _known.get(body)) is not None}
     new = [c for body, c in every.items() if body not in found]
@@ -139,13 +138,12 @@ def compile_kernels(wanted: Iterable[Compiled]) -> dict[str, CompiledKernel]:
     modules: list[dict[str, Compiled]] = [{} for _ in range(amount)]
     for name, c in sorted(named.items(), key=lambda item: len(item[1].body), reverse=True):
         min(modules, key=lambda m: sum(len(c.body) for c in m.values()))[name] = c
-    units = [Unit(module_text(m), tuple(m)) for m in modules]
-    code = build(units)
-    for unit in units:
-        digest = unit.key().digest
-        for name in unit.exports:
-            body = named[name].body
-            found[body] = _known[body] = CompiledKernel(code[name], code, KernelName(digest, name))
+    for m in modules:
+        code = LazyCode(Unit(module_text(m), tuple(m)))
+        digest = code.unit.key().digest
+        code.begin()
+        for name, c in m.items():
+            found[c.body] = _known[c.body] = CompiledKernel(code, KernelName(digest, name))
     return found
 
 
@@ -175,7 +173,11 @@ def gemm_form(step: GemmStep) -> tuple[int, Dim, Dim]:
     raise AssertionError("the plan left a product of two transposed matrices")
 
 
-def gemm_step(step: GemmStep) -> NativeStep:
+def gemm_name(step: GemmStep, tuned: bool) -> str:
+    return "step_grouped" if step.ends else product_step(gemm_form(step)[0], tuned)
+
+
+def gemm_step(step: GemmStep, tuned: bool) -> NativeStep:
     form, lda, ldb = gemm_form(step)
     batch, m, n, k = step.sizes
     bias_at = step.bias.offset if step.bias else 0
@@ -200,19 +202,9 @@ def gemm_step(step: GemmStep) -> NativeStep:
     args = [step.a.tensor, step.b.tensor, step.out, step.bias.tensor if step.bias else None]
     if step.ends:
         args, sizes = [*args, step.ends.tensor], [*sizes, step.ends.offset]
-        return NativeStep("grouped", kernel("step_grouped"), args, sizes, 0, 1, 0, step, KernelName("", "step_grouped"))
-    name = product_step(form)
-    return NativeStep(
-        "bfloat16" if name == "step_bfloat16" else "gemm",
-        kernel(name),
-        args,
-        sizes,
-        0,
-        1,
-        0,
-        step,
-        KernelName("", name),
-    )
+    name = gemm_name(step, tuned)
+    kind = "grouped" if step.ends else "bfloat16" if name == "step_bfloat16" else "gemm"
+    return NativeStep(kind, args, sizes, 0, 1, 0, step, KernelName("", name))
 
 
 def attention_step(step: AttentionStep) -> NativeStep:
@@ -242,7 +234,7 @@ def attention_step(step: AttentionStep) -> NativeStep:
     args = [q.tensor, k.tensor, v.tensor, mask.tensor if mask else None, step.out, step.lse]
     cost = expand(b * h * lq * lk * (d + dv))
     words, function = [("float", step.scale), *offsets, *dims], KernelName("", "step_attention")
-    return NativeStep("attention", kernel("step_attention"), args, words, 0, 1, cost, step, function)
+    return NativeStep("attention", args, words, 0, 1, cost, step, function)
 
 
 def conv_step(step: ConvStep) -> NativeStep:
@@ -252,4 +244,4 @@ def conv_step(step: ConvStep) -> NativeStep:
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
     words = [*offsets, *step.x.strides]
-    return NativeStep("conv", kernel("step_conv"), args, words, 0, 1, cost, step, KernelName("", "step_conv"))
+    return NativeStep("conv", args, words, 0, 1, cost, step, KernelName("", "step_conv"))

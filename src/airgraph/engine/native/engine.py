@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -50,9 +51,9 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         """`tuner`: matrix products are timed. `compile`: see code.native_steps."""
         assert request.plan is not None
         plan = request.plan
-        self.kernels: list[NativeStep] = native_steps(plan, compile)
+        self.kernels: list[NativeStep] = native_steps(plan, compile, tuned=tuner is not None)
         super().__init__(request, self.kernels)
-        self.name, self.functions = self.graph.name, [step.function for step in self.kernels]
+        self.name = self.graph.name
         self.made, self.loose = [t is None for t in plan.outputs], bool(plan.loose)
         self.titles = [shown_title(plan, step) for step in self.kernels]
         self.frozen = self.unwritten_arguments() if request.frozen else frozenset()
@@ -79,6 +80,11 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
             self.shared = self.prepare(symbols)
             self.image, self.fixed, self.copies = self.shared.image, self.shared.fixed, self.shared.copies
             self.binding = BindingTable(self.shared.sizes_image())
+
+    @cached_property
+    def functions(self) -> list[int]:  # type: ignore[override]
+        """The first frame needs them; until then they may still be compiled."""
+        return [step.address() for step in self.kernels]
 
     def interpreter(self, name: str) -> int:
         return self.tapes.function(name)
@@ -216,6 +222,7 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         assert self.shared is not None
         if any(operation.op == SizeOp.SYMPY for operation in self.sizes.code):
             return "only sympy can compute one of its sizes"
+        _ = self.functions  # compiled, so that the cache has them
         tensors = [*self.constants.values(), *self.fixed]
         if any(t.layout != torch.strided or t.is_quantized or not t.is_contiguous() for t in tensors):
             return "it has a constant that is not plain memory"

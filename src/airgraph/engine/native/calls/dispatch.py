@@ -20,7 +20,7 @@ import torch
 
 from airgraph.engine.native.libtorch import ask, checked, delete, torch_symbol
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.llvm.jit import Code, Unit, build
+from airgraph.engine.native.llvm.jit import LazyCode, Unit
 
 
 class ArgWords:
@@ -560,7 +560,7 @@ def source(known: bool) -> str:
 
 
 @cache
-def code() -> Code | str:
+def code() -> LazyCode | str:
     """The interpreter, or why there is none: a PyTorch without one of these functions."""
     known = has(NEW_OPTIONAL)
     try:
@@ -573,4 +573,4 @@ def code() -> Code | str:
     except OSError as error:
         return str(error)
     name = f"{__name__} {known} {torch_version()}"
-    return build([Unit(lambda: source(known), ("dispatch", "let_go"), imports, name=name)])
+    return LazyCode(Unit(lambda: source(known), ("dispatch", "let_go"), imports, name=name))

@@ -28,7 +28,7 @@ from airgraph.engine.native.calls.tape import (
     Word,
 )
 from airgraph.engine.native.image import Link, Outside, Reference
-from airgraph.engine.native.llvm.jit import Code
+from airgraph.engine.native.llvm.jit import LazyCode
 from airgraph.engine.reference import ReferenceNodes
 from airgraph.plan.index import expand, strides_of
 from airgraph.plan.steps import CallStep, Plan, step_reads
@@ -46,7 +46,7 @@ class Calls:
     tapes: dict[CallStep, Tape]
     refused: dict[CallStep, str]  # with the reason
     dense: frozenset[int]  # ids of tensors that are read as contiguous memory
-    code: Code | None
+    code: LazyCode | None
 
     def function(self, name: str) -> int:
         return self.code[name] if self.code is not None else 0
@@ -65,6 +65,8 @@ def plan_calls(plan: Plan, reference: ReferenceNodes) -> Calls:
     refused: dict[CallStep, str] = {}
     steps = [step for step in plan.steps if isinstance(step, CallStep)]
     machine = dispatch.code() if steps else None
+    if isinstance(machine, LazyCode):
+        machine.begin()
     for step in steps:
         try:
             if isinstance(machine, str):
@@ -74,7 +76,7 @@ def plan_calls(plan: Plan, reference: ReferenceNodes) -> Calls:
         except UnsupportedCall as reason:
             refused[step] = str(reason)
             step.by = f"Python: {reason}"
-    return Calls(tapes, refused, read_dense(plan, tapes), machine if isinstance(machine, Code) and tapes else None)
+    return Calls(tapes, refused, read_dense(plan, tapes), machine if isinstance(machine, LazyCode) and tapes else None)
 
 
 def read_dense(plan: Plan, tapes: dict[CallStep, Tape]) -> frozenset[int]:

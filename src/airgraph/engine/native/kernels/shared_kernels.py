@@ -1,15 +1,15 @@
 """The kernels that serve every graph (matrix products, attention, convolution) as steps that a frame can list.
 
     step(args, sizes, begin, end, scratch)          as a loop's kernel (loops.py)
-    kernel("step_gemm")                             → its address
+    kernel("step_nt")                               → its address
 
-They come in families. One is compiled (0.5 to 0.7 s each on a Xeon) when a graph uses a kernel of it; those of FAMILIES
-may be before, while PyTorch reads the model (airgraph.engine.native.warm_up).
+They come in families: some functions of a module's text, with what these need. One is compiled (0.2 to 0.6 s each on a
+Xeon) when a graph uses a kernel of it; those of `most_used` may be before, while PyTorch reads the model
+(airgraph.engine.native.warm_up).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
@@ -17,8 +17,8 @@ from types import ModuleType
 from airgraph.engine.native.kernels import attention, bfloat16, conv_last, conv_last_kernels, experts, gemm, halves
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.llvm.jit import Code, Unit, build, workers
-from airgraph.locks import Depth, held_at_fork
+from airgraph.engine.native.llvm.cpu import vector_lanes
+from airgraph.engine.native.llvm.jit import LazyCode, Unit
 
 
 class Gemm:
@@ -31,11 +31,14 @@ class Gemm:
     APART, PACKED, PANELS, BAND, ACROSS, WORDS = 17, 18, 19, 20, 21, 22
 
 
-def product_step(form: int) -> str:
-    """The step for this one of gemm.FORMS."""
-    if gemm.FORMS[form] in gemm.BFLOAT16_FORMS:
+def product_step(form: int, tuned: bool = False) -> str:
+    """The step for this one of gemm.FORMS; `tuned`: the weight may turn out to be faster transposed."""
+    name = gemm.FORMS[form]
+    if name in gemm.BFLOAT16_FORMS:
         return "step_bfloat16"
-    return "step_halves" if gemm.FORMS[form] in gemm.ELEMENTS else "step_gemm"
+    if name in gemm.ELEMENTS:
+        return "step_halves"
+    return "step_gemm" if tuned else f"step_{name}"
 
 
 def step_gemm(name: str, forms: Sequence[str]) -> str:
@@ -162,51 +165,66 @@ def step_conv() -> str:
     return f.text()
 
 
-class Family:
-    """The kernels of a module and the steps that call them: one LLVM module, compiled at most once in a process."""
+class Family(LazyCode):
+    """Steps, and these of the functions of a module that they call."""
 
-    def __init__(self, module: ModuleType, **steps: Callable[[], str]) -> None:
-        self.module, self.steps = module, steps
-        self.names = (*module.EXPORTS, *steps)
-        self.unit = Unit(self.source, self.names, name=module.__name__)
-        self.lock = held_at_fork(threading.Lock(), Depth.KERNELS)
-        self.built: Code | None = None
+    def __init__(self, module: ModuleType, *names: str, **steps: Callable[[], str]) -> None:
+        self.module, self.steps, self.names = module, steps, (*steps, *names)
+        super().__init__(Unit(self.source, self.names, name=f"{module.__name__} {self.names[0]}"))
 
     def source(self) -> str:
         return "\n".join([self.module.source(), *(step() for step in self.steps.values())])
 
-    def code(self) -> Code:
-        with self.lock:
-            if self.built is None:
-                self.built = build([self.unit])
-            return self.built
+
+def product(*forms: str) -> Family:
+    name = f"step_{forms[0]}" if len(forms) == 1 else "step_gemm"
+    return Family(gemm, **{name: partial(step_gemm, name, forms)})
 
 
-CONVOLUTION = Family(conv_last_kernels, step_conv=step_conv, step_panels=step_panels)
-PRODUCTS = Family(
-    gemm,
-    step_gemm=lambda: step_gemm("step_gemm", gemm.FLOAT_FORMS),
-    step_grouped=lambda: experts.step_grouped(Gemm.WORDS),
-)
-ATTENTION = Family(attention, step_attention=step_attention)
-HALVES = Family(halves, step_halves=lambda: step_gemm("step_halves", tuple(gemm.ELEMENTS)))
-BFLOAT16 = Family(bfloat16, step_bfloat16=step_bfloat16)
-FAMILIES = (CONVOLUTION, PRODUCTS, ATTENTION)  # those that most models need
-FAMILY_OF = {name: family for family in (*FAMILIES, HALVES, BFLOAT16) for name in family.names}
+CONVOLUTION = Family(conv_last_kernels, "ag_conv_pack", step_conv=step_conv)
+PANELS = Family(conv_last_kernels, "ag_conv_pack", step_panels=step_panels)
+LINEAR, BY_COLUMNS, GRADIENT, ANY_FORM = (product(*f) for f in (("nt",), ("nn",), ("tn",), gemm.FLOAT_FORMS))
+GROUPED = Family(gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
+ATTENTION = Family(attention, "ag_attention_jobs", "ag_attention_scratch", step_attention=step_attention)
+HALVES = Family(halves, step_halves=partial(step_gemm, "step_halves", tuple(gemm.ELEMENTS)))
+BFLOAT16 = Family(bfloat16, "ag_pack_bf16_nt", "ag_pack_bf16_nn", step_bfloat16=step_bfloat16)
+FLOAT32 = (PANELS, CONVOLUTION, LINEAR, BY_COLUMNS, GRADIENT, ANY_FORM, GROUPED, ATTENTION)
+FAMILIES = (*FLOAT32, HALVES, BFLOAT16)
+FAMILIES_OF = {name: [f for f in FAMILIES if name in f.names] for family in FAMILIES for name in family.names}
+
+
+def most_used() -> tuple[Family, ...]:
+    """By most models, the first one soonest."""
+    panels = (PANELS,) if vector_lanes() == 16 else ()  # (panels.pay)
+    return (LINEAR, *panels, ATTENTION, CONVOLUTION)
+
+
+def sources() -> list[str]:
+    """A text for each module of float32, with the steps of all families."""
+    modules = {f.module: "" for f in FLOAT32}
+    steps = {
+        module: [step() for f in FLOAT32 if f.module is module for step in f.steps.values()] for module in modules
+    }
+    return ["\n".join([module.source(), *texts]) for module, texts in steps.items()]
+
+
+def family_of(name: str) -> Family:
+    """One that has this kernel; if possible, one that is compiled."""
+    families = FAMILIES_OF[name]
+    return next((family for family in families if family.built is not None), families[0])
 
 
 def kernel(name: str) -> int:
     """Its address. Compiles its family if nothing of it was needed before."""
-    return FAMILY_OF[name].code()[name]
+    return family_of(name)[name]
 
 
 def begin(names: Iterable[str]) -> None:
     """Compile their families side by side, as far as nobody does."""
-    for family in {FAMILY_OF[name] for name in names}:
-        if family.built is None and not family.lock.locked():
-            workers().submit(family.code)
+    for family in {family_of(name): None for name in names}:
+        family.begin()
 
 
 def name_of(address: int) -> str:
     """Of a kernel, by what `kernel` gave."""
-    return next(n for n, f in FAMILY_OF.items() if f.built is not None and f.built[n] == address)
+    return next(n for f in FAMILIES if f.built is not None for n in f.names if f.built[n] == address)

@@ -138,7 +138,7 @@ class Trial:
         for i in range(memory.repeats):
             addresses = self.keep([memory.a, memory.weights[i % len(memory.weights)], memory.out, memory.bias])
             for index, number in {
-                StepWords.FUNCTION: kernel(product_step(form)),
+                StepWords.FUNCTION: kernel(product_step(form, tuned=True)),
                 StepWords.ARGS: self.keep([addresses + 8 * at for at in range(4)]),
                 StepWords.SIZES: held,
                 StepWords.JOBS: strategy.jobs(p),

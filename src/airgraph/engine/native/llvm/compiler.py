@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,7 @@ from llvmlite.binding import ffi
 
 from airgraph.config import KNOBS
 from airgraph.engine.native.llvm.machine import PASSES, SETTINGS
-from airgraph.locks import Depth, held_at_fork
+from airgraph.locks import Depth, Inside, held_at_fork
 
 _local = threading.local()
 
@@ -36,8 +35,9 @@ def linked(code: bytes, imports: Mapping[str, int], exports: Sequence[str], name
     return builder.link(jit(), name)
 
 
-def compiled(text: str) -> bytes:
-    machine, module = optimised(text)
+def compiled(text: str, exports: Sequence[str] = ()) -> bytes:
+    """The object code of a module; `exports`: of these functions, and of what they need."""
+    machine, module = optimised(text, exports)
     return emit(machine, module, use_object=True)
 
 
@@ -46,12 +46,16 @@ def assembly(text: str) -> str:
     return emit(*optimised(text), use_object=False).decode()
 
 
-def optimised(text: str) -> tuple[Any, Any]:
-    """What loop code profits from, and no more: loops come vectorised, LLVM's O2 would only cost time."""
+def optimised(text: str, exports: Sequence[str] = ()) -> tuple[Any, Any]:
+    """What loop code profits from, and no more: loops come vectorised, LLVM's O2 would only cost time. `exports`: the only
+    functions that others see; none: as the text says."""
     machine = thread_machine()
     module = llvm.parse_assembly(text, context=llvm.create_context())
     if KNOBS["AIRGRAPH_VERIFY"].on():
         module.verify()
+    for function in module.functions if exports else ():
+        if not function.is_declaration and function.name not in exports:
+            function.linkage = "internal"
     module.data_layout, module.triple = str(machine.target_data), machine.triple
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     manager = llvm.create_new_module_pass_manager()
@@ -82,25 +86,6 @@ def unlocked(name: str) -> Any:
 
 
 # -- forks ----------------------------------------------------------------------------------------------------------
-class Inside:
-    """How many threads are inside LLVM without llvmlite's lock; whoever forks waits until there are none."""
-
-    def __init__(self) -> None:
-        self.count, self.changed = 0, threading.Condition()
-
-    def acquire(self) -> None:
-        self.changed.acquire()
-        self.changed.wait_for(lambda: self.count == 0)
-
-    def release(self) -> None:
-        self.changed.release()
-
-    def add(self, number: int) -> None:
-        with self.changed:
-            self.count += number
-            self.changed.notify_all()
-
-
 class LlvmliteLock:
     """What llvmlite holds during a call into LLVM."""
 
@@ -112,16 +97,7 @@ class LlvmliteLock:
 
 
 held_at_fork(LlvmliteLock(), Depth.LLVM)
-_inside = held_at_fork(Inside(), Depth.COMPILING)
-
-
-@contextmanager
-def inside_llvm() -> Iterator[None]:
-    _inside.add(1)
-    try:
-        yield
-    finally:
-        _inside.add(-1)
+inside_llvm = held_at_fork(Inside(), Depth.COMPILING).one_more  # without llvmlite's lock
 
 
 # -- one of each ----------------------------------------------------------------------------------------------------

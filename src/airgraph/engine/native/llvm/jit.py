@@ -22,19 +22,20 @@ from typing import Any
 from airgraph.disk_cache import Key, open_cache
 from airgraph.engine.native.llvm import loader
 from airgraph.engine.native.llvm.machine import machine
-from airgraph.locks import Depth, held_at_fork
+from airgraph.locks import Depth, Inside, held_at_fork
 from airgraph.source_hash import source_hash
 
 _names = itertools.count()
 _importing = held_at_fork(threading.Lock(), Depth.IMPORTING)
+_building = held_at_fork(Inside(), Depth.KERNELS)  # the code of a unit
 OBJECT_BYTES = 16 << 20  # of object files that are kept
 NAMED: dict[str, Unit] = {}  # units with a name that this process uses
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One LLVM module: its text, the functions to be found in it, and the addresses of those it only declares. A text that
-    depends on nothing but our sources and the machine is a function, and has a `name`."""
+    """One LLVM module: its text, the functions that are taken from it, and the addresses of those it only declares. A text
+    that depends on nothing but our sources and the machine is a function, and has a `name`."""
 
     text: str | Callable[[], str]
     exports: tuple[str, ...]
@@ -70,6 +71,27 @@ class Code:
         raise KeyError(name)
 
 
+class LazyCode:
+    """The code of a unit, compiled at most once in a process: by a worker after `begin`, or by whoever needs it first."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self.lock = unit, threading.Lock()
+        self.built: Code | None = None
+
+    def code(self) -> Code:
+        with _building.one_more(), self.lock:
+            if self.built is None:
+                self.built = build([self.unit])
+            return self.built
+
+    def begin(self) -> None:
+        if self.built is None and not self.lock.locked():
+            workers().submit(self.code)
+
+    def __getitem__(self, name: str) -> int:
+        return self.code()[name]
+
+
 def build(units: Sequence[Unit]) -> Code:
     objects = [object_code(units[0])] if len(units) == 1 else list(workers().map(object_code, units))
     return Code([load(code, unit.imports, unit.exports) for unit, code in zip(units, objects)])
@@ -90,7 +112,7 @@ def object_code(unit: Unit) -> bytes:
         NAMED[unit.name] = unit
     found = OBJECTS.get(digest)
     if found is None:
-        found = open_cache().made("object", key, lambda: compiler().compiled(unit.source()))
+        found = open_cache().made("object", key, lambda: compiler().compiled(unit.source(), unit.exports))
         OBJECTS.put(digest, found)
     return found
 

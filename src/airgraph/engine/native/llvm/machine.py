@@ -14,7 +14,7 @@ from pathlib import Path
 from airgraph.config import KNOBS
 from airgraph.engine.native.llvm.tiles import why_no_tiles
 
-PASSES = ("always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
+PASSES = ("global_dead_code_eliminate", "always_inliner", "sroa", "instruction_combine", "new_gvn", "simplify_cfg")
 SETTINGS = {"opt": 2, "reloc": "pic", "jit": True}  # of a target machine
 NAMES = (
     "model name",
