@@ -79,7 +79,7 @@ def packed_bytes(n: int, k: int) -> int:
 
 
 def scratch_bytes(form: str, m: Amount, k: Amount) -> Amount:
-    """What a thread needs for any share of a product: see `Parts`."""
+    """What a thread needs for any share of a product: see `ScratchParts`."""
     deep = maximum(ceil(k, DEEP), 1) * DEEP
     rows = minimum(ceil(m, PANEL) * PANEL, MOST_ROWS)
     return CONFIG + ACC + rows * 2 * DEEP + deep * 2 * PANEL + (rows_bytes(rows, deep) if form == "bf16_tn" else 0)
@@ -300,7 +300,7 @@ def finish() -> str:
 
 
 # -- the whole product ------------------------------------------------------------------------------------------------
-class Parts:
+class ScratchParts:
     """Where the parts of a thread's scratch memory begin: the configuration of the tiles, the sums of a block, a packed
     panel, the ends of rows, Aᵀ."""
 
@@ -328,7 +328,7 @@ def product(form: str) -> str:
     f = Function(f"ag_gemm_{form}", SIGNATURE, exported=True)
     f.leave(f.test("sge", "%m0", "%m1"), lambda: None)
     steps = f.ceil("%k", DEEP)
-    parts = Parts(f, steps)
+    parts = ScratchParts(f, steps)
     fit = f.mul(f.div(str(A_BYTES // (2 * DEEP * PANEL)), f.max(steps, 1)), PANEL)
     most = f.min(f.max(fit, PANEL), MOST_ROWS)
 
@@ -351,7 +351,7 @@ def configure(f: Function, config: str, rows: str) -> None:
     f.call("@llvm.x86.ldtilecfg", f"ptr {config}")
 
 
-def rows_of_a(f: Function, form: str, m: str, count: str, parts: Parts) -> RowsOfA:
+def rows_of_a(f: Function, form: str, m: str, count: str, parts: ScratchParts) -> RowsOfA:
     whole, left = f.div("%k", DEEP), f.rem("%k", DEEP)
     high = f.ceil(count, f.ceil(count, TILE))
     if form == "bf16_tn":
@@ -365,7 +365,7 @@ def rows_of_a(f: Function, form: str, m: str, count: str, parts: Parts) -> RowsO
     return RowsOfA(at, apart, count, high, whole, left)
 
 
-def packed_rows(f: Function, m: str, count: str, parts: Parts, number: str, apart: str) -> None:
+def packed_rows(f: Function, m: str, count: str, parts: ScratchParts, number: str, apart: str) -> None:
     """Up to 32 rows of A, from Aᵀ."""
     given = f"ptr {f.at('%a', m, 'i16')}, i64 %lda, i64 {f.min(count, PANEL)}, i64 %k, ptr {parts.panel}"
     f.call("@pack_panel_nn", given)
@@ -373,7 +373,7 @@ def packed_rows(f: Function, m: str, count: str, parts: Parts, number: str, apar
     f.call("@rows_of_panel", f"ptr {parts.panel}, i64 {f.ceil('%k', DEEP)}, ptr {to}, i64 {apart}")
 
 
-def panel(f: Function, form: str, m: str, n: str, rows: RowsOfA, parts: Parts) -> None:
+def panel(f: Function, form: str, m: str, n: str, rows: RowsOfA, parts: ScratchParts) -> None:
     """All blocks of some rows with one panel."""
     of_b = "nt" if form == "bf16_nt" else "nn"
     there = f.test("ne", "%packed", 0)

@@ -187,7 +187,7 @@ LINEAR, BY_COLUMNS, GRADIENT, ANY_FORM = (product(*f) for f in (("nt",), ("nn",)
 GROUPED = Family(gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
 ATTENTION = Family(attention, "ag_attention_jobs", "ag_attention_scratch", step_attention=step_attention)
 HALVES = Family(halves, step_halves=partial(step_gemm, "step_halves", tuple(gemm.ELEMENTS)))
-BFLOAT16 = Family(bfloat16, "ag_pack_bf16_nt", "ag_pack_bf16_nn", step_bfloat16=step_bfloat16)
+BFLOAT16 = Family(bfloat16, *bfloat16.EXPORTS, step_bfloat16=step_bfloat16)
 FLOAT32 = (PANELS, CONVOLUTION, LINEAR, BY_COLUMNS, GRADIENT, ANY_FORM, GROUPED, ATTENTION)
 FAMILIES = (*FLOAT32, HALVES, BFLOAT16)
 FAMILIES_OF = {name: [f for f in FAMILIES if name in f.names] for family in FAMILIES for name in family.names}
@@ -202,9 +202,7 @@ def most_used() -> tuple[Family, ...]:
 def sources() -> list[str]:
     """A text for each module of float32, with the steps of all families."""
     modules = {f.module: "" for f in FLOAT32}
-    steps = {
-        module: [step() for f in FLOAT32 if f.module is module for step in f.steps.values()] for module in modules
-    }
+    steps = {module: [step() for f in FLOAT32 if f.module is module for step in f.steps.values()] for module in modules}
     return ["\n".join([module.source(), *texts]) for module, texts in steps.items()]
 
 
