@@ -35,6 +35,7 @@ from airgraph.compilation import Compilation
 from airgraph.config import Config
 from airgraph.convert import REGISTRY, any_op, convert
 from airgraph.engine import find_engine, warm_up
+from airgraph.engine.native import expect_convolutions
 from airgraph.errors import AirgraphError, ConfigError, ExportError
 from airgraph.gears import gears_of
 from airgraph.ir.boundary import Boundary
@@ -73,7 +74,9 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         chosen = make_config(base, {**({"mode": mode} if mode else {}), **(options or {})})
-        prepare(chosen, device_of(example_inputs), convolves(gm))
+        if convolves(gm):
+            expect_convolutions()
+        prepare(chosen, device_of(example_inputs))
         model = next(_models)
         write_model(model, gm, chosen)
         if chosen.mode == "max-autotune":
@@ -106,9 +109,9 @@ def reading_modules(gm: torch.fx.GraphModule, traced: Traced, run: Callable[...,
     return getattr(run, "builtin", run) if found is None else found.wrapped(run)
 
 
-def prepare(config: Config, device: torch.device, has_convolutions: bool) -> None:
+def prepare(config: Config, device: torch.device) -> None:
     """Before PyTorch traces a model of this device."""
-    warm_up(config.engine, computing_device(device), config.mode, has_convolutions)
+    warm_up(config.engine, computing_device(device), config.mode)
     expect_programs(computing_device(device))
 
 
@@ -148,8 +151,9 @@ def compile_model(
     start = time.perf_counter()
     programs, compiler = collecting(chosen)
     state = state_of(model) if isinstance(model, torch.nn.Module) else {}
-    device = device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()])
-    prepare(chosen, device, isinstance(model, torch.nn.Module) and any(isinstance(m, _ConvNd) for m in model.modules()))
+    if isinstance(model, torch.nn.Module) and any(isinstance(part, _ConvNd) for part in model.modules()):
+        expect_convolutions()
+    prepare(chosen, device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()]))
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
     traced = compile_exported(exported, compiler, chosen.keep_input_mutations, chosen.decompositions)
     guarded = replace(traced, run=torch.no_grad()(traced.run))

@@ -62,11 +62,6 @@ def candidates(name: str, device: torch.device, mode: str, note: Note = str) -> 
             note(f"not {engine.name}: {reason}")
 
 
-def warm_up(name: str, device: torch.device, mode: str, convolves: bool = False) -> None:
-    """Let the engine that will probably be chosen prepare itself, while PyTorch reads the model. `convolves`: that is known
-    to have convolutions."""
-    if convolves and device.type == "cpu":
-        from airgraph.engine.native import expect_convolutions
-
-        expect_convolutions()
+def warm_up(name: str, device: torch.device, mode: str) -> None:
+    """Let the engine that will probably be chosen prepare itself, while PyTorch reads the model."""
     next(candidates(name, device, mode)).warm_up()
