@@ -279,9 +279,10 @@ def versions() -> Record:
 
 
 def run_name(threads: int) -> str:
-    """By which a run is kept."""
+    """By which a run is kept. (Virtual machines of many sizes give their processors the same name.)"""
     found = hardware()
-    return f"{found.get('Model name', found['machine'])}, {threads} {'threads' if threads > 1 else 'thread'}"
+    processor = f"{found.get('Model name', found['machine'])} ({found['cores']} cores)"
+    return f"{processor}, {threads} {'threads' if threads > 1 else 'thread'}"
 
 
 def stored(path: Path) -> dict[str, Record]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from airgraph.capture.announce import announce, convolves, device_of
@@ -151,7 +150,7 @@ def compile_model(
     start = time.perf_counter()
     programs, compiler = collecting(chosen)
     state = state_of(model) if isinstance(model, torch.nn.Module) else {}
-    if isinstance(model, torch.nn.Module) and any(isinstance(part, _ConvNd) for part in model.modules()):
+    if isinstance(model, torch.nn.Module) and any(isinstance(part, torch.nn.Conv2d) for part in model.modules()):
         expect_convolutions()
     prepare(chosen, device_of([*torch.utils._pytree.tree_leaves((example_args, example_kwargs)), *state.values()]))
     exported = export_model(model, example_args, example_kwargs, dynamic_shapes)
