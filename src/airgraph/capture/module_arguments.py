@@ -62,29 +62,29 @@ class ModuleArguments:
         self.known: dict[tuple[int, ...], StateGather] = {}  # by the addresses of the modules
         self.now: StateGather | None = None
 
-    def whole(self, args: Sequence[Any]) -> list[Any]:
-        """All arguments of the graph. (Other threads may call it meanwhile.)"""
+    def whole(self, args: Sequence[Any]) -> tuple[list[Any], StateGather]:
+        """All arguments of the graph, and what read their state: other threads may read another model's meanwhile."""
         gather = self.now
         found = None if gather is None else gather.gathered(*args)
-        if found is not None:
-            return found
+        if gather is not None and found is not None:
+            return found, gather
         key = tuple([id(args[i]) for i in self.roots])
         gather = self.known.get(key)
         found = None if gather is None else gather.gathered(*args)
-        if found is None:
+        if gather is None or found is None:
             return self.looked_up(key, args)
         self.now = gather
-        return found
+        return found, gather
 
-    def looked_up(self, key: tuple[int, ...], args: Sequence[Any]) -> list[Any]:
+    def looked_up(self, key: tuple[int, ...], args: Sequence[Any]) -> tuple[list[Any], StateGather]:
         self.known.pop(key, None)
         if len(self.known) >= MODELS:
             self.known.pop(next(iter([*self.known])), None)
-        self.now = self.known[key] = StateGather(self.width, self.paths, args)
+        gather = self.now = self.known[key] = StateGather(self.width, self.paths, args)
         found = [*args]
         for i, path in self.paths.items():
             found[i] = path.found(args)
-        return found
+        return found, gather
 
     def wrapped(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run(*arguments of the graph)`, called with what is given."""
@@ -92,8 +92,8 @@ class ModuleArguments:
             return run.reading(self)
         listed, whole = getattr(run, "listed", None), self.whole
         if listed is None:
-            return lambda *args: run(*whole(args))
-        return lambda *args: listed(whole(args))
+            return lambda *args: run(*whole(args)[0])
+        return lambda *args: listed(whole(args)[0])
 
 
 def module_arguments(gm: torch.fx.GraphModule, written: Iterable[int]) -> ModuleArguments | None:

@@ -84,8 +84,8 @@ class NativeProgram(Program):
         calls = self.frame_call(written)
 
         def call(*args: Any) -> Any:
-            given = arguments.whole(args)
-            calls.follow(arguments.now)
+            given, gather = arguments.whole(args)
+            calls.follow(gather)
             return listed(given)
 
         return calls.builtin(call)

@@ -20,7 +20,7 @@ break, nested ones, other models in between. That is the tree of npugraphs and c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from airgraph.config import Config
 from airgraph.engine.native.address_watch import TensorWatch
 from airgraph.engine.native.short_call import RecordedLaunch, ShortCall, is_available
-from airgraph.engine.native.state_gather import WholeArguments
+from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.protocol import Steps, Symbols
 from airgraph.errors import ReplayError
 from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfOutput, Plain, TensorIn
@@ -180,16 +180,16 @@ class ReplayProgram(RecordableProgram):
         return [launch for r in known if (launch := r.launch(count, guarded)) is not None]
 
     def launches_reading(
-        self, rows: list[RecordedLaunch], arguments: WholeArguments, args: Sequence[Any]
+        self, rows: list[RecordedLaunch], gather: StateGather, args: Sequence[Any], models: Mapping[Any, StateGather]
     ) -> list[RecordedLaunch]:
         """What native code may replay where state is read from modules: `rows` before, and what was replayed last."""
-        if self.key_sources or self.saved is not None or arguments.now is None:
+        if self.key_sources or self.saved is not None:
             return []
         last = max(self.entries[()].recordings, key=lambda r: r.used)
-        found = last.launch_reading(arguments.now, args)
+        found = last.launch_reading(gather, args)
         if found is None or found in rows:
             return rows
-        known = [*arguments.known.values()]
+        known = [*models.values()]
         last.forget_launches(known)
         return [*(row for row in rows if row.kept and row.gather in known), found]
 

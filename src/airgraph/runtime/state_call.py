@@ -25,13 +25,13 @@ def reading_calls(
     short, count = ShortCall(program, program.width, written), torch.autograd.graph.increment_version
 
     def call(*args: Any) -> Any:
-        given = arguments.whole(args)
+        given, gather = arguments.whole(args)
         results = program.attempt([*given], None, True)
         if results is None:
             return around(*given)
         if written:
             count([args[i] for i in written])
-        short.launch(program.launches_reading(short.rows, arguments, given), None)
+        short.launch(program.launches_reading(short.rows, gather, given, arguments.known), None)
         return results
 
     return short.builtin(call)

@@ -56,12 +56,13 @@ class FrameCall:
         self.table[FrameCallWords.WIDTH] = self.width if stateless else NEVER
         return table_builtin(method, self.table, self, fallback)
 
-    def follow(self, gather: StateGather | None) -> None:
+    def follow(self, gather: StateGather) -> None:
         """State is read from modules among the arguments."""
         if gather is not self.state:
-            self.state = gather
-            self.table[FrameCallWords.GATHER] = 0 if gather is None else gather.address
-            self.table[FrameCallWords.WIDTH] = NEVER if gather is None else self.width
+            before, self.state = self.state, gather
+            self.table[FrameCallWords.GATHER] = gather.address
+            self.table[FrameCallWords.WIDTH] = self.width
+            del before  # (not before the table names another)
 
     def stay_behind(self, owners: DictWatch, state: list[torch.Tensor]) -> None:
         """State is in front of the arguments, while `owners` are unchanged."""

@@ -46,12 +46,11 @@ class StatePath(NamedTuple):
 
 
 class WholeArguments(Protocol):
-    """Makes all arguments of a graph of those that were given. `known`: by what, for each model; `now`: the last time."""
+    """Makes all arguments of a graph of those that were given, and says by what. `known`: by what, for each model."""
 
     known: dict[tuple[int, ...], StateGather]
-    now: StateGather | None
 
-    def whole(self, args: Sequence[Any]) -> list[Any]: ...
+    def whole(self, args: Sequence[Any]) -> tuple[list[Any], StateGather]: ...
 
 
 def is_available() -> bool:

@@ -29,8 +29,8 @@ class Function(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch):
-    """`pretend(amx=True)`: as on a CPU with AMX that only PyTorch uses; `lacks=True`: as on an Arm CPU without bfloat16. Without a call as on one
-    that is neither, whatever this machine is."""
+    """`pretend(amx=True)`: as on a CPU with AMX that only PyTorch uses; `lacks=True`: as on an Arm CPU without bfloat16.
+    Without a call as on one that is neither, whatever this machine is."""
     this_cpu = target.this_cpu.__wrapped__  # what is remembered stays this machine's
 
     def pretend(amx=False, lacks=False):
