@@ -91,7 +91,7 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
             lean=chosen.mode == "max-autotune" and computing_device(device_of(example_inputs)).type == "cuda",
         )
         run = shortest(programs, traced, len(example_inputs))
-        return reading_modules(gm, traced, run) if from_dynamo(gm) else getattr(run, "builtin", run)
+        return reading_modules(gm, run) if from_dynamo(gm) else getattr(run, "builtin", run)
 
     return compile_module
 
@@ -100,11 +100,11 @@ def from_dynamo(gm: torch.fx.GraphModule) -> bool:
     return any("grapharg" in node.meta for node in gm.graph.find_nodes(op="placeholder"))
 
 
-def reading_modules(gm: torch.fx.GraphModule, traced: Traced, run: Callable[..., Any]) -> Callable[..., Any]:
+def reading_modules(gm: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
     """How Dynamo is to call it: with modules in place of their parameters, where it can be told so."""
     from airgraph.capture.module_arguments import module_arguments  # needs Dynamo
 
-    found = module_arguments(gm, traced.written)
+    found = module_arguments(gm)
     return getattr(run, "builtin", run) if found is None else found.wrapped(run)
 
 

@@ -245,6 +245,11 @@ def test_training(made):
     assert made
 
 
+def test_bytecode_reads_no_buffers_that_are_written_to():
+    with torch.no_grad():
+        assert {"_parameters", "_buffers", "_modules"}.isdisjoint(bytecode(Net().train(), torch.randn(8, 4)))
+
+
 @torch.no_grad()
 def test_buffers_that_are_written_to():
     """They count their versions, and keep their place."""

@@ -314,6 +314,27 @@ def test_versions_of_arguments_that_are_written_to(attempts):
         airgraph.release()
 
 
+def test_versions_of_state_that_is_written_to(attempts):
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+            self.register_buffer("cache", torch.zeros(3))
+
+        def forward(self, x):
+            self.cache.add_(x)
+            return self.cache * self.scale
+
+    for how in ("compile", "torch.compile"):
+        model, x = Cache().eval(), torch.ones(3)
+        fast = captured(how, model, x)
+        attempts.count, before, value = 0, model.cache._version, model.cache.clone()
+        with torch.no_grad():
+            assert torch.equal(fast(x), 2 * (value + 1))
+        assert (attempts.count, model.cache._version, model.scale._version) == (0, before + 1, 0)
+        airgraph.release()
+
+
 def test_arguments_of_inference_mode_have_no_version(attempts):
     class Adding(nn.Module):
         def forward(self, cache, x):

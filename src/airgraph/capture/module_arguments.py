@@ -17,7 +17,7 @@ and when the function is compiled again, does not change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -96,9 +96,9 @@ class ModuleArguments:
         return lambda *args: listed(whole(args)[0])
 
 
-def module_arguments(gm: torch.fx.GraphModule, written: Iterable[int]) -> ModuleArguments | None:
+def module_arguments(gm: torch.fx.GraphModule) -> ModuleArguments | None:
     """Tells Dynamo, which waits for the backend to return, to hand over modules instead of their state. None where it is
-    not Dynamo that waits, or nothing would be gained. What is `written` to is handed over as it is."""
+    not Dynamo that waits, or nothing would be gained."""
     output = waiting(gm)
     if output is None or not is_available():
         return None
@@ -106,7 +106,7 @@ def module_arguments(gm: torch.fx.GraphModule, written: Iterable[int]) -> Module
     found: dict[int, tuple[Any, tuple[str, ...], str, str]] = {}
     for i, node in enumerate(nodes):
         argument = node.meta.get("grapharg")
-        if type(argument) is GraphArg and argument.is_tensor and not argument.pass_arg_as_tensor and i not in written:
+        if type(argument) is GraphArg and argument.is_tensor and not argument.pass_arg_as_tensor:
             place = place_of(argument.source)
             if place is not None:
                 found[i] = place

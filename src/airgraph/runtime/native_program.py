@@ -145,11 +145,8 @@ class FrameStateCall:
         self.program, self.listed, self.written = program, listed, written
         self.calls: FrameCall | None = None
 
-    def builtin(self, width: int, form: str) -> Callable[..., Any] | None:
-        count = len(self.program.boundary.arguments) - width
-        if any(i < count for i in self.written):
-            return None  # Python gives state that is written to its next version
-        self.calls = FrameCall(self.program, self.program.native, width, [i - count for i in self.written], form)
+    def builtin(self, width: int, form: str) -> Callable[..., Any]:
+        self.calls = FrameCall(self.program, self.program.native, width, self.written, form)
         return self.calls.builtin()
 
     def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:

@@ -30,7 +30,7 @@ def reading_calls(
         if results is None:
             return around(*given)
         if written:
-            count([args[i] for i in written])
+            count([given[i] for i in written])
         short.launch(program.launches_reading(short.rows, gather, given, arguments.known), None)
         return results
 

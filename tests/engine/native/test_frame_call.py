@@ -164,6 +164,39 @@ def test_versions_of_what_is_written_to(attempts):
     assert x._version == version + 1 and attempts.count == 0
 
 
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("first", torch.zeros(3))
+        self.register_buffer("second", torch.zeros(3))
+
+    def forward(self, x):
+        self.second.add_(self.first)
+        self.first.add_(x)
+        return self.second * self.scale
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "airgraph.compile"])
+@torch.no_grad()
+def test_versions_of_state_that_is_written_to(how, attempts):
+    model, x = Cache().eval(), torch.ones(3)
+    fast = torch.compile(model, backend="airgraph") if how == "torch.compile" else airgraph.compile(model, (x,))
+    for _ in range(2):
+        fast(x)
+    attempts.count, versions = 0, [t._version for t in (model.first, model.second, model.scale, x)]
+    for calls in range(1, 4):
+        assert torch.equal(fast(x), 2 * model.second)
+        assert [t._version for t in (model.first, model.second, model.scale, x)] == [
+            version + calls * written for version, written in zip(versions, (1, 1, 0, 0))
+        ]
+    assert torch.equal(model.first, torch.full((3,), 5.0)) and torch.equal(model.second, torch.full((3,), 10.0))
+    assert attempts.count == 0
+    model.first = torch.zeros(3)  # another tensor
+    fast(x)
+    assert torch.equal(model.first, x) and model.first._version == 1
+
+
 @torch.no_grad()
 def test_what_is_not_a_tensor_where_one_was(attempts):
     fast, _ = ready(lambda x, y: x + y, torch.randn(3), torch.randn(3))

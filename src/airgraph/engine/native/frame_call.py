@@ -38,7 +38,7 @@ class FrameCall:
     def __init__(
         self, program: Any, runner: FrameRunner, width: int, written: Sequence[int] = (), form: str = "list"
     ) -> None:
-        """`width`, `written`, `form`: as those of ShortCall."""
+        """`width`, `form`: as those of ShortCall. `written`: which of the program's arguments are written to."""
         self.width = width
         self.head = CallHead(program, width, written, form)
         objects = (runner.native, list, runner.fail, runner.finish)

@@ -12,7 +12,7 @@ from airgraph.engine.native.tables import FrameCallWords
 
 FUNCTIONS = {"frame_call": METH_FASTCALL}
 PYTHON = {"PyObject_CallFunctionObjArgs": "ptr (ptr, ...)", "PyList_GetItem": "ptr (ptr, i64)"}
-TYPE = 1  # the word of an object with its class
+TYPE, ITEMS = 1, 3  # the words of an object with its class, and of a list with the address of what is in it
 
 
 def source() -> str:
@@ -77,18 +77,25 @@ def computed() -> str:
     given = listed(f, "all_arguments", "%table")
     f.give(f.test("eq", given, "null", "ptr"), NULL)
     result = f.op(f"call ptr @told(ptr {f.word('%table', FrameCallWords.PROGRAM, 'ptr')}, ptr {given})")
+    done = f.either(f.test("ne", result, "null", "ptr"), "i1", lambda: is_list(f, result), "false")
+    writes = f.word("%table", FrameCallWords.WRITES, "ptr")
+    with f.given(f.op(f"and i1 {done}, {f.test('ne', writes, 'null', 'ptr')}")):
+        f.invoke("@bump_arguments", ("ptr", writes), ("ptr", f.word(given, ITEMS, "ptr")), ("ptr", "null"))
     forget(f, given)
+    f.give(done, f"ptr {result}")
     raised = f.test("eq", result, "null", "ptr")
     with f.given(raised):
         f.invoke("@failed", ("ptr", "%table"))
     f.give(raised, NULL)
-    several = f.test("eq", f.word(result, TYPE, "ptr"), f.word("%table", FrameCallWords.RESULTS, "ptr"), "ptr")
-    f.give(several, f"ptr {result}")
     answer = f.op(f"call ptr @told(ptr {f.word('%table', FrameCallWords.FAILED, 'ptr')}, ptr {result})")
     forget(f, result)
     with f.given(f.test("ne", answer, "null", "ptr")):
         forget(f, answer)
     return f.text(NULL)
+
+
+def is_list(f: Function, result: str) -> str:
+    return f.test("eq", f.word(result, TYPE, "ptr"), f.word("%table", FrameCallWords.RESULTS, "ptr"), "ptr")
 
 
 def in_form() -> str:
@@ -119,10 +126,8 @@ def frame_call() -> str:
     result = f.either(ready, "ptr", lambda: f.op(f"call ptr @computed(ptr {table}, ptr %args, i64 %count)"), "null")
     has_result = f.test("ne", result, "null", "ptr")
     with f.given(has_result):
-        place, writes = (f.word(table, word, "ptr") for word in (FrameCallWords.CALLS, FrameCallWords.WRITES))
+        place = f.word(table, FrameCallWords.CALLS, "ptr")
         f.set(place, 0, f.add(f.word(place, 0), 1))
-        with f.given(f.test("ne", writes, "null", "ptr")):
-            f.invoke("@bump_arguments", ("ptr", writes), ("ptr", "%args"))
     f.give(has_result, f"ptr {f.either(has_result, 'ptr', lambda: given_as(f, table, result), 'null')}")
     f.give(f.test("ne", f.op("call ptr @PyErr_Occurred()"), "null", "ptr"), NULL)
     return f.text(f"ptr {f.op(f'call ptr @fallback(ptr {table}, ptr %args, i64 %count)')}")

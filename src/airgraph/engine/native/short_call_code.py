@@ -15,7 +15,14 @@ from collections.abc import Callable
 from airgraph.engine.native.builtin import METH_FASTCALL
 from airgraph.engine.native.dict_watch import same_tags
 from airgraph.engine.native.llvm.builder import Function
-from airgraph.engine.native.tables import ArenaWords, DirectCallWords, LaunchWords, RecordingWords, ShortCallWords
+from airgraph.engine.native.tables import (
+    ArenaWords,
+    DirectCallWords,
+    GatherWords,
+    LaunchWords,
+    RecordingWords,
+    ShortCallWords,
+)
 
 FUNCTIONS = {"call": METH_FASTCALL}
 PYTHON = {
@@ -167,9 +174,10 @@ def launched(f: Function, row: str) -> str:
     kept, recording = f.word(row, LaunchWords.KEPT, "ptr"), f.word(row, LaunchWords.RECORDING, "ptr")
     made, form = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", DirectCallWords.FORM)
     f.invoke("@Py_IncRef", ("ptr", kept))
+    given = (("ptr", "%args"), ("ptr", f.word(row, LaunchWords.GATHER, "ptr")))
     for word, rows, more in (
         (ShortCallWords.STATE_WRITES, "@bump_rows", ()),
-        (ShortCallWords.WRITES, "@bump_arguments", (("ptr", "%args"),)),
+        (ShortCallWords.WRITES, "@bump_arguments", given),
     ):
         writes = f.word("%table", word, "ptr")
         with f.given(f.test("ne", writes, "null", "ptr")):
@@ -229,11 +237,16 @@ def tag_rows() -> str:
 
 
 def bump_arguments() -> str:
-    """The table has the number of arguments that are written to, and their numbers."""
-    f = Function("bump_arguments", "ptr %table, ptr %args")
+    """The table has the number of arguments that are written to, and their numbers; `gather` (GatherWords, or null) those
+    that are read from modules."""
+    f = Function("bump_arguments", "ptr %table, ptr %args, ptr %gather")
+    read = f.test("ne", "%gather", "null", "ptr")
+    items = f.either(read, "ptr", lambda: f.word("%gather", GatherWords.ITEMS, "ptr"), "%args")
     with f.each("0", f.word("%table", 0), 1) as loop:
         number = f.word(f.at("%table", 1, "i64"), loop.i)
-        tensor = f.at(f.word("%args", number, "ptr"), HANDLE, "i64")
+        own = f.word(items, number, "ptr")
+        given = f.either(f.test("eq", own, "null", "ptr"), "ptr", lambda: f.word("%args", number, "ptr"), own)
+        tensor = f.at(given, HANDLE, "i64")
         counts = f.op(f"xor i1 {f.op(f'call i1 @is_inference(ptr {tensor})')}, true")
         with f.given(counts):
             f.invoke("@bump_version", ("ptr", tensor))
