@@ -39,7 +39,7 @@ from airgraph.plan.nest import Nest
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_writes
-from airgraph.plan.tensors import TO_LAST, Tensor
+from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES, as_tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
@@ -94,6 +94,7 @@ class CudaExecutable:
         self.shapes = {
             t.id: v for t, v in zip(self.plan.outputs, self.plan.output_values) if t is not None
         }  # outputs leave with the shape of their value
+        self.last = {t.id for i, t in enumerate(self.plan.outputs) if t is not None and i in self.plan.last}
         self.keys: dict[int, int] = {}  # of tensors in `env`, by their ids
         self.called = {id(p.source): p.tensor for p in self.plan.allocations.values() if p.kind == "call"}
         self.constants: dict[int, Any] = {**self.reference.constants, **self.planned_constants()}
@@ -189,7 +190,9 @@ class CudaExecutable:
             shown = self.shapes.get(place.tensor.id)
             shape = tuple(value(s) for s in t.shape)
             strides: tuple[int, ...] = tuple(value(s) for s in place.strides)
-            if shown is not None and shown.type.shape != t.shape:
+            if place.tensor.id in self.last:
+                shape, strides = tuple(shape[i] for i in FROM_LAST), tuple(strides[i] for i in FROM_LAST)
+            elif shown is not None and shown.type.shape != t.shape:
                 shape = tuple(value(s) for s in shown.type.shape or ())
                 strides = contiguous_strides(shape)
             found = bound.layouts[t.id] = (shape, strides, TORCH_TYPES[t.dtype])
@@ -382,7 +385,11 @@ class CudaExecutable:
                 made = by_patches(x, w, bias)
             else:
                 made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
-            return [made if own else self.memory(self.key(step.out), step.out, env, bound).copy_(made)]
+            if own:
+                return [made]
+            shown = made.permute(FROM_LAST) if self.home(step.out).tensor.id in self.last else made
+            place = self.memory(self.key(step.out), step.out, env, bound)
+            return [place.copy_(shown.reshape(place.shape))]
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
 
