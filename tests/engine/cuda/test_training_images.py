@@ -6,6 +6,7 @@ The norms have float32 parameters, and the graphs are converted as for a GPU, so
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ import airgraph
 import airgraph.api
 from airgraph.convert.families import norms
 from airgraph.engine import ENGINES, register_engine
+from airgraph.engine.cuda import executable
 from airgraph.engine.cuda.executable import CudaExecutable
 from airgraph.ir.types import DataType
 from airgraph.plan.index import volume
@@ -315,6 +317,22 @@ def test_the_reference_engine_runs_the_same_graphs():
         for name in want:
             torch.testing.assert_close(got[name], want[name], rtol=2e-2, atol=2e-2)
             assert got[name].stride() == want[name].stride()
+
+
+def test_results_are_made_by_cudnn_where_they_are_wanted(monkeypatch):
+    """cuDNN writes into the memory of what is saved: here PyTorch's convolution stands for it."""
+    made = []
+
+    def convolution(x, w, *, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, out):
+        made.append(out.shape)
+        return out.copy_(torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups))
+
+    monkeypatch.setattr(executable, "by_cudnn", lambda *operands: True)
+    monkeypatch.setattr(torch.ops.aten.cudnn_convolution, "out", convolution)
+    check(network(lambda: basic(8, 16, 2), F16), torch.randn(NARROW).to(F16))
+    assert {*made} == {(2, 16, 4, 4)}
+    names = {a.name for a in torch._C._get_schema("aten::cudnn_convolution", "out").arguments}
+    assert names == {"self", "weight", *inspect.signature(convolution).parameters} - {"x", "w"}
 
 
 # -- plans --------------------------------------------------------------------------------------------------------------

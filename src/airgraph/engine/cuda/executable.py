@@ -35,6 +35,7 @@ from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.nest import Nest
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
@@ -375,7 +376,7 @@ class CudaExecutable:
         shapes = [(s.n, s.c, s.h, s.w), (s.o, s.c // s.groups, s.kh, s.kw), (s.o,)]
         keys = [self.key(m.tensor) for m in matrices]
         numbers = ((s.sh, s.sw), (s.ph, s.pw), (s.dh, s.dw), False, (0, 0), s.groups)
-        own = self.home(step.out).kind == "arena"
+        own, last = self.home(step.out).kind == "arena", self.home(step.out).tensor.id in self.last
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
@@ -383,11 +384,14 @@ class CudaExecutable:
             bias = rest[0] if rest else None
             if is_patches(s):
                 made = by_patches(x, w, bias)
+            elif last and bias is None and by_cudnn(x, w):
+                place = self.memory(self.key(step.out), step.out, env, bound)
+                return [convolved_into(place, x, w, s)]
             else:
                 made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
             if own:
                 return [made]
-            shown = made.permute(FROM_LAST) if self.home(step.out).tensor.id in self.last else made
+            shown = made.permute(FROM_LAST) if last else made
             place = self.memory(self.key(step.out), step.out, env, bound)
             return [place.copy_(shown.reshape(place.shape))]
 
@@ -530,6 +534,29 @@ def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Call
     """What a matrix says of the memory of its tensor, which is `base`."""
     strides = [value(s) for s in matrix.strides]
     return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
+
+
+def by_cudnn(*operands: torch.Tensor) -> bool:
+    """Whether a convolution of these is one that PyTorch leaves to cuDNN."""
+    available = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
+    return available and all(t.is_cuda and 0 < t.numel() < WIDE for t in operands)
+
+
+def convolved_into(place: torch.Tensor, x: torch.Tensor, w: torch.Tensor, s: ConvSizes) -> torch.Tensor:
+    """The convolution, made in this memory: a result of the graph is not copied there."""
+    flags = torch.backends.cudnn
+    return torch.ops.aten.cudnn_convolution.out(
+        x,
+        w,
+        padding=(s.ph, s.pw),
+        stride=(s.sh, s.sw),
+        dilation=(s.dh, s.dw),
+        groups=s.groups,
+        benchmark=flags.benchmark,
+        deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
+        allow_tf32=False,  # of halves
+        out=place,
+    )
 
 
 def by_patches(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
