@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from airgraph.engine.cuda.target import GPU
 from airgraph.plan.steps import LoopStep
 
 
@@ -64,3 +65,16 @@ def test_halves_with_several_uses_stay_halves_in_memory(planned):
     """)
     kept = [(p.tensor.dtype.name, p.tensor.shape) for p in plan.allocations.values() if p.kind == "arena"]
     assert kept == [("DT_FLOAT16", (32, 64))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ([16, 112, 112, 64], [[16 * 28, 64]]),  # 448 parts of 4 × 112 elements: no end is within a row
+        ([16, 28, 28, 128], [[16 * 2, 128]]),  # few enough elements in each
+        ([100000, 64], [[200, 64]]),
+    ],
+)
+def test_columns_of_a_gpu(planned, shape, wanted):
+    """Programs that add up columns are many, each for a few hundred rows."""
+    assert partial_sizes(planned, shape, [*range(len(shape) - 1)], GPU) == wanted

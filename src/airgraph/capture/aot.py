@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from airgraph.capture.dtypes import correct_dtypes
+from airgraph.capture.images import save_images_last
 from airgraph.capture.recurrent import unroll_lstms
 from airgraph.capture.write_strides import WritesKeepStrides
 from airgraph.convert.names import names_of, tell
@@ -67,7 +68,8 @@ class Traced:
 
 def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool, **options: Any) -> tuple[Any, Any]:
     """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
-    pass must not act again in the backward one. `lean`: cheap values are computed twice rather than saved."""
+    pass must not act again in the backward one. `lean`: cheap values are computed twice rather than saved, and images lie
+    as fused kernels make them."""
     correct_dtypes(joint)
     forward, backward = default_partition(joint, inputs, **options)
     done = {node.name for node in forward.graph.nodes if acts(node)}
@@ -77,6 +79,7 @@ def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool,
     save_bases(forward, backward, options["num_fwd_outputs"])
     if lean:
         save_inputs(forward, backward, options["num_fwd_outputs"])
+        save_images_last(forward, backward, options["num_fwd_outputs"])
     forward.recompile()
     backward.recompile()
     return forward, backward

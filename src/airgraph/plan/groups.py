@@ -33,16 +33,30 @@ from airgraph.plan.opaque import (
     channels_last,
     new_buffer,
     opaque,
+    reads_last,
     with_bias,
     written_back,
 )
-from airgraph.plan.operands import Operands, dense, is_contiguous
+from airgraph.plan.operands import Operands, dense, is_contiguous, lies_last
 from airgraph.plan.prologues import fuse_prologues
 from airgraph.plan.split import split_reduction
 from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step_reads, step_writes
-from airgraph.plan.store_layouts import store_layouts
+from airgraph.plan.store_layouts import ordered_strides, store_layouts
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import VIEWS, Tensor, buffer, cast, expand_to, from_last, iota, next_id, point
+from airgraph.plan.tensors import (
+    TO_LAST,
+    VIEWS,
+    Tensor,
+    as_last,
+    buffer,
+    cast,
+    expand_to,
+    from_last,
+    iota,
+    next_id,
+    point,
+    to_last,
+)
 from airgraph.plan.widening import Widening, pays, reads_halves
 
 JOINED = ("concat", "pad")
@@ -89,7 +103,7 @@ class Planner:
         self.allocations: dict[int, Allocation] = {}
         self.opaque: dict[Node, Opaque] = {}
         self.roots: dict[int, Tensor] = {}
-        self.calls: set[int] = set()  # ids of tensors that calls make
+        self.calls: dict[int, Tensor] = {}  # what calls make, by id of the IR value
         self.steps: list[Step] = []
         self.made_by: dict[int, int] = {}  # tensor id → step
         self.notes: list[str] = []
@@ -97,6 +111,7 @@ class Planner:
         self.settled: set[int] = set()  # tensors whose steps, and those of what they read, are in place
         self.order: list[Tensor | Node] = []
         self.loose: set[int] = set()
+        self.last: set[int] = set()  # outputs with channels last
         self.stored: dict[int, tuple[Dim, ...]] = {}  # strides of roots that are not contiguous
         self.image_copies: dict[Any, Tensor] = {}
         self.symbols = {
@@ -139,7 +154,7 @@ class Planner:
         t = buffer(value.type.shape or (), value.dtype, value)
         strides = spec.strides if isinstance(spec, TensorIn) else ()
         self.allocations[t.id] = Allocation(t, "input", tuple(strides), 0, node.name)
-        self.tensors[id(value)] = t
+        self.tensors[id(value)] = as_last(t) if self.target.images_last and lies_last(t.shape, strides) else t
 
     def formulas(self) -> None:
         for node in self.graph.nodes:
@@ -192,13 +207,15 @@ class Planner:
             raise UnsupportedPlan("the offset of a view is asked for, and what calls make may have been moved")
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
-        self.opaque[node] = TorchCall(node, reads, [new_buffer(value) for value in node.outputs])
+        last = self.target.images_last and reads_last(node, reads)
+        self.opaque[node] = TorchCall(node, reads, [new_buffer(value) for value in node.outputs], last)
         self.order.append(node)
         for value, t in zip(node.outputs, self.opaque[node].outputs):
-            strides = self.target.call_strides(value) or strides_of(t.shape)
-            self.allocations[t.id] = Allocation(t, "call", strides, 0, value)
-            self.tensors[id(value)] = t
-            self.calls.add(t.id)
+            image = last and len(t.shape) == 4
+            strides = ordered_strides(t.shape, TO_LAST) if image else self.target.call_strides(value)
+            self.allocations[t.id] = Allocation(t, "call", strides or strides_of(t.shape), 0, value)
+            self.tensors[id(value)] = as_last(t) if image else t
+            self.calls[id(value)] = t
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
@@ -271,7 +288,8 @@ class Planner:
         """An output of the graph: a tensor computed straight into the memory the caller gets."""
         strides = self.layouts().get(number)
         t = self.of(value)
-        if t.id in self.calls and self.allocations[t.id].source is value:
+        called = self.calls.get(id(value))
+        if called is t or (called is not None and strides == self.allocations[called.id].strides):
             return None  # PyTorch made it: handed out as it is
         if t.dtype not in TYPES:
             raise UnsupportedPlan(f"{t.dtype.name} leaves the graph as it came")
@@ -279,6 +297,10 @@ class Planner:
             self.loose.add(number)  # gaps or overlaps: laid out by the program
             strides = None
         if strides is None:
+            strides = strides_of(t.shape)
+        if self.target.images_last and lies_last(t.shape, strides):
+            self.last.add(number)
+            t = to_last(t)
             strides = strides_of(t.shape)
         whole = base(t)
         if is_contiguous(t.shape, strides) and whole.id not in self.allocations and whole.op not in ("const", "iota"):
@@ -391,6 +413,7 @@ class Planner:
             self.notes,
             self.target,
             self.loose,
+            self.last,
             makers=self.makers,
         )
 
@@ -422,6 +445,8 @@ class Planner:
         last = max((self.made_by.get(i, -1) for i in reads), default=-1)
         step = self.steps[last] if last >= 0 else None
         if isinstance(step, LoopStep) and not step.sequential and self.join(step, last, t):
+            return
+        if self.target.joins_reductions and t.op == "reduce" and self.join_reduction(t, reads, last):
             return
         kernel, domain = self.settled_kernel(t)
         self.made_by[t.id] = len(self.steps)
@@ -466,6 +491,19 @@ class Planner:
             step.roots, step.kernel, step.domain = roots, kernel, found
             self.made_by[t.id] = number
             return True
+        return False
+
+    def join_reduction(self, t: Tensor, reads: set[int], last: int) -> bool:
+        """With a loop that reduces the same rows, and reads the same memory or what came from the same step."""
+        domain = Domain(t.inputs[0].shape, t.attrs[1])
+        makers = {self.made_by[i] for i in reads if i in self.made_by}
+        for number in range(len(self.steps) - 1, last, -1):
+            step = self.steps[number]
+            if isinstance(step, LoopStep) and not step.sequential and step.domain == domain:
+                read = {x.id for x in step_reads(step)}
+                beside = read & reads or makers & {self.made_by.get(i) for i in read}
+                if beside and self.join(step, number, t):
+                    return True
         return False
 
     @cached_property

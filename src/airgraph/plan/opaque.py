@@ -6,7 +6,7 @@ cannot do is not asked here: `Target.refuses` says it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of, volume
 from airgraph.plan.lowerings.table import UnsupportedLowering
-from airgraph.plan.operands import Operands, lies_plain
+from airgraph.plan.operands import Operands, is_contiguous, lies_plain
+from airgraph.plan.split import HALVES
 from airgraph.plan.steps import (
     AttentionSizes,
     AttentionStep,
@@ -32,6 +33,7 @@ from airgraph.plan.tensors import (
     broadcast,
     buffer,
     expand_to,
+    is_last,
     permute,
     point,
     reshape,
@@ -39,6 +41,19 @@ from airgraph.plan.tensors import (
 )
 
 Of = Callable[[Value], Tensor]
+CONVOLUTION_CALLS = frozenset(
+    {"Conv2DTranspose", "Conv2DBackpropInput", "Conv2DBackpropFilter", "Convolution", "ConvolutionBackward"}
+)
+POOLING_CALLS = frozenset(
+    {
+        "MaxPoolWithArgmaxV1",
+        "MaxPoolGradWithArgmaxV1",
+        "AvgPoolV2",
+        "AvgPoolV2Grad",
+        "AdaptiveAvgPool2d",
+        "AdaptiveAvgPool2dGrad",
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +177,14 @@ def copied_last(operands: Operands, t: Tensor) -> Matrix:
     return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
 
 
+def image_last(operands: Operands, t: Tensor) -> Matrix:
+    """t, [n, c, h, w], with channels last and no gaps, as PyTorch's kernels for such images want it."""
+    found = operands.view(t)
+    if found is not None and is_contiguous([t.shape[i] for i in TO_LAST], [found.strides[i] for i in TO_LAST]):
+        return found
+    return copied_last(operands, t)
+
+
 @dataclass(frozen=True, eq=False)
 class Scatter:
     """x with some elements replaced, `how`: see `build_scatter`. In place: in the memory of the argument x is."""
@@ -184,11 +207,12 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class TorchCall:
-    """PyTorch does it."""
+    """PyTorch does it. `last`: it gets images, and weights of convolutions, with channels last."""
 
     node: Node
     reads: list[tuple[Value, Tensor]]
     outputs: list[Tensor]
+    last: bool = False
 
     @property
     def operands(self) -> list[Tensor]:
@@ -199,7 +223,8 @@ class TorchCall:
         for v, t in self.reads:
             if t.op in ("const", "iota") and not t.shape and (v.node.op == "Const" or v.known is not None):
                 continue  # numbers: made when called
-            reads.append((v, as_pytorch_has_it(operands.strided(t), t), t))
+            found = image_last(operands, t) if self.last and len(t.shape) == 4 else operands.strided(t)
+            reads.append((v, as_pytorch_has_it(found, t), t))
         return CallStep(self.node, reads, list(zip(self.node.outputs, self.outputs)))
 
 
@@ -217,6 +242,15 @@ Opaque = KernelStep | Scatter | TorchCall
 
 def present(*tensors: Tensor | None) -> list[Tensor]:
     return [t for t in tensors if t is not None]
+
+
+def reads_last(node: Node, reads: Sequence[tuple[Value, Tensor]]) -> bool:
+    """Whether this is a call that keeps images in their layout, and gets one with channels last."""
+    if node.op in POOLING_CALLS:
+        return any(is_last(t) for _, t in reads)
+    images = [t for _, t in reads if len(t.shape) == 4]
+    halves = all(t.dtype in HALVES for t in images)
+    return node.op in CONVOLUTION_CALLS and halves and node.attrs.get("groups", 1) == 1 and any(map(is_last, images))
 
 
 def new_buffer(value: Value, dtype: DataType | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from airgraph.ir.types import Dim
 from airgraph.plan.index import Affine, CutVar, SplitVar, UnsupportedPlan, backwards, expand, same, strides_of, vars_for
 from airgraph.plan.kernels import Domain, FormulaReader, Memory, NeedsRows
 from airgraph.plan.steps import Matrix
-from airgraph.plan.tensors import Tensor
+from airgraph.plan.tensors import TO_LAST, Tensor
 
 
 class Operands:
@@ -94,6 +94,13 @@ def reshaped_strides(shape: Sequence[Dim], strides: Sequence[Dim], new: Sequence
 
 def is_contiguous(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
     return all(same(a, b) or same(s, 1) for a, b, s in zip(strides, strides_of(shape), shape))
+
+
+def lies_last(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Four axes, [n, c, h, w], with channels last in memory; not one that lies contiguous as well."""
+    if len(shape) != 4 or len(strides) != 4 or is_contiguous(shape, strides):
+        return False
+    return is_contiguous([shape[i] for i in TO_LAST], [strides[i] for i in TO_LAST])
 
 
 def dense(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:

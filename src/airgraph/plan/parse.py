@@ -214,6 +214,8 @@ class PlanReader:
             self.found.outputs.append(self.tensor(line.next("name")))
         if line.take("restrided"):
             self.found.loose.add(len(self.found.outputs) - 1)
+        if line.take("channels_last"):
+            self.found.last.add(len(self.found.outputs) - 1)
 
     def matrix(self, line: Line) -> Matrix:
         tensor = self.tensor(line.next("name"))

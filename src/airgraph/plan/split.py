@@ -10,6 +10,7 @@ results are at least as near to the true value as before.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from airgraph.ir.types import DataType
 from airgraph.plan.target import Target
@@ -35,8 +36,11 @@ def split_reduction(t: Tensor, target: Target) -> Tensor | None:
     length = math.prod(x.shape[first : last + 1])
     count = parts(length, -(-target.jobs // max(jobs, 1)))
     row = math.prod(x.shape) // max(kept, 1)
-    if target.part and row > count * target.part:
+    if rows_in_a_row and target.part and row > count * target.part:
         count = next((n for n in range(count, length) if length % n == 0 and row <= n * target.part), count)
+    if not rows_in_a_row and target.column_part and row > count * target.column_part:
+        between = whole_parts(x.shape[first : last + 1])
+        count = next((n for n in between if n > count and row <= n * target.column_part), count)
     if count < FEWEST:
         return None
     split = reshape(x, (*x.shape[:first], count, length // count, *x.shape[last + 1 :]))
@@ -61,6 +65,14 @@ def longest_run(axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int
         else:
             runs.append((a, a))
     return max(runs, key=lambda run: math.prod(shape[run[0] : run[1] + 1]))
+
+
+def whole_parts(shape: tuple[int, ...]) -> Iterator[int]:
+    """The numbers of equal parts of these axes, taken as one, whose ends divide one axis only."""
+    before = 1
+    for size in shape:
+        yield from (before * n for n in range(1, size + 1) if size % n == 0 and (before == 1 or n > 1))
+        before *= size
 
 
 def parts(length: int, most: int) -> int:

@@ -187,6 +187,7 @@ class Plan:
     notes: list[str]
     target: Target
     loose: set[int] = field(default_factory=set)  # outputs whose final strides the program has to make
+    last: set[int] = field(default_factory=set)  # outputs computed as [n, h, w, c] that leave as [n, c, h, w]
     makers: list[tuple[int, Node]] = field(default_factory=list)  # tensors from this id on are of that node's formula
 
     def allocation(self, t: Tensor) -> Allocation:

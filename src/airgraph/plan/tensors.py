@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from airgraph.ir.types import DataType, Dim
 from airgraph.plan.functions import cost
-from airgraph.plan.index import Affine, UnsupportedPlan, expand, same
+from airgraph.plan.index import Affine, UnsupportedPlan, expand, same, volume
 
 Shape = tuple[Dim, ...]
 VIEWS = frozenset({"reshape", "permute", "expand", "slice", "reverse"})
@@ -42,7 +42,7 @@ class Tensor:
 
 def tensor(op: str, inputs: Sequence[Tensor], shape: Sequence[Dim], dtype: DataType, attrs: Any = None) -> Tensor:
     t = Tensor(op, tuple(inputs), tuple(shape), dtype, attrs)
-    own = cost(attrs) if op == "point" else 1
+    own = cost(attrs) if op == "point" else 0 if isinstance(attrs, Shown) else 1
     t.cost = 0 if op in ("buffer", "const") else sum(i.cost for i in t.inputs) + own
     if op == "reduce":
         t.cost += 64
@@ -117,6 +117,8 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def permute(x: Tensor, order: Sequence[int]) -> Tensor:
+    if is_last(x) and tuple(order) == TO_LAST:
+        return to_last(x)
     return tensor("permute", (x,), [x.shape[i] for i in order], x.dtype, tuple(order))
 
 
@@ -124,15 +126,21 @@ def permute(x: Tensor, order: Sequence[int]) -> Tensor:
 # A convolution makes its result with channels last and shows it by a permutation. Formulas move that permutation outwards,
 # so what follows is computed channels last, too, and the next convolution reads it as it lies.
 class Shown(tuple[int, ...]):
-    """The order of axes by which channels-last memory is shown as [n, c, h, w]."""
+    """The order of axes by which channels-last memory is shown as [n, c, h, w], or such a tensor as it lies in memory:
+    loops run in that order, so it costs nothing."""
 
 
 def from_last(x: Tensor) -> Tensor:
     return tensor("permute", (x,), [x.shape[i] for i in FROM_LAST], x.dtype, Shown(FROM_LAST))
 
 
+def as_last(x: Tensor) -> Tensor:
+    """[n, c, h, w] that lies in memory with channels last, so that what reads it is computed in that order."""
+    return from_last(tensor("permute", (x,), by_last(x.shape), x.dtype, Shown(TO_LAST)))
+
+
 def is_last(t: Tensor) -> bool:
-    return t.op == "permute" and isinstance(t.attrs, Shown)
+    return t.op == "permute" and isinstance(t.attrs, Shown) and t.attrs == FROM_LAST
 
 
 def to_last(t: Tensor) -> Tensor:
@@ -141,6 +149,10 @@ def to_last(t: Tensor) -> Tensor:
         return t.inputs[0]
     if all(same(s, 1) for s in t.shape):
         return t if len(t.shape) <= 1 else reshape(t, (1,))
+    if len(t.shape) > 2 and all(same(s, 1) for i, s in enumerate(t.shape) if i != len(t.shape) - 3):
+        while t.op == "reshape":  # a number for each channel
+            (t,) = t.inputs
+        return reshape(t, (volume(t.shape),))
     return permute(reshape(t, (1,) * (4 - len(t.shape)) + t.shape) if len(t.shape) < 4 else t, TO_LAST)
 
 
@@ -178,6 +190,9 @@ def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 def reduce(op: str, x: Tensor, axes: Sequence[int], keep: bool, dtype: DataType | None = None) -> Tensor:
     at = {a % len(x.shape) for a in axes}
+    if is_last(x) and (1 in at or at >= {2, 3}):  # the axes that are left are in the same order in memory
+        left = reduce(op, to_last(x), [TO_LAST.index(a) for a in at], False, dtype)
+        return reshape(left, [1 if i in at else s for i, s in enumerate(x.shape)]) if keep else left
     shape = tuple(1 if i in at else s for i, s in enumerate(x.shape) if keep or i not in at)
     return tensor("reduce", (x,), shape, dtype or x.dtype, (op, tuple(sorted(at)), keep))
 

@@ -178,7 +178,8 @@ class PlanText:
 
     def output(self, number: int, t: Tensor | None) -> str:
         restrided = " restrided" if number in self.plan.loose else ""
-        return f"output {number}: {self.name(t) if t is not None else 'as PyTorch made it'}{restrided}"
+        last = " channels_last" if number in self.plan.last else ""
+        return f"output {number}: {self.name(t) if t is not None else 'as PyTorch made it'}{restrided}{last}"
 
     # -- steps --------------------------------------------------------------------------------------------------------
     def step(self, number: int, step: Step) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from airgraph.engine.cuda.target import GPU
+from airgraph.engine.cuda import target_for
 from airgraph.engine.fold import fold
 from airgraph.plan.groups import make_plan
 
@@ -211,7 +211,7 @@ class TestedEngine:
 
     def plan(self, request):
         fold(request)
-        return make_plan(request.graph, request.boundary, GPU)
+        return make_plan(request.graph, request.boundary, target_for(request))
 
 
 def check(compiled, case, device, tolerance):

@@ -13,6 +13,7 @@ import torch
 
 from airgraph.engine.protocol import Programs, Request
 from airgraph.errors import ConfigError
+from airgraph.ir.boundary import Fresh, TensorIn
 from airgraph.ir.graph import Graph, Node
 from airgraph.source_hash import source_hash
 
@@ -95,16 +96,31 @@ def problem() -> str | None:
 
 
 def target_for(request: Request) -> GpuTarget:
-    """Images lie with channels first where others read them so: the backward graph, or PyTorch's norms, say."""
-
+    """Images lie with channels last where there are convolutions of halves, unless others read them with channels first:
+    PyTorch's norms, say. In training they lie as those that are saved do, which both graphs agree on (capture/images.py).
+    """
     from airgraph.engine.cuda.target import CHANNELS_FIRST, GPU
+
+    if request.journal.phase in ("forward", "backward"):
+        return GPU if crossed_by_images_last(request) else CHANNELS_FIRST
 
     def takes_images(node: Node) -> bool:
         shapes = [v.type.shape or () for v in node.values()]
         return node.op == "AtenCall" and any(len(s) == 4 for s in shapes)
 
-    training = request.journal.phase in ("forward", "backward")
-    return CHANNELS_FIRST if training or any(map(takes_images, request.graph.nodes)) else GPU
+    return CHANNELS_FIRST if any(map(takes_images, request.graph.nodes)) else GPU
+
+
+def crossed_by_images_last(request: Request) -> bool:
+    """Whether halves with channels last come into the graph, or leave it."""
+    from airgraph.engine.cuda.target import HALVES
+    from airgraph.plan.operands import lies_last
+
+    results = [r for r in request.boundary.results if isinstance(r, Fresh) and r.layout is not None]
+    leaving = list(request.graph.net_output.values())
+    crossing = [(a.type.dtype, a.type.shape, a.strides) for a in request.boundary.arguments if isinstance(a, TensorIn)]
+    crossing += [(leaving[r.index].dtype, r.layout.shape, r.layout.strides) for r in results if r.layout is not None]
+    return any(dtype in HALVES and lies_last(shape or (), strides) for dtype, shape, strides in crossing)
 
 
 def host_values(graph: Graph) -> str | None:

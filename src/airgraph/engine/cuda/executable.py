@@ -35,11 +35,12 @@ from airgraph.ir.boundary import TensorIn
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.symbols import evaluate
 from airgraph.ir.types import Dim
+from airgraph.plan.convolution import ConvSizes
 from airgraph.plan.nest import Nest
 from airgraph.plan.origins import maker
 from airgraph.plan.sizes import Sizes
 from airgraph.plan.steps import Allocation, CallStep, ConvStep, LoopStep, Matrix, Plan, step_writes
-from airgraph.plan.tensors import TO_LAST, Tensor
+from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES, as_tensor
 
 KEPT = 256  # sets of sizes whose launches are kept
@@ -94,6 +95,7 @@ class CudaExecutable:
         self.shapes = {
             t.id: v for t, v in zip(self.plan.outputs, self.plan.output_values) if t is not None
         }  # outputs leave with the shape of their value
+        self.last = {t.id for i, t in enumerate(self.plan.outputs) if t is not None and i in self.plan.last}
         self.keys: dict[int, int] = {}  # of tensors in `env`, by their ids
         self.called = {id(p.source): p.tensor for p in self.plan.allocations.values() if p.kind == "call"}
         self.constants: dict[int, Any] = {**self.reference.constants, **self.planned_constants()}
@@ -189,7 +191,9 @@ class CudaExecutable:
             shown = self.shapes.get(place.tensor.id)
             shape = tuple(value(s) for s in t.shape)
             strides: tuple[int, ...] = tuple(value(s) for s in place.strides)
-            if shown is not None and shown.type.shape != t.shape:
+            if place.tensor.id in self.last:
+                shape, strides = tuple(shape[i] for i in FROM_LAST), tuple(strides[i] for i in FROM_LAST)
+            elif shown is not None and shown.type.shape != t.shape:
                 shape = tuple(value(s) for s in shown.type.shape or ())
                 strides = contiguous_strides(shape)
             found = bound.layouts[t.id] = (shape, strides, TORCH_TYPES[t.dtype])
@@ -372,7 +376,7 @@ class CudaExecutable:
         shapes = [(s.n, s.c, s.h, s.w), (s.o, s.c // s.groups, s.kh, s.kw), (s.o,)]
         keys = [self.key(m.tensor) for m in matrices]
         numbers = ((s.sh, s.sw), (s.ph, s.pw), (s.dh, s.dw), False, (0, 0), s.groups)
-        own = self.home(step.out).kind == "arena"
+        own, last = self.home(step.out).kind == "arena", self.home(step.out).tensor.id in self.last
 
         def run(env: Env, symbols: Symbols) -> Sequence[Any]:
             bound = self.bound(symbols)
@@ -380,9 +384,16 @@ class CudaExecutable:
             bias = rest[0] if rest else None
             if is_patches(s):
                 made = by_patches(x, w, bias)
+            elif last and bias is None and by_cudnn(x, w):
+                place = self.memory(self.key(step.out), step.out, env, bound)
+                return [convolved_into(place, x, w, s)]
             else:
                 made = torch.ops.aten.convolution(x, w, bias, *numbers).permute(TO_LAST).contiguous()
-            return [made if own else self.memory(self.key(step.out), step.out, env, bound).copy_(made)]
+            if own:
+                return [made]
+            shown = made.permute(FROM_LAST) if last else made
+            place = self.memory(self.key(step.out), step.out, env, bound)
+            return [place.copy_(shown.reshape(place.shape))]
 
         return Step((self.node_of(step.out),), run, tuple(dict.fromkeys(keys)), {self.key(step.out): None})
 
@@ -523,6 +534,29 @@ def viewed(base: torch.Tensor, shape: Sequence[Dim], matrix: Matrix, value: Call
     """What a matrix says of the memory of its tensor, which is `base`."""
     strides = [value(s) for s in matrix.strides]
     return base.as_strided([value(s) for s in shape], strides, base.storage_offset() + value(matrix.offset))
+
+
+def by_cudnn(*operands: torch.Tensor) -> bool:
+    """Whether a convolution of these is one that PyTorch leaves to cuDNN."""
+    available = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()
+    return available and all(t.is_cuda and 0 < t.numel() < WIDE for t in operands)
+
+
+def convolved_into(place: torch.Tensor, x: torch.Tensor, w: torch.Tensor, s: ConvSizes) -> torch.Tensor:
+    """The convolution, made in this memory: a result of the graph is not copied there."""
+    flags = torch.backends.cudnn
+    return torch.ops.aten.cudnn_convolution.out(
+        x,
+        w,
+        padding=(s.ph, s.pw),
+        stride=(s.sh, s.sw),
+        dilation=(s.dh, s.dw),
+        groups=s.groups,
+        benchmark=flags.benchmark,
+        deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
+        allow_tf32=False,  # of halves
+        out=place,
+    )
 
 
 def by_patches(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

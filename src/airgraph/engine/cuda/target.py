@@ -21,6 +21,7 @@ DEPTHS = (16, 32, 64, 128, 256)  # elements of a head
 HALVES = (DataType.DT_FLOAT16, DataType.DT_BF16)
 FEW = 8  # rows of a product: the width of tensor cores
 SHORTEST = 16  # elements of such rows
+COLUMN = 512  # elements of a column that one program adds up, at most
 GROUPED = 64  # query heads that may share a key head
 
 
@@ -120,10 +121,13 @@ GPU = GpuTarget(
     jobs=PROGRAMS,
     split=1 << 15,
     part=LONGEST,
+    column_part=COLUMN,
     unsplit=LONGEST,
     channels_last=True,
     weights_last=True,
+    images_last=True,
     fuses_products=True,
+    joins_reductions=True,
     stores_as_read=True,
 )
-CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False)
+CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False, images_last=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.meanings.layouts import on_dense
+from airgraph.engine.meanings.layouts import empty_as, on_dense
 from airgraph.engine.meanings.norms import or_empty
 from airgraph.engine.meanings.table import Meaning, Tensor
 
@@ -45,11 +45,11 @@ def transposed(
 
 
 def input_gradient(size: Ints, filter: Tensor, dy: Tensor, **attrs: Any) -> Tensor:
-    return gradient(0, dy, dy.new_empty(size), filter, **attrs)
+    return gradient(0, dy, empty_as(dy, size), filter, **attrs)
 
 
 def filter_gradient(x: Tensor, size: Ints, dy: Tensor, **attrs: Any) -> Tensor:
-    return gradient(1, dy, x, dy.new_empty(size), **attrs)
+    return gradient(1, dy, x, empty_as(dy, size), **attrs)
 
 
 def gradient(

@@ -7,6 +7,7 @@ without a word. They get a copy now.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ def dense(x: Tensor) -> Tensor:
     if last is not None and x.is_contiguous(memory_format=last):
         return x
     return x.contiguous()
+
+
+def empty_as(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Memory of this size, with channels last if an image x lies so: of all that a kernel gets PyTorch brings what lies
+    otherwise into one layout."""
+    last = x.ndim == len(size) == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty([*size], dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def rows(x: Tensor) -> Tensor:

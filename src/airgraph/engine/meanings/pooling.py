@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from airgraph.engine.meanings.layouts import on_dense
+from airgraph.engine.meanings.layouts import empty_as, on_dense
 from airgraph.engine.meanings.table import Meaning
 
 
@@ -29,11 +29,11 @@ def average(call: Any) -> Meaning:
 
 def average_gradient(call: Any) -> Meaning:
     """Of the input only the shape matters."""
-    return average(lambda shape, grad, *rest: call(grad, grad.new_empty(shape), *rest))
+    return average(lambda shape, grad, *rest: call(grad, empty_as(grad, shape), *rest))
 
 
 def adaptive_gradient(call: Any) -> Meaning:
-    return lambda grad, shape: call(grad, grad.new_empty(shape))
+    return lambda grad, shape: call(grad, empty_as(grad, shape))
 
 
 aten = torch.ops.aten

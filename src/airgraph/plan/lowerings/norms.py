@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airgraph.plan.index import count, expand, same
 from airgraph.plan.lowerings.formulas import functions_in, mean, size_of, total, widened
-from airgraph.plan.lowerings.table import FLOATS, LoweringView, UnsupportedLowering, known, lowers
-from airgraph.plan.tensors import Tensor, cast, const, point, reduce, reshape
+from airgraph.plan.lowerings.table import BF16, FLOATS, HALF, LoweringView, UnsupportedLowering, known, lowers
+from airgraph.plan.tensors import VIEWS, Tensor, cast, const, cut, point, reduce, reshape
 
 
 def across(t: Tensor, x: Tensor) -> Tensor:
@@ -144,9 +146,8 @@ def batch_norm(view: LoweringView) -> list[Tensor | None]:
     n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(view.attr("momentum"))
     if n == 1:
         raise UnsupportedLowering("of one row")
-    average = mean(x, axes, True)
+    average, var = statistics_of_halves(x, axes) if widens_halves(x) else statistics(x, axes)
     d = f("sub", x, average)
-    var = mean(f("mul", d, d), axes, True)
     rstd = f("rsqrt", f("add", var, float(view.attr("epsilon"))))
     y = f("mul", d, f("mul", rstd, across(view["weight"], x)) if view.has("weight") else rstd)
     y = f("add", y, across(view["bias"], x)) if view.has("bias") else y
@@ -157,6 +158,29 @@ def batch_norm(view: LoweringView) -> list[Tensor | None]:
         for name, new in (("running_mean", flat[0]), ("running_var", unbiased))
     ]
     return [reshape(y, view.result_shape), *running, flat[0], flat[2]]
+
+
+def statistics(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean and variance."""
+    average = mean(x, axes, True)
+    d = point("sub", (x, average), x.dtype)
+    return average, mean(point("mul", (d, d), x.dtype), axes, True)
+
+
+def statistics_of_halves(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The same in one pass, from sums of how far elements are from the first one: what that rounds off in float32 is less
+    than halves have."""
+    f = functions_in(x.dtype)
+    first = cut(x, [1 if i in axes else s for i, s in enumerate(x.shape)], [0] * len(x.shape), [1] * len(x.shape))
+    d = f("sub", x, first)
+    far, squares = mean(d, axes, True), mean(f("mul", d, d), axes, True)
+    return f("add", first, far), f("max", f("sub", squares, f("mul", far, far)), 0.0)
+
+
+def widens_halves(x: Tensor) -> bool:
+    while x.op in VIEWS:
+        (x,) = x.inputs
+    return x.op == "point" and x.attrs == "cast" and x.inputs[0].dtype in (HALF, BF16)
 
 
 @lowers("BatchNormGradV3")
