@@ -31,6 +31,7 @@ from airgraph.plan.tensors import (
     Tensor,
     broadcast,
     buffer,
+    cut,
     expand_to,
     permute,
     point,
@@ -335,6 +336,18 @@ def channels_last(found: Convolution, weights: bool) -> Convolution:
     out = found.out
     moved = buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs)
     return replace(found, out=moved, last=True, weights_last=weights)
+
+
+def as_product(found: Convolution) -> Product | None:
+    """A convolution of 1 × 1, of images with channels last: every pixel is a row. Its result is [n, oh, ow, o]."""
+    s, x = found.sizes, found.x
+    if (s.kh, s.kw, s.ph, s.pw, s.groups) != (1, 1, 0, 0, 1):
+        return None
+    if (s.sh, s.sw) != (1, 1):
+        x = cut(x, (s.n, s.c, s.oh, s.ow), (0, 0, 0, 0), (1, 1, s.sh, s.sw))
+    pixels = reshape(to_last(x), (1, s.n * s.oh * s.ow, s.c))
+    weight = permute(reshape(found.w, (1, s.o, s.c)), (0, 2, 1))
+    return Product(pixels, weight, found.bias, buffer((s.n, s.oh, s.ow, s.o), found.out.dtype, found.out.attrs))
 
 
 def with_bias(image: Tensor, bias: Tensor) -> Tensor:
