@@ -215,7 +215,7 @@ class Planner:
         if refused is not None:
             raise UnsupportedLowering(refused)
         if isinstance(found, Convolution) and self.target.channels_last:
-            found = channels_last(found, self.target.weights_last)
+            found = channels_last(found, self.target.weights_last, found.x.dtype in self.target.multiplies)
         bias = None
         if isinstance(found, Convolution) and found.bias is not None and not self.target.adds_bias(found):
             found, bias = replace(found, bias=None), found.bias
@@ -243,14 +243,14 @@ class Planner:
         found = self.convolved(node) if node.op == "Conv2D" else None
         return found or opaque(node, self.wide if pays(node, self.target) else self.of)
 
-    def convolved(self, node: Node) -> Product | None:
-        """A convolution of 1 × 1 whose type products have a kernel of their own for."""
+    def convolved(self, node: Node) -> Product | Convolution | None:
+        """A convolution of a type that the target multiplies; one of 1 × 1 is a product."""
         if not self.target.channels_last or node.output.dtype not in self.target.multiplies:
             return None
         found = opaque(node, self.of)
         assert isinstance(found, Convolution)
-        product = as_product(found)
-        return product if product is not None and self.target.refuses(product) is None else None
+        found = as_product(found) or found
+        return found if self.target.refuses(found) is None else None
 
     # -- 2: what gets memory ----------------------------------------------------------------------------------------
     def need(self, t: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import ctypes
 import itertools
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from airgraph.engine.native.llvm import cpu, machine, tiles
 from airgraph.engine.native.runner import POOL
 from airgraph.ir.types import DataType
 from airgraph.journal import JOURNALS
-from airgraph.plan import groups
 from airgraph.plan.sizes import as_int
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep
+from airgraph.plan.steps import AttentionStep, CallStep, GemmStep
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 import poison
@@ -34,28 +32,6 @@ class Function(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
         self.forward = function
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    """The plans that are made for a CPU with AMX; what runs is made for this one."""
-    found, make = [], groups.make_plan
-
-    def made(graph, boundary, here):
-        amx = replace(here, widens=(), multiplies=(BF16,), widens_attention=(BF16,), widened=target.WITH_AMX)
-        found.append(make(graph, boundary, amx))
-        return found[-1] if here.multiplies else make(graph, boundary, here)
-
-    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
-    monkeypatch.setattr(groups, "make_plan", made)
-    return found
-
-
-@pytest.fixture
-def use_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def steps_of(plan, *kinds):
@@ -108,24 +84,6 @@ def test_small_attention_is_widened(tokens, kind, plans):
         airgraph.compile(attend, (q, k, v))(q, k, v), attend(q, k, v), attend(*(t.double() for t in (q, k, v)))
     )
     assert [type(step) for step in steps_of(plans[0], AttentionStep, CallStep)] == [kind]
-
-
-@pytest.mark.parametrize("channels, size, kind", [(16, 1, GemmStep), (256, 1, GemmStep), (64, 3, ConvStep)])
-def test_convolutions_are_products_or_widened(channels, size, kind, plans):
-    x, w = torch.randn(1, channels, 32, 32).bfloat16(), torch.randn(channels, channels, size, size).bfloat16()
-    fold = Function(lambda x, w: F.conv2d(x, w, padding=size // 2))
-    airgraph.compile(fold, (x, w))
-    assert [type(step) for step in steps_of(plans[0], ConvStep, GemmStep, CallStep)] == [kind]
-
-
-def test_images_stay_channels_last_between_products(plans):
-    x = torch.randn(1, 32, 6, 5).bfloat16()
-    convs = [torch.nn.Conv2d(32, 40, 1), torch.nn.ReLU(), torch.nn.Conv2d(40, 32, 1), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*convs).bfloat16().eval()
-    with torch.no_grad():
-        assert_as_near(airgraph.compile(model, (x,))(x), model(x), model.double()(x.double()))
-    copies = [line for line in plans[0].text().splitlines() if "copy(" in line]
-    assert len(copies) == 1 and len(steps_of(plans[0], GemmStep)) == 2, plans[0].text()
 
 
 # -- the kernel ---------------------------------------------------------------------------------------------------------
@@ -190,6 +148,7 @@ PRODUCTS = {
     "spread": (lambda x, w: x[None].expand(4, -1, -1) @ w, [(9, 8), (4, 8, 6)]),
     "gelu": (lambda x, w: F.gelu(x @ w) * 2, [(16, 24), (24, 32)]),
     "part of a bias": (lambda x, w, b: F.linear(x, w, b[5:]), [(9, 64), (64, 64), (69,)]),
+    "wide, as float32": (lambda x, w: F.linear(x, w).float().relu(), [(33, 40), (1056, 40)]),
     "tall": (lambda x, w: F.linear(x, w), [(700, 96), (40, 96)]),
 }
 
@@ -209,56 +168,6 @@ def test_products(name, threads, plans):
     finally:
         torch.set_num_threads(before)
     assert len(steps_of(plans[0], GemmStep)) == 1 and not steps_of(plans[0], CallStep)
-
-
-IMAGES = {
-    "plain": (lambda x, w: F.conv2d(x, w), (2, 40, 7, 9), (24, 40, 1, 1)),
-    "bias": (lambda x, w, b: F.conv2d(x, w, b), (1, 5, 6, 6), (7, 5, 1, 1)),
-    "stride": (lambda x, w: F.conv2d(x, w, stride=2), (2, 33, 7, 8), (18, 33, 1, 1)),
-    "residual": (lambda x, w: F.relu(F.conv2d(F.relu(F.conv2d(x, w)), w) + x), (1, 34, 5, 5), (34, 34, 1, 1)),
-    "stride behind another": (lambda x, w: F.conv2d(F.conv2d(x, w).relu(), w, stride=2), (1, 16, 9, 9), (16, 16, 1, 1)),
-    "one pixel": (lambda x, w, b: F.conv2d(x, w, b).sigmoid() * x, (1, 64, 1, 1), (64, 64, 1, 1)),
-}
-
-
-@WITH_AMX
-@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels_last"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", IMAGES)
-def test_convolutions(name, threads, last, plans, use_threads):
-    function, image, weight = IMAGES[name]
-    torch.manual_seed(0)
-    use_threads(threads)
-    x, w, b = (torch.randn(shape).bfloat16() for shape in (image, weight, weight[:1]))
-    x = x.to(memory_format=torch.channels_last) if last else x
-    args = (x, w, b) if function.__code__.co_argcount == 3 else (x, w)
-    fast = airgraph.compile(Function(function), args, engine="native")
-    found, eager, truth = fast(*args), function(*args), function(*(a.double() for a in args))
-    assert (found.double() - truth).abs().max() <= 1.5 * (eager.double() - truth).abs().max() + 1e-6
-    assert steps_of(plans[0], GemmStep, ConvStep) and not steps_of(plans[0], CallStep)
-
-
-class UnderAutocast(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.model(x)
-
-
-def test_batch_norms_under_autocast_are_loops(plans):
-    """Their input is bfloat16 and their parameters are float32."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(8, 12, 1, bias=False), torch.nn.BatchNorm2d(12), torch.nn.ReLU()).eval()
-    torch.nn.init.normal_(model[1].running_mean)
-    torch.nn.init.uniform_(model[1].running_var, 0.5, 2)
-    x = torch.randn(2, 8, 5, 6)
-    with torch.no_grad():
-        found, eager = airgraph.compile(UnderAutocast(model), (x,))(x), UnderAutocast(model)(x)
-        assert_as_near(found, eager, model.double()(x.double()))
-    assert "relu(bf16(" in plans[0].text()
-    assert all("BatchNorm" not in step.node.op and step.node.op != "AtenCall" for step in steps_of(plans[0], CallStep))
 
 
 @WITH_AMX
@@ -296,23 +205,6 @@ def test_a_changed_weight_is_seen():
             model.weight.data.view(-1)[::3] *= -2
         model.weight = torch.nn.Parameter(torch.randn(170, 257).bfloat16())
         torch.testing.assert_close(fast(x), model(x))
-
-
-@WITH_AMX
-@pytest.mark.parametrize("options", [{}, {"frozen_parameter": True}], ids=["watched", "frozen"])
-def test_weights_of_convolutions_are_packed_once(options):
-    if not options and not write_watch.can_watch():
-        pytest.skip("memory cannot be watched here")
-    model = torch.nn.Sequential(torch.nn.Conv2d(200, 170, 1), torch.nn.Conv2d(170, 201, 1, stride=2)).bfloat16().eval()
-    x = torch.randn(2, 200, 9, 9).bfloat16()
-    with torch.no_grad():
-        fast = airgraph.compile(model, (x,), **options)
-        first = fast(x)
-        assert any("packed weights" in remark for remark in JOURNALS[-1].remarks)
-        torch.testing.assert_close(first, model(x), rtol=0.02, atol=0.02)
-        if not options:
-            model[1].weight.data.view(-1)[::3] *= -2
-            torch.testing.assert_close(fast(x), model(x), rtol=0.02, atol=0.02)
 
 
 @WITH_AMX
