@@ -5,10 +5,10 @@
         t1[32*o0 + o1] = relu(t0[32*o0 + o1])
 
 The product and its epilogue are one step: every thread applies it to its own share of the result, right behind the
-product, without a barrier, and in place (t0 lies in the memory of t1). A loop can be an epilogue if it reads a product
-that nothing else reads, at the element that it writes, and stores one float32 tensor as the product would. What else it
-reads (a residual) must be there before the product, and be no product itself: threads would wait for each other between
-the two. Sums along rows cannot be part of it: no thread has a whole row.
+product, without a barrier, and in place (t0 lies in the memory of t1). A loop can be an epilogue if it reads a product in
+float32 that nothing else reads, at the element that it writes, and stores one float32 tensor as the product would. What
+else it reads (a residual) must be there before the product, and be no product itself: threads would wait for each other
+between the two. Sums along rows cannot be part of it: no thread has a whole row.
 
     3 conv t3 = t2[2880, 1, 320, 32], w[32, 1, 0, 0] for n 2, c 32, … oh 9, ow 10 channels_last
     3 then o0<5760
@@ -148,7 +148,7 @@ def stores_one(loop: LoopStep, allocations: Mapping[int, Allocation]) -> bool:
 
 def as_epilogue(loop: LoopStep, host: Host, allocations: Mapping[int, Allocation], target: Target) -> LoopStep | None:
     m, n = rows_and_columns(host)
-    if not stores_one(loop, allocations):
+    if host.out.dtype != DataType.DT_FLOAT or not stores_one(loop, allocations):
         return None
     if isinstance(host, ConvStep):
         part = over_elements(loop.kernel.parts[0], m, n) or by_rows_and_columns(loop.kernel.parts[0], m, n)

@@ -30,6 +30,7 @@ from airgraph.plan.opaque import (
     Product,
     Scatter,
     TorchCall,
+    as_product,
     channels_last,
     new_buffer,
     opaque,
@@ -86,6 +87,11 @@ class Known:
     def target(self, t: Tensor) -> tuple[Sequence[Dim], Dim]:
         place = self.planner.allocations[t.id]
         return place.strides, place.offset
+
+
+def is_image(node: Node, found: Opaque) -> bool:
+    """Whether the step makes the image of a convolution with channels last."""
+    return found.last if isinstance(found, Convolution) else node.op == "Conv2D"
 
 
 class Planner:
@@ -226,14 +232,14 @@ class Planner:
         if refused is not None:
             raise UnsupportedLowering(refused)
         if isinstance(found, Convolution) and self.target.channels_last:
-            found = channels_last(found, self.target.weights_last)
+            found = channels_last(found, self.target.weights_last, found.x.dtype in self.target.multiplies)
         bias = None
         if isinstance(found, Convolution) and found.bias is not None and not self.target.adds_bias(found):
             found, bias = replace(found, bias=None), found.bias
         self.opaque[node] = found
         self.order.append(node)
         for value, t in zip(node.outputs, found.outputs):
-            made = from_last(t) if isinstance(found, Convolution) and found.last else t
+            made = from_last(t) if is_image(node, found) else t
             summed = made if bias is None else with_bias(made, bias)
             self.tensors[id(value)] = result = cast(summed, value.dtype)
             if result is not made:
@@ -251,7 +257,17 @@ class Planner:
             found = opaque(node, lambda v: self.of(v) if v is weight else self.wide(v))
             if isinstance(found, Product) and found.by_rows_of_b:
                 return found
-        return opaque(node, self.wide if pays(node, self.target) else self.of)
+        found = self.convolved(node) if node.op == "Conv2D" else None
+        return found or opaque(node, self.wide if pays(node, self.target) else self.of)
+
+    def convolved(self, node: Node) -> Product | Convolution | None:
+        """A convolution of a type that the target multiplies; one of 1 × 1 is a product."""
+        if not self.target.channels_last or node.output.dtype not in self.target.multiplies:
+            return None
+        found = opaque(node, self.of)
+        assert isinstance(found, Convolution)
+        found = as_product(found) or found
+        return found if self.target.refuses(found) is None else None
 
     # -- 2: what gets memory ----------------------------------------------------------------------------------------
     def need(self, t: Tensor) -> Tensor:

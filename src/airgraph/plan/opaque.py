@@ -32,6 +32,7 @@ from airgraph.plan.tensors import (
     Tensor,
     broadcast,
     buffer,
+    cut,
     expand_to,
     is_last,
     permute,
@@ -141,6 +142,7 @@ class Convolution:
     out: Tensor
     last: bool  # `out` is [n, oh, ow, o]
     weights_last: bool = False  # w lies as [o, kh, kw, c]
+    gapless: bool = False  # and x as [n, h, w, c], both without gaps
 
     @property
     def operands(self) -> list[Tensor]:
@@ -151,7 +153,11 @@ class Convolution:
         return [self.out]
 
     def step(self, operands: Operands) -> ConvStep:
-        x, w = self.image(operands), self.weights(operands)
+        x, w = (
+            (gapless_last(operands, self.x), gapless_last(operands, self.w))
+            if self.gapless
+            else (self.image(operands), self.weights(operands))
+        )
         bias = operands.contiguous(self.bias) if self.bias is not None else None
         return ConvStep(self.out, x, w, bias, self.sizes, self.last)
 
@@ -173,8 +179,17 @@ class Convolution:
 
 def copied_last(operands: Operands, t: Tensor) -> Matrix:
     """A copy of t, [n, c, h, w], with channels last."""
-    copied = operands.copied(to_last(t))
-    return Matrix(copied.tensor, copied.offset, tuple(copied.strides[i] for i in FROM_LAST))
+    return shown(operands.copied(to_last(t)))
+
+
+def gapless_last(operands: Operands, t: Tensor) -> Matrix:
+    """t, [n, c, h, w], with channels last and no gaps, copied if it is not so."""
+    return shown(operands.contiguous(to_last(t)))
+
+
+def shown(m: Matrix) -> Matrix:
+    """What is [n, h, w, c], as [n, c, h, w]."""
+    return Matrix(m.tensor, m.offset, tuple(m.strides[i] for i in FROM_LAST))
 
 
 def image_last(operands: Operands, t: Tensor) -> Matrix:
@@ -364,11 +379,23 @@ def conv(node: Node, of: Of) -> Convolution:
     return Convolution(x, w, of(entry) if isinstance(entry, Value) else None, sizes, out, last=False)
 
 
-def channels_last(found: Convolution, weights: bool) -> Convolution:
-    """With its result laid out so, and its weights."""
+def channels_last(found: Convolution, weights: bool, gapless: bool) -> Convolution:
+    """With its result laid out so, and its weights; `gapless`: all that it reads."""
     out = found.out
     moved = buffer([out.shape[i] for i in TO_LAST], out.dtype, out.attrs)
-    return replace(found, out=moved, last=True, weights_last=weights)
+    return replace(found, out=moved, last=True, weights_last=weights, gapless=gapless)
+
+
+def as_product(found: Convolution) -> Product | None:
+    """A convolution of 1 × 1, of images with channels last: every pixel is a row. Its result is [n, oh, ow, o]."""
+    s, x = found.sizes, found.x
+    if (s.kh, s.kw, s.ph, s.pw, s.groups) != (1, 1, 0, 0, 1):
+        return None
+    if (s.sh, s.sw) != (1, 1):
+        x = cut(x, (s.n, s.c, s.oh, s.ow), (0, 0, 0, 0), (1, 1, s.sh, s.sw))
+    pixels = reshape(to_last(x), (1, s.n * s.oh * s.ow, s.c))
+    weight = permute(reshape(found.w, (1, s.o, s.c)), (0, 2, 1))
+    return Product(pixels, weight, found.bias, buffer((s.n, s.oh, s.ow, s.o), found.out.dtype, found.out.attrs))
 
 
 def with_bias(image: Tensor, bias: Tensor) -> Tensor:

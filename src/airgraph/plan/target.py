@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class WidenLimits:
     """The most that is worth doing in float32 where PyTorch has instructions for half precision."""
 
-    convolution: int  # multiplications, unless it is 3 × 3 with stride 1
+    convolution: int  # multiplications, unless it is 3 × 3 with stride 1; where there is no kernel in half precision
+    grouped: int  # multiplications of a convolution of groups
     attention: int  # multiplications
     keys: int  # elements of keys and values
 
@@ -59,7 +60,9 @@ class Target:
     widens_attention: tuple[DataType, ...] = ()  # and those whose attention is
     widened: WidenLimits | None = None  # what these may cost in bfloat16; None: all are widened
     widen_rows: int = 8  # with fewer, products read such a weight as it is: widening it takes longer than multiplying
-    multiplies: tuple[DataType, ...] = ()  # the half precisions that products have a kernel of their own for
+    multiplies: tuple[
+        DataType, ...
+    ] = ()  # the half precisions that products and convolutions have kernels of their own for
     multiply_rows: int = 3  # with fewer, such a product reads its weight as it is, too
 
     def refuses(self, step: KernelStep) -> str | None:

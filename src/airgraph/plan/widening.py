@@ -5,8 +5,9 @@ takes 2.4 to 4 times as long as the same product in float32 (a Xeon with AVX-512
 convolution; products in float16 take 8 to 100 times as long. On an Arm core without such instructions (a Neoverse-N1, torch
 2.13) products take 30 to 100 times as long even with one row, attention and convolutions in bfloat16 about 50 times.
 Widening costs a pass over each operand, which is part of the loop that computes it, where one does. A weight of few rows
-stays as it is, and the product's kernel widens it in registers. A target with a kernel for products in bfloat16 (AMX) does
-so with one or two rows only, and widens small attention and convolutions (`WidenLimits`).
+stays as it is, and the product's kernel widens it in registers. A target with kernels for products and convolutions in
+bfloat16 (AMX) does so with one or two rows only, and widens small attention and small convolutions of groups, which these
+kernels do not do (`WidenLimits`).
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ def is_small_convolution(node: Node, limits: WidenLimits) -> bool:
     """Or one that needs fewer multiplications in float32 (kernels/winograd.py)."""
     _, weight, *_ = node.values()
     out, (_, *patch) = node.output.type.shape or (), weight.type.shape or (0,)
-    if tuple(patch[1:]) == (3, 3) and tuple(node.attrs["strides"][2:]) == (1, 1):
+    single = node.attrs.get("groups", 1) == 1
+    if single and tuple(patch[1:]) == (3, 3) and tuple(node.attrs["strides"][2:]) == (1, 1):
         return True
-    return all(isinstance(n, int) for n in (*out, *patch)) and math.prod((*out, *patch)) <= limits.convolution
+    most = limits.convolution if single else limits.grouped
+    return all(isinstance(n, int) for n in (*out, *patch)) and math.prod((*out, *patch)) <= most
 
 
 def few_rows(node: Node, least: int) -> bool:

@@ -377,19 +377,27 @@ def each_channel(parameter: Value | None, number: float, batch: Batch, like: Val
 # -- element types --------------------------------------------------------------------------------------------------
 def of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
     """With float32 parameters beside a half-precision input PyTorch keeps float32 statistics, and FX says they are half;
-    a graph that believes FX would round them. PyTorch runs such a norm itself."""
+    a graph that believes FX would round them. PyTorch runs such a norm itself, unless it hands on no statistics."""
 
     @functools.wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
         training = next((a for a in args if isinstance(a, bool)), False)
         values = [v for v in args if isinstance(v, Value) and v.dtype.is_float]
-        if len({v.dtype for v in values}) > 1 and not is_wide(
-            values[0], training and "batch_norm" in function.__name__
+        if len({v.dtype for v in values}) > 1 and not (
+            is_wide(values[0], training and "batch_norm" in function.__name__)
+            or (function is batch_norm_inference and is_half_in_single(values, kwargs["meta_outputs"]))
         ):
             raise UnsupportedConversion("parameters of another type than the input")
         return function(*args, **kwargs)
 
     return convert
+
+
+def is_half_in_single(values: Sequence[Value], meta_outputs: list[TensorSpec]) -> bool:
+    """A half-precision input, float32 parameters, as under autocast, and no statistics: a CPU hands on none."""
+    x, *parameters = values
+    single = all(v.dtype == DataType.DT_FLOAT for v in parameters)
+    return x.dtype in HALVES and single and meta_outputs[1].symsize == (0,)
 
 
 for target, converter in list(REGISTRY.converters.items()):

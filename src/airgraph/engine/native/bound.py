@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -15,6 +16,7 @@ from airgraph.engine.native import runtime
 from airgraph.engine.native.binding import ROW
 from airgraph.engine.native.image import (
     AS_BFLOAT16,
+    BY_TAPS,
     IN_PANELS,
     ConvPack,
     FrameImage,
@@ -24,7 +26,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import bfloat16, blas, conv_last, gemm, winograd
+from airgraph.engine.native.kernels import bfloat16, blas, conv_bfloat16, conv_last, gemm, winograd
 from airgraph.engine.native.kernels.products import TRANSPOSED
 from airgraph.engine.native.kernels.shared_kernels import ConvLast, Gemm, kernel
 from airgraph.engine.native.packing import SampledTag, Tag, WatchedTag, tag
@@ -56,9 +58,9 @@ def native_answer(name: str) -> Callable[[Sequence[int]], int]:
 
 
 @cache
-def pack_weights() -> Callable[[int, Any, int], None]:
-    """ag_conv_pack."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernel("ag_conv_pack"))
+def pack_weights(function: str = "ag_conv_pack") -> Callable[[int, Any, int], None]:
+    """ag_conv_pack or ag_pack_conv_bf16."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(kernel(function))
 
 
 @cache
@@ -143,7 +145,8 @@ class BoundFrame:
                 self.transpose(copied, known[copied.slot], copied.slot in constant)
         for pack in image.packs:
             if pack.slot in known:
-                self.pack(pack, known[pack.slot], pack.slot in constant)
+                fill = self.pack_by_taps if pack.block == BY_TAPS else self.pack
+                fill(pack, known[pack.slot], pack.slot in constant)
         for conv in image.conv_packs:
             if conv.slot in known:
                 self.pack_convolution(conv, known[conv.slot], conv.slot in constant)
@@ -291,6 +294,37 @@ class BoundFrame:
             self.packing.append(partial(pack_bfloat16(gemm.FORMS[form]), *given))
         return copy
 
+    def pack_by_taps(self, pack: Pack, weight: torch.Tensor, constant: bool) -> None:
+        """The convolution in bfloat16 reads packed weights; equal copies are one."""
+        sizes, args = self.part(pack.sizes, ConvLast.DIMS + len(conv_bfloat16.DIMS)), self.part(pack.args, 2)
+        dims = sizes[ConvLast.DIMS :]
+        start, shape = sizes[ConvLast.W_AT], conv_bfloat16.weight_shape(dims)
+        if start + 2 * math.prod(shape) > weight.nbytes:  # not the tensor it was compiled for
+            return
+        if pack.tagged and not self.tagged(pack.slot, weight):
+            return
+        key = (weight.data_ptr(), start, shape, self.tag_key(pack))
+        copy = self.copies.get(key)
+        if copy is None:
+            copy = self.copies[key] = torch.empty(conv_bfloat16.bytes_of_panels(shape), dtype=torch.uint8)
+            now = (ctypes.c_int64 * len(dims))(*dims)
+            self.packing.append(
+                partial(pack_weights("ag_pack_conv_bf16"), weight.data_ptr() + start, now, copy.data_ptr())
+            )
+        self.take_copy(pack, weight, constant, args, copy)
+        sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_bfloat16.PACKED] = 0, 1
+
+    def take_copy(
+        self, pack: Pack | ConvPack, weight: torch.Tensor, constant: bool, args: Any, copy: torch.Tensor
+    ) -> None:
+        """A step reads this packed copy of its weight, which stays while the frame does."""
+        place = words([copy.data_ptr()])
+        self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
+        self.packed_copies[copy.data_ptr()] = copy.nbytes
+        if not constant:
+            self.only[pack.slot] = weight.data_ptr()
+        args[1] = ctypes.addressof(place)
+
     def pack_convolution(self, pack: ConvPack, weight: torch.Tensor, constant: bool) -> None:
         """The convolution reads packed weights; equal copies are one."""
         sizes, args = self.part(pack.sizes, ConvLast.DIMS + len(conv_last.DIMS)), self.part(pack.args, 2)
@@ -301,14 +335,9 @@ class BoundFrame:
             return
         at = ctypes.addressof(sizes) + 8 * ConvLast.DIMS
         copy = self.panels(weight, at, sizes[ConvLast.W_AT], self.tag_key(pack))
-        place = words([copy.data_ptr()])
-        self.kept += [copy, place, *([] if pack.slot in self.computed else [weight])]
-        self.packed_copies[copy.data_ptr()] = copy.nbytes
-        if not constant:
-            self.only[pack.slot] = weight.data_ptr()
+        self.take_copy(pack, weight, constant, args, copy)
         sizes[ConvLast.W_AT], sizes[ConvLast.DIMS + conv_last.PREPACKED] = 0, 1
         self.by_squares += sizes[ConvLast.DIMS + conv_last.SQUARES] > 0
-        args[1] = ctypes.addressof(place)
 
     def panels(self, weight: torch.Tensor, dims: int, start: int, content: Any) -> torch.Tensor:
         """A packed copy for the convolution, or the product as one, whose dimensions are at an address."""

@@ -18,7 +18,6 @@ from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep, Loo
 from airgraph.plan.tensors import Tensor
 
 MODULES = 2  # the compiler runs on two cores
-SHARED = {AttentionStep: "step_attention", ConvStep: "step_conv"}
 HALF_FORMS = {DataType.DT_BF16: "nt_bf16", DataType.DT_FLOAT16: "nt_half"}  # by the type of the weight
 SMALL = 30_000  # characters of LLVM text that one module holds: each module has memory maps of its own
 
@@ -43,7 +42,7 @@ _known: WeakValueDictionary[str, CompiledKernel] = WeakValueDictionary()  # by t
 class NativeStep:
     """One call of a native function. `sizes` come behind the error word; None in `args` is a null address."""
 
-    kind: str  # loop | prologue | gemm | bfloat16 | epilogue | grouped | attention | conv | call
+    kind: str  # loop | prologue | gemm | bfloat16 | epilogue | grouped | attention | conv | conv_bfloat16 | call
     args: list[Tensor | None]
     sizes: list[Any]
     jobs: Dim
@@ -65,7 +64,8 @@ class NativeStep:
 def native_steps(plan: Plan, compile: CompileKernels | None = None, tuned: bool = False) -> list[NativeStep]:
     """`compile`: makes functions of the loops' texts; by default `compile_kernels`, for this process. `tuned`: products
     are timed."""
-    begin(SHARED[type(step)] for step in plan.steps if type(step) in SHARED)
+    begin("step_attention" for step in plan.steps if isinstance(step, AttentionStep))
+    begin(conv_name(step) for step in plan.steps if isinstance(step, ConvStep))
     begin(gemm_name(step, tuned) for step in plan.steps if isinstance(step, GemmStep))
     loops = {step: [render(nest) for nest in step.nests] for step in plan.steps if isinstance(step, LoopStep)}
     products = [s for s in plan.steps if isinstance(s, GemmStep)]
@@ -237,11 +237,16 @@ def attention_step(step: AttentionStep) -> NativeStep:
     return NativeStep("attention", args, words, 0, 1, cost, step, function)
 
 
+def conv_name(step: ConvStep) -> str:
+    return "step_conv_bfloat16" if step.x.tensor.dtype == DataType.DT_BF16 else "step_conv"
+
+
 def conv_step(step: ConvStep) -> NativeStep:
     """(What the threads divide depends on their number: frames.py.)"""
-    s = step.sizes
-    offsets = [4 * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
+    s, name = step.sizes, conv_name(step)
+    size_of = 2 if name == "step_conv_bfloat16" else 4
+    offsets = [size_of * m.offset if m else 0 for m in (step.x, step.w, step.bias)]
     args = [step.x.tensor, step.w.tensor, step.bias.tensor if step.bias else None, step.out]
     cost = s.n * s.o * s.oh * s.ow * (s.c // s.groups) * s.kh * s.kw // 4
     words = [*offsets, *step.x.strides]
-    return NativeStep("conv", args, words, 0, 1, cost, step, KernelName("", "step_conv"))
+    return NativeStep(name.removeprefix("step_"), args, words, 0, 1, cost, step, KernelName("", name))

@@ -23,7 +23,7 @@ from airgraph.engine.native.calls.words import plan_calls
 from airgraph.engine.native.code import CompileKernels, NativeStep, native_steps
 from airgraph.engine.native.frames import DTYPE_NUMBER, Given, Shared, Tuned, number_word, sized_steps
 from airgraph.engine.native.image import OnceStep, ProgramImage
-from airgraph.engine.native.kernels import bfloat16, conv_last, winograd
+from airgraph.engine.native.kernels import bfloat16, conv_bfloat16, conv_last, winograd
 from airgraph.engine.native.kernels.products import ProductShape
 from airgraph.engine.native.kernels.shared_kernels import Gemm
 from airgraph.engine.native.kernels.tune import Tuner
@@ -156,7 +156,8 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         """Those whose weights may be packed: see Shared.packed."""
         tile, found, threads = conv_last.this_tile(), dict[NativeStep, int](), number_of_threads()
         for step in self.kernels:
-            if isinstance(step.origin, ConvStep) and self.may_be_packed(step):
+            if step.kind == "conv" and self.may_be_packed(step):
+                assert isinstance(step.origin, ConvStep)
                 sizes = step.origin.sizes
                 squares = winograd.block(sizes, tile) if winograd.pays(sizes, threads, tile) else 0
                 numbers = (winograd if squares else conv_last).packed_numbers(sizes, tile)
@@ -165,9 +166,14 @@ class NativeExecutable(FrameRunner, PlannedExecutable):
         return found
 
     def packed_halves(self, budget: PackingBudget) -> frozenset[NativeStep]:
-        """Products in bfloat16 whose weight may be packed, for any number of rows."""
+        """Products in bfloat16 whose weight may be packed, for any number of rows, and convolutions."""
         found = set[NativeStep]()
         for step in self.kernels:
+            if step.kind == "conv_bfloat16" and self.may_be_packed(step):
+                assert isinstance(step.origin, ConvStep)
+                sizes = step.origin.sizes
+                if budget.takes((self.weight_slot(step), sizes), conv_bfloat16.packed_bytes(sizes)):
+                    found.add(step)
             if step.kind == "bfloat16" and self.may_be_packed(step):
                 names = (Gemm.FORM, Gemm.BATCH, Gemm.N, Gemm.K, Gemm.LDB, Gemm.B_AT)
                 form, batch, n, k, *place = (step.sizes[i - 1] for i in names)

@@ -24,6 +24,7 @@ from airgraph.engine.native.calls.words import Calls, TapeWriter
 from airgraph.engine.native.code import NativeStep, by_channel
 from airgraph.engine.native.image import (
     AS_BFLOAT16,
+    BY_TAPS,
     IN_PANELS,
     ConvPack,
     FrameImage,
@@ -35,7 +36,7 @@ from airgraph.engine.native.image import (
     SizesImage,
     TransposedCopy,
 )
-from airgraph.engine.native.kernels import bfloat16, conv_last, gemm, winograd
+from airgraph.engine.native.kernels import bfloat16, conv_bfloat16, conv_last, gemm, winograd
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.kernels.panels import one_by_one, rows_of_band
 from airgraph.engine.native.kernels.products import (
@@ -150,6 +151,8 @@ def sized(step: NativeStep, sizes: Sizes, tuned: Tuned | None, squares: int) -> 
         jobs, scratch = (ask(sizes, f"ag_attention_{what}", words[6:]) for what in ("jobs", "scratch"))
     elif step.kind == "conv":
         return sized_conv(step, words, threads, squares)
+    elif step.kind == "conv_bfloat16":
+        return sized_conv_bfloat16(step, words, threads)
     small = either(less(term(step.cost), SINGLE_THREADED), less(jobs, 2))
     return SizedStep(
         words, jobs, step.unit, 1 if getattr(step.origin, "sequential", False) else small, aligned(scratch)
@@ -168,6 +171,16 @@ def sized_conv(step: NativeStep, words: list[Amount], threads: Amount, squares: 
     small = either(less(as_int(step.cost), SINGLE_THREADED), less(jobs, 2))
     sizes = [*words[: ConvLast.DIMS], *dims]
     return SizedStep(sizes, jobs, 1, small, aligned(scratch))
+
+
+def sized_conv_bfloat16(step: NativeStep, words: list[Amount], threads: Amount) -> SizedStep:
+    assert isinstance(step.origin, ConvStep)
+    s = step.origin.sizes
+    by_panels = conv_bfloat16.split(s, threads)
+    jobs = conv_bfloat16.jobs(s, by_panels)
+    small = either(less(as_int(step.cost) // (bfloat16.SMALL // 4), SINGLE_THREADED), less(jobs, 2))
+    sizes = [*words[: ConvLast.DIMS], *conv_bfloat16.words(s, by_panels)]
+    return SizedStep(sizes, jobs, 1, small, aligned(conv_bfloat16.scratch_bytes(s)))
 
 
 def sized_product(words: list[Amount], threads: Amount, tuned: Tuned | None, of_batch: bool) -> SizedStep:
@@ -276,7 +289,7 @@ class Shared:
     sized: Sequence[SizedStep]
     tuned: Mapping[NativeStep, Tuned]
     packed: Mapping[NativeStep, int]  # convolutions that read packed weights: squares of a block (winograd.py), or 0
-    packed_halves: frozenset[NativeStep]  # products in bfloat16 that read a packed weight
+    packed_halves: frozenset[NativeStep]  # products and convolutions in bfloat16 that read a packed weight
     once: Sequence[OnceStep]
     frozen: frozenset[int]  # slots of the arguments that never change, and of what is computed from these alone
     time: Timeline
@@ -512,7 +525,8 @@ class FrameBuilder:
         slot = self.table.slot(step.args[1])
         tagged = slot not in self.shared.constants and slot not in self.shared.frozen
         if step in self.shared.packed_halves:
-            self.packs.append(Pack(slot, sizes.at, args.at, AS_BFLOAT16, tagged))
+            block = BY_TAPS if step.kind == "conv_bfloat16" else AS_BFLOAT16
+            self.packs.append(Pack(slot, sizes.at, args.at, block, tagged))
         elif tuned is not None and tuned.strategy.panels:
             self.words[sizes.at + Gemm.PANELS] = self.panels(tuned)
             kernel("step_panels")  # which a stored program needs, too

@@ -62,12 +62,13 @@ class TransposedCopy(NamedTuple):
 
 IN_PANELS = 0  # the weight is packed in panels (kernels/panels.py)
 AS_BFLOAT16 = -1  # the weight is packed in panels of bfloat16 (kernels/bfloat16.py)
+BY_TAPS = -2  # it is that of a convolution (kernels/conv_bfloat16.py), whose sizes are others
 
 
 class Pack(NamedTuple):
     """A matrix product that multiplies with a packed copy of its weight (packing.py): the slot of that, where its sizes and
-    arguments are, the columns of a block of MKL's (or IN_PANELS, AS_BFLOAT16); `tagged`: the weight is a parameter that
-    may change."""
+    arguments are, the columns of a block of MKL's (or IN_PANELS, AS_BFLOAT16, BY_TAPS); `tagged`: the weight is a
+    parameter that may change."""
 
     slot: int
     sizes: int

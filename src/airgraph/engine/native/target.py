@@ -14,20 +14,25 @@ from airgraph.plan.widening import BF16, HALF, HALVES
 
 EPILOGUES = 6  # additions, with AVX-512; see plan/steps.GemmStep for what was measured
 PROLOGUE_COLUMNS = 512  # with AVX-512
-# With AMX. PyTorch's time / ours in float32, two threads of a Xeon (Emerald Rapids), torch 2.13. Two convolutions one after
-# the other, both together: 3×3 of 32 channels at 14², 4 M multiplications, 2.8; of 256 at 14², 231 M, 1.2; of 64 at 56²,
-# 231 M, 0.9, a batch of 16 of these 1.4; 1×1 256→64→64 at 56², 64 M, 0.8; 1024→256→256 at 14², 64 M, 1.0, a batch of 16
-# 0.4. Attention by heads × queries × keys of 64: 4×48×48 1.3, 8×64×64 0.9 (causal 1.15), 12×128×128 0.7 (1.0), 12×512×512
-# 0.4; 8×1×256 1.3, 8×1×512 0.3. In a model small ones gain more, since no call splits the parallel region: BERT of 4 layers
-# with 48 tokens 1.49, a Llama's prefill of 64 tokens 1.15.
-WITH_AMX = WidenLimits(convolution=32 << 20, attention=4 << 20, keys=256 << 10)
+# With AMX. PyTorch's time / ours in float32, a Xeon (Emerald Rapids), torch 2.13. Convolutions in one group where AMX
+# cannot be used by us (else conv_bfloat16.py and bfloat16.py have them), two threads, two one after the other, both
+# together: 3×3 of 32 channels at 14², 4 M multiplications, 2.8; of 256 at 14², 231 M, 1.2; of 64 at 56², 231 M, 0.9, a
+# batch of 16 of these 1.4; 1×1 256→64→64 at 56², 64 M, 0.8; 1024→256→256 at 14², 64 M, 1.0, a batch of 16 0.4. Of groups,
+# one thread, images that lie channels last: depthwise 3×3 of 96 channels at 14², 0.2 M, 9; of 240 at 28², 1.7 M, 0.9; of
+# 96 at 56², 2.7 M, 0.7; 5×5 of 960 at 7², 1.2 M, 7; of 480 at 14², 2.4 M, 1.3; 32 groups, 3×3 of 512 at 7², 3.6 M, 2.4,
+# of 256 at 14², 0.8, of 128 at 28², 0.5, at 56², 14 M, 0.3. Attention by heads × queries × keys of 64, two threads:
+# 4×48×48 1.3, 8×64×64 0.9 (causal 1.15), 12×128×128 0.7 (1.0), 12×512×512 0.4; 8×1×256 1.3, 8×1×512 0.3. In a model small
+# ones gain more, since no call splits the parallel region: BERT of 4 layers with 48 tokens 1.49, a Llama's prefill of 64
+# tokens 1.15.
+WITH_AMX = WidenLimits(convolution=32 << 20, grouped=4 << 20, attention=4 << 20, keys=256 << 10)
 SINGLE, MASKS = (DataType.DT_FLOAT,), (DataType.DT_FLOAT, DataType.DT_BOOL)
 
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
     """A CPU: the engine's own matrix products, attention and convolutions are of float32; products of few rows may have a
-    weight in half precision, and with AMX there are products in bfloat16. `without_amx`: why there are none."""
+    weight in half precision, and with AMX there are products and convolutions in bfloat16. `without_amx`: why there are
+    none."""
 
     without_amx: str = ""
 
@@ -50,6 +55,8 @@ class CpuTarget(Target):
                     return "attention of which more is read than the output and the sums"
                 masks = [] if step.mask is None else [step.mask]
                 return not_among(SINGLE, [step.q, step.k, step.v]) or not_among(MASKS, masks)
+            case Convolution() if step.x.dtype in self.multiplies:
+                return "a convolution of groups" if step.sizes.groups > 1 else not_among((BF16,), step.operands)
             case Convolution():
                 return not_among(SINGLE, step.operands) or conv_last.refuses(step.sizes)
 
@@ -65,7 +72,7 @@ def this_cpu() -> CpuTarget:
 
     Sixteen were 1.4 to 2 times as fast as eight on a Xeon for chains of norms and of activations, and equal for models
     of matrix products.
-    Where AMX cannot be used by us (`without_amx`), products in bfloat16 are left to PyTorch.
+    Where AMX cannot be used by us (`without_amx`), products in bfloat16 are left to PyTorch, and most convolutions.
     """
     from airgraph.engine.native.llvm import cpu  # needs LLVM
 

@@ -1,10 +1,14 @@
-"""What tests of products with a prologue or an epilogue share: the same model compiled for several targets."""
+"""What tests of kernels share: the same model compiled for several targets, and plans for a CPU with AMX."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 import airgraph
 from airgraph.engine.native import target as native
+from airgraph.ir.types import DataType
+from airgraph.plan import groups
 
 
 @pytest.fixture(params=[1, 2])
@@ -34,3 +38,19 @@ def compiled_for(monkeypatch):
         return found
 
     return compile
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans that are made for a CPU with AMX; what runs is made for this one."""
+    found, make = [], groups.make_plan
+    bf16 = (DataType.DT_BF16,)
+
+    def made(graph, boundary, here):
+        amx = replace(here, widens=(), multiplies=bf16, widens_attention=bf16, widened=native.WITH_AMX)
+        found.append(make(graph, boundary, amx))
+        return found[-1] if here.multiplies else make(graph, boundary, here)
+
+    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
+    monkeypatch.setattr(groups, "make_plan", made)
+    return found

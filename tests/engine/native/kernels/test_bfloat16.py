@@ -4,7 +4,6 @@ import ctypes
 import itertools
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from airgraph.engine.native.llvm import cpu, machine, tiles
 from airgraph.engine.native.runner import POOL
 from airgraph.ir.types import DataType
 from airgraph.journal import JOURNALS
-from airgraph.plan import groups
 from airgraph.plan.sizes import as_int
-from airgraph.plan.steps import AttentionStep, CallStep, ConvStep, GemmStep
+from airgraph.plan.steps import AttentionStep, CallStep, GemmStep
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 import poison
@@ -34,21 +32,6 @@ class Function(torch.nn.Module):
     def __init__(self, function):
         super().__init__()
         self.forward = function
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    """The plans that are made for a CPU with AMX; what runs is made for this one."""
-    found, make = [], groups.make_plan
-
-    def made(graph, boundary, here):
-        amx = replace(here, widens=(), multiplies=(BF16,), widens_attention=(BF16,), widened=target.WITH_AMX)
-        found.append(make(graph, boundary, amx))
-        return found[-1] if here.multiplies else make(graph, boundary, here)
-
-    monkeypatch.setenv("AIRGRAPH_CACHE", "off")
-    monkeypatch.setattr(groups, "make_plan", made)
-    return found
 
 
 def steps_of(plan, *kinds):
@@ -101,14 +84,6 @@ def test_small_attention_is_widened(tokens, kind, plans):
         airgraph.compile(attend, (q, k, v))(q, k, v), attend(q, k, v), attend(*(t.double() for t in (q, k, v)))
     )
     assert [type(step) for step in steps_of(plans[0], AttentionStep, CallStep)] == [kind]
-
-
-@pytest.mark.parametrize("channels, size, kind", [(16, 1, ConvStep), (256, 1, CallStep), (64, 3, ConvStep)])
-def test_small_convolutions_are_widened(channels, size, kind, plans):
-    x, w = torch.randn(1, channels, 32, 32).bfloat16(), torch.randn(channels, channels, size, size).bfloat16()
-    fold = Function(lambda x, w: F.conv2d(x, w, padding=size // 2))
-    airgraph.compile(fold, (x, w))
-    assert [type(step) for step in steps_of(plans[0], ConvStep, CallStep)] == [kind]
 
 
 # -- the kernel ---------------------------------------------------------------------------------------------------------
@@ -173,6 +148,7 @@ PRODUCTS = {
     "spread": (lambda x, w: x[None].expand(4, -1, -1) @ w, [(9, 8), (4, 8, 6)]),
     "gelu": (lambda x, w: F.gelu(x @ w) * 2, [(16, 24), (24, 32)]),
     "part of a bias": (lambda x, w, b: F.linear(x, w, b[5:]), [(9, 64), (64, 64), (69,)]),
+    "wide, as float32": (lambda x, w: F.linear(x, w).float().relu(), [(33, 40), (1056, 40)]),
     "tall": (lambda x, w: F.linear(x, w), [(700, 96), (40, 96)]),
 }
 

@@ -248,33 +248,50 @@ def block(tiles: int, first: bool) -> str:
     rest = "i64 %lda, ptr %panel, i64 %whole, i64 %left, ptr %acc"
     f = Function(block_name(tiles, first), f"{', '.join(given)}, {rest}")
 
-    def load(tile: int, address: str, stride: str | int) -> None:
-        f.do(f"call void @llvm.x86.tileloadd64(i8 {tile}, ptr {address}, i64 {stride})")
-
-    def step(panel: str, rows: Sequence[str], stride: str | int) -> None:
-        load(6, panel, 64)
-        load(7, f.at(panel, STEP // 2, "i8"), 64)
-        for t, row in enumerate(rows):
-            load(4 + t, row, stride)
-            for half in range(2):
-                f.do(f"call void @llvm.x86.tdpbf16ps(i8 {2 * t + half}, i8 {4 + t}, i8 {6 + half})")
-
     def whole(s: str) -> None:
         rows = [f.at(f"%a{t}", f.mul(s, 2 * DEEP), "i8") for t in range(tiles)]
-        step(f.at("%panel", f.mul(s, STEP), "i8"), rows, "%lda")
-        for line in range(0, STEP if first else 0, 64):
-            f.prefetch("%panel", f.add(f.mul(s, STEP), AHEAD + line), "i8")
+        step(f, f.at("%panel", f.mul(s, STEP), "i8"), rows, "%lda")
+        if first:
+            fetch(f, "%panel", f.mul(s, STEP))
 
-    for tile in range(2 * tiles):
-        f.do(f"call void @llvm.x86.tilezero(i8 {tile})")
+    zero_sums(f, tiles)
     f.loop("0", "%whole", 1, whole)
     rest = f.at("%panel", f.mul("%whole", STEP), "i8")
     ending = [f"%end{t}" for t in range(tiles)]
-    f.when(f.test("sgt", "%left", 0), lambda: step(rest, ending, 2 * DEEP))
+    f.when(f.test("sgt", "%left", 0), lambda: step(f, rest, ending, 2 * DEEP))
+    store_sums(f, tiles)
+    return f.text()
+
+
+def step(f: Function, panel: str, rows: Sequence[str], stride: str | int) -> None:
+    """32 values of k, of one or two tiles of rows and a panel."""
+
+    def load(tile: int, address: str, stride: str | int) -> None:
+        f.do(f"call void @llvm.x86.tileloadd64(i8 {tile}, ptr {address}, i64 {stride})")
+
+    load(6, panel, 64)
+    load(7, f.at(panel, STEP // 2, "i8"), 64)
+    for t, row in enumerate(rows):
+        load(4 + t, row, stride)
+        for half in range(2):
+            f.do(f"call void @llvm.x86.tdpbf16ps(i8 {2 * t + half}, i8 {4 + t}, i8 {6 + half})")
+
+
+def fetch(f: Function, panel: str, at: str) -> None:
+    """What a panel has behind the step that begins there, far enough to be there in time."""
+    for line in range(0, STEP, 64):
+        f.prefetch(panel, f.add(at, AHEAD + line), "i8")
+
+
+def zero_sums(f: Function, tiles: int) -> None:
+    for tile in range(2 * tiles):
+        f.do(f"call void @llvm.x86.tilezero(i8 {tile})")
+
+
+def store_sums(f: Function, tiles: int) -> None:
     for tile in range(2 * tiles):
         place = f.at("%acc", tile // 2 * ACC // 2 + tile % 2 * 64, "i8")
         f.do(f"call void @llvm.x86.tilestored64(i8 {tile}, ptr {place}, i64 {4 * PANEL})")
-    return f.text()
 
 
 def finish() -> str:

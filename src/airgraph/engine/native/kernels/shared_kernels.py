@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 
-from airgraph.engine.native.kernels import attention, bfloat16, conv_last, conv_last_kernels, experts, gemm, halves
+from airgraph.engine.native.kernels import (
+    attention,
+    bfloat16,
+    conv_bfloat16,
+    conv_last,
+    conv_last_kernels,
+    experts,
+    gemm,
+    halves,
+)
 from airgraph.engine.native.kernels.gemm import BANDS, BATCH, COLUMNS, ROWS
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.llvm.cpu import vector_lanes
@@ -148,20 +157,20 @@ def step_attention() -> str:
 
 class ConvLast:
     """The sizes of a convolution with channels last, behind the error word: where x, w and bias begin (in bytes), then
-    conv_last.DIMS."""
+    conv_last.DIMS, or conv_bfloat16.DIMS."""
 
     X_AT, W_AT, BIAS_AT, DIMS = range(1, 5)
 
 
-def step_conv() -> str:
+def step_conv(name: str = "step_conv", function: str = "ag_conv_last") -> str:
     """args: x, w, bias, out."""
-    f = Function("step_conv", "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
+    f = Function(name, "ptr %args, ptr %sizes, i64 %begin, i64 %end, ptr %scratch", exported=True)
     x, w, bias, out = (f.word(f.word("%args", i, "ptr"), 0, "ptr") for i in range(4))
     places = ((x, ConvLast.X_AT), (w, ConvLast.W_AT), (bias, ConvLast.BIAS_AT))
     operands = ", ".join(f"ptr {f.at(p, f.word('%sizes', i), 'i8')}" for p, i in places)
     dims = f.at("%sizes", ConvLast.DIMS, "i64")
     rest = f"ptr {out}, ptr {dims}, i64 %begin, i64 %end, ptr %scratch"
-    f.do(f"call void @ag_conv_last({operands}, {rest})")
+    f.do(f"call void @{function}({operands}, {rest})")
     return f.text()
 
 
@@ -188,8 +197,11 @@ GROUPED = Family(gemm, step_grouped=lambda: experts.step_grouped(Gemm.WORDS))
 ATTENTION = Family(attention, "ag_attention_jobs", "ag_attention_scratch", step_attention=step_attention)
 HALVES = Family(halves, step_halves=partial(step_gemm, "step_halves", tuple(gemm.ELEMENTS)))
 BFLOAT16 = Family(bfloat16, *bfloat16.EXPORTS, step_bfloat16=step_bfloat16)
+CONV_BFLOAT16 = Family(
+    conv_bfloat16, *conv_bfloat16.EXPORTS, step_conv_bfloat16=partial(step_conv, "step_conv_bfloat16", "ag_conv_bf16")
+)
 FLOAT32 = (PANELS, CONVOLUTION, LINEAR, BY_COLUMNS, GRADIENT, ANY_FORM, GROUPED, ATTENTION)
-FAMILIES = (*FLOAT32, HALVES, BFLOAT16)
+FAMILIES = (*FLOAT32, HALVES, BFLOAT16, CONV_BFLOAT16)
 FAMILIES_OF = {name: [f for f in FAMILIES if name in f.names] for family in FAMILIES for name in family.names}
 
 
