@@ -14,7 +14,7 @@ from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
 from airgraph.plan.index import same, same_shape, strides_of, volume
 from airgraph.plan.lowerings.table import UnsupportedLowering
-from airgraph.plan.operands import Operands, is_contiguous, lies_plain
+from airgraph.plan.operands import Operands, lies_plain
 from airgraph.plan.split import HALVES
 from airgraph.plan.steps import (
     AttentionSizes,
@@ -89,7 +89,7 @@ class Product:
         else:
             left, right = operands.strided(a, (1, 2)), operands.strided(b, (1, 2))
         transposed = not lies_plain(left, a, 2) and not lies_plain(right, b, 2)
-        if transposed and not same(left.strides[1], 0):  # there is no kernel for two of them
+        if transposed:  # there is no kernel for two of them
             left = operands.contiguous(a)
         bias = operands.strided(self.bias, (0,)) if self.bias is not None else None
         sizes = GemmSizes(b.shape[0], a.shape[1], b.shape[2], a.shape[2])
@@ -179,25 +179,17 @@ class Convolution:
 
 def copied_last(operands: Operands, t: Tensor) -> Matrix:
     """A copy of t, [n, c, h, w], with channels last."""
-    return shown(operands.copied(to_last(t)))
+    return shown(operands.copied(permute(t, TO_LAST)))
 
 
 def gapless_last(operands: Operands, t: Tensor) -> Matrix:
     """t, [n, c, h, w], with channels last and no gaps, copied if it is not so."""
-    return shown(operands.contiguous(to_last(t)))
+    return shown(operands.contiguous(permute(t, TO_LAST)))
 
 
 def shown(m: Matrix) -> Matrix:
     """What is [n, h, w, c], as [n, c, h, w]."""
     return Matrix(m.tensor, m.offset, tuple(m.strides[i] for i in FROM_LAST))
-
-
-def image_last(operands: Operands, t: Tensor) -> Matrix:
-    """t, [n, c, h, w], with channels last and no gaps, as PyTorch's kernels for such images want it."""
-    found = operands.view(t)
-    if found is not None and is_contiguous([t.shape[i] for i in TO_LAST], [found.strides[i] for i in TO_LAST]):
-        return found
-    return copied_last(operands, t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +230,7 @@ class TorchCall:
         for v, t in self.reads:
             if t.op in ("const", "iota") and not t.shape and (v.node.op == "Const" or v.known is not None):
                 continue  # numbers: made when called
-            found = image_last(operands, t) if self.last and len(t.shape) == 4 else operands.strided(t)
+            found = gapless_last(operands, t) if self.last and len(t.shape) == 4 else operands.strided(t)
             reads.append((v, as_pytorch_has_it(found, t), t))
         return CallStep(self.node, reads, list(zip(self.node.outputs, self.outputs)))
 

@@ -180,7 +180,7 @@ def part(x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
 
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
     if len(parts[0].shape) == 4 and any(map(is_last, parts)):
-        return from_last(concat([to_last(p) for p in parts], TO_LAST.index(axis % 4)))
+        return from_last(concat([permute(p, TO_LAST) for p in parts], TO_LAST.index(axis % 4)))
     total: Dim = 0
     for p in parts:
         total = expand(total + p.shape[axis])

@@ -183,3 +183,27 @@ def test_convolutions_in_half_precision_are_done_in_float32(dtype, monkeypatch):
     assert len(convolutions) == 4, "all but the squeeze, whose weights are used twice"
     assert found.dtype == dtype and found.stride() == eager.stride()
     assert (found - exact).norm() <= 1.2 * (eager - exact).norm()
+
+
+class OnePixel(nn.Module):
+    """Images whose channels are the only axis with several elements, some of them apart in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.one = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 5, 1)
+
+    def forward(self, x, y):
+        made = self.wide(x[:, ::2])
+        return torch.cat((made, y), 1), made * 2 + y, self.one(x[:, 1::2]), made.mean((0, 2, 3)), made.amax(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 6, 1, 1), (2, 6, 1, 1), (1, 6, 1, 3)], ids=str)
+def test_images_of_one_pixel(shape, dtype):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, (n, c, *size) = OnePixel().to(dtype).eval(), shape
+    x, y = torch.randn(n, 2 * c, *size, dtype=dtype), torch.randn(shape, dtype=dtype)
+    with torch.no_grad():
+        found = torch.compile(model, backend="airgraph")(x, y)
+        torch.testing.assert_close(found, model(x, y), rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
