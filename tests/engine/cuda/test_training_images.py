@@ -393,3 +393,17 @@ def test_a_batch_norm_reads_its_image_twice_in_each_direction(engine):
         ]
         assert [*Counter(e.source for e in loads).values()] == [2] * len({e.source for e in loads}), phase
         assert all(e.dtype == DataType.DT_FLOAT16 for e in loads)
+
+
+def test_statistics_beside_an_element_that_is_far_away():
+    """The first one, hundreds of deviations from all others, of which no sum may lose what is left."""
+    x = torch.randn(4, 2, 112, 112) / 100
+    x[0, :, 0, 0] = 10
+    x, norm = x.to(F16), nn.BatchNorm2d(2)
+    twin, truth = copy.deepcopy(norm), copy.deepcopy(norm).double()
+    with torch.no_grad():
+        wanted = truth(x.double())
+    found, eager = compiled(norm)(x.clone().requires_grad_()).detach(), twin(x).detach()
+    ours, theirs = ((t.double() - wanted).abs().max() for t in (found, eager))
+    assert ours <= 2 * theirs + 1e-4, (ours, theirs)
+    torch.testing.assert_close(norm.running_var, twin.running_var, rtol=1e-4, atol=0)

@@ -168,13 +168,14 @@ def statistics(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def statistics_of_halves(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The same in one pass, from sums of how far elements are from the first one: what that rounds off in float32 is less
-    than halves have."""
-    f = functions_in(x.dtype)
-    first = cut(x, [1 if i in axes else s for i, s in enumerate(x.shape)], [0] * len(x.shape), [1] * len(x.shape))
-    d = f("sub", x, first)
-    far, squares = mean(d, axes, True), mean(f("mul", d, d), axes, True)
-    return f("add", first, far), f("max", f("sub", squares, f("mul", far, far)), 0.0)
+    """The same in one pass, from sums of how far elements are from the mean of the first row: what that rounds off in
+    float32 is less than halves have. (A single element could be far from all others.)"""
+    f, last = functions_in(x.dtype), max(axes)
+    shape = [1 if i in axes and i != last else s for i, s in enumerate(x.shape)]
+    near = mean(cut(x, shape, [0] * len(shape), [1] * len(shape)), (last,), True)
+    d, again = f("sub", x, near), f("sub", x, near)  # (what is used twice, and dear, would be given memory)
+    far, squares = mean(d, axes, True), mean(f("mul", again, again), axes, True)
+    return f("add", near, far), f("max", f("sub", squares, f("mul", far, far)), 0.0)
 
 
 def widens_halves(x: Tensor) -> bool:
