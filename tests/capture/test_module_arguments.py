@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from collecting import call_collecting
 from torch import nn
 
 import airgraph
@@ -331,6 +332,17 @@ def test_a_change_while_state_is_read():
     found = whole.gathered(model, None, x)
     assert found[0] is model.first.weight and found[1] is model.first.bias and found[2] is x
     assert whole.gathered(model, None) is None and whole.gathered(Net(), None, x) is None
+
+
+def test_a_collection_that_replaces_state_while_it_is_read():
+    """The list is made first, and holds nothing that a finalizer has replaced."""
+    model, x = Net(), torch.randn(2, 4)
+    paths = {i: StatePath(0, ("first",), "_parameters", name) for i, name in enumerate(("weight", "bias"))}
+    gather, before = StateGather(3, paths, [model, None, x]), model.first.weight
+    assert gather.gathered(model, None, x)[0] is before
+    found = call_collecting(gather.gathered, (model, None, x), lambda: replaced(model))
+    assert model.first.weight is not before
+    assert found is None or sys.version_info >= (3, 12)
 
 
 @torch.no_grad()

@@ -9,9 +9,11 @@ import gc
 import logging
 import threading
 import weakref
+from types import MethodType
 
 import pytest
 import torch
+from collecting import call_collecting
 from replaying import replaying_engine
 from torch import nn
 
@@ -422,6 +424,54 @@ def test_streams_and_captures_of_the_user(way, attempts):
         torch.testing.assert_close(captured, model(x), rtol=1e-3, atol=1e-3)
         del captured, graph
         right(3)
+
+
+# -- finalizers that run within a call ----------------------------------------------------------------------------------
+class ReplayMethod:
+    """Called like a method of a builtin class, to which Python hands a tuple of arguments."""
+
+    def __init__(self, inside):
+        self.inside = inside
+
+    def __call__(self, launch):
+        self.inside()
+        launch()
+
+
+def test_no_collection_between_the_look_at_state_and_the_launch(attempts):
+    model, x, there = Scaled().eval(), torch.ones(2, 4), []
+    fast = airgraph.compile(model, (x,), engine="replaying")
+    fast(x)
+    fast(x)
+    (recording,) = recordings()
+    set_launch(recording, {t.data_ptr(): t for t in (x, model.weight)})
+    weight, address, moved = model.weight, recording.addresses[0], torch.full((4,), 7.0)
+    inside = ReplayMethod(lambda: there.append(weight.data_ptr() == address))  # (allocates nothing)
+    recording.whole = MethodType(inside, recording.whole)
+    fast(x)
+    there.clear()
+    attempts.count, direct = 0, fast.direct
+    found = call_collecting(direct, (x,), lambda: setattr(weight, "data", moved))
+    assert weight.data_ptr() == moved.data_ptr() and attempts.count == 0
+    assert there == [True] and found is not None
+    assert torch.equal(fast(x), torch.full((2, 4), 7.0))
+
+
+def test_state_that_moves_after_python_looked_at_it(ready, attempts, monkeypatch):
+    """What Python does before a launch may run finalizers, too."""
+    fast, model, x = ready
+    arena, launch, moved = recordings_program(recordings()[0]).arena, recordings()[0].whole, torch.full((4,), 7.0)
+    launches, before = [], model.weight.data  # (held, so that a wrong launch computes something)
+    launch.during = lambda: launches.append(model.weight.data_ptr())
+
+    def ordered(self):
+        self.last = 0
+        model.weight.data = moved
+
+    monkeypatch.setattr(type(arena), "ordered", ordered)
+    arena.last = 7
+    assert torch.equal(fast(x), torch.full((2, 4), 7.0))
+    assert launches == [] and attempts.count >= 1 and torch.equal(before, torch.arange(1.0, 5.0))
 
 
 # -- state that is read from modules ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from airgraph.engine.native.address_watch import (
     is_plain,
     unmoved_table,
 )
-from airgraph.engine.native.short_call import TICK, RecordedLaunch, free_table
+from airgraph.engine.native.short_call import TICK, RecordedLaunch, free_table, without_allocation
 from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import RecordingWords, word_property, words
 from airgraph.engine.protocol import Env, Symbols
@@ -85,13 +85,22 @@ class Recording:
         self.templates: dict[int, torch.Tensor] = {}
         self.parts: list[ProgramPart] = []
         self.env: Env = {}
-        self.whole: Callable[[], None] | None = None  # the one CUDA graph this is, if it is one
+        self.whole = None
         self.simple = False  # a replay is its launch and nothing else
         self.results: Handout | None = None  # None: they depend on more than arguments and slots
         self.exposed = False  # results were handed out one by one, so each of its slots may be held
         self.overwrites: list[Slot] = []  # slots of another graph's results that its own results are laid over
         self.watched: list[tuple[int, int]] = []  # the slots that tell whether its results are held, and our references
         self.grown = 0  # bytes by which the arena grew for it
+
+    @property
+    def whole(self) -> Callable[[], None] | None:
+        """The replay of the one CUDA graph this is, if it is one. `launching`: how to call it."""
+        return self._whole
+
+    @whole.setter
+    def whole(self, replay: Callable[[], None] | None) -> None:
+        self._whole, self.launching = replay, without_allocation(replay)
 
     # -- a call ---------------------------------------------------------------------------------------------------------
     @cached_property
@@ -131,6 +140,12 @@ class Recording:
         if not watch.same(args) or not layouts.same(args):
             return False
         return not self.expected or self.as_expected(args, len(state.addresses))
+
+    def unmoved(self, state: TensorWatch | None, args: list[Any]) -> Any:
+        """Asked directly before a launch, of arguments that fit: finalizers may have moved them. It allocates nothing."""
+        if state is None:
+            return self.watch.same(args)
+        return state.unmoved() and self.rests[len(state.addresses)][0].same(args)
 
     def reads(self, state: list[int]) -> bool:
         """Whether these are the addresses of the first arguments it was made for, all of them parameters."""

@@ -156,7 +156,10 @@ class ReplayProgram(RecordableProgram):
             elif recording.simple:
                 if stream != arena.last:
                     arena.ordered()
-                recording.whole()  # type: ignore[misc]
+                launch, arguments = recording.launching
+                if not recording.unmoved(state, args):
+                    return None
+                launch(*arguments)
                 recording.hits += 1
                 recording.used = tick()
                 results = handout(whole(state, args))

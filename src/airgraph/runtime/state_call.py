@@ -64,13 +64,14 @@ class StateCall:
 
     def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
         """`state` is another list where one of its tensors was replaced, which `owners` has noticed."""
+        given = [*args]  # before anything is looked at: finalizers, which it may run, move or replace state
         watch, writes = self.now
         if watch.tensors is not state or not watch.unmoved() or owners is not self.owners:
             watch, writes = self.now = self.find(state)
             self.owners = owners
             if self.short is not None:
                 self.short.follow(owners, watch, writes)
-        results = self.program.attempt([*args], watch, False, self.short)
+        results = self.program.attempt(given, watch, False, self.short)
         if results is None:
             return self.around(*state, *args)
         if self.written:

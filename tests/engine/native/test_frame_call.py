@@ -8,10 +8,12 @@ import weakref
 
 import pytest
 import torch
+from collecting import call_collecting
 from torch import nn
 
 import airgraph
 from airgraph.compilation import wrapping
+from airgraph.engine.native.frame_call import FrameCall
 from airgraph.errors import BadIndexError, BindError
 from airgraph.runtime import native_program
 from airgraph.runtime.native_program import NativeProgram
@@ -291,3 +293,70 @@ def test_arguments_that_do_not_fit_are_errors():
         with pytest.raises(BindError):
             fast(wrong)
     torch.testing.assert_close(fast(i), model(i).detach())
+
+
+# -- finalizers that run within a call ----------------------------------------------------------------------------------
+class Scaled(nn.Module):
+    """With a weight that is not packed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.arange(1.0, 5.0)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.weight + self.bias
+
+
+@pytest.fixture
+def builtins(monkeypatch):
+    """The builtin functions that were made for calls."""
+    found, original = [], FrameCall.builtin
+
+    def noted(self, *args, **kwargs):
+        found.append(original(self, *args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(FrameCall, "builtin", noted)
+    return found
+
+
+def new_weight(model):
+    model.weight = nn.Parameter(torch.full((4,), 7.0))
+
+
+def moved_weight(model):
+    model.weight.data = torch.full((4,), 7.0)
+
+
+@pytest.mark.parametrize("change", [new_weight, moved_weight])
+@pytest.mark.parametrize("how", ["torch.compile", "airgraph.compile"])
+@torch.no_grad()
+def test_a_collection_that_changes_state_while_arguments_are_listed(how, change, builtins, attempts):
+    """What the list of arguments holds is what is there when it is filled: nothing that a finalizer has replaced."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = torch.compile(model, backend="airgraph") if how == "torch.compile" else airgraph.compile(model, (x,))
+    for _ in range(3):
+        fast(x)
+    before = model.weight  # (held, so that a wrong call computes something)
+    given = (model, x, None) if how == "torch.compile" else (x,)
+    found = call_collecting(builtins[-1], given, lambda: change(model))
+    found = fast(x) if found is None else found[0] if type(found) is list else found
+    assert torch.equal(found, torch.full((2, 4), 8.0)) and before.shape == (4,)
+
+
+@torch.no_grad()
+def test_a_call_within_the_collection_of_a_call(builtins):
+    """A finalizer calls the model with other state: the tables of the call around it are others by then."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast, inside = airgraph.compile(model, (x,)), []
+    for _ in range(3):
+        fast(x)
+
+    def finalize():
+        model.weight = nn.Parameter(torch.full((4,), 7.0))
+        inside.append(fast(x))
+
+    found = call_collecting(fast.direct, (x,), finalize)
+    assert torch.equal(inside[0], torch.full((2, 4), 8.0))
+    assert found is None or torch.equal(found, inside[0])
+    assert torch.equal(fast(x), inside[0])

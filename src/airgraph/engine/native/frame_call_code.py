@@ -16,7 +16,7 @@ TYPE, ITEMS = 1, 3  # the words of an object with its class, and of a list with 
 
 
 def source() -> str:
-    return told() + failed() + listed_behind() + all_arguments() + computed() + in_form() + frame_call()
+    return told() + failed() + in_front() + state_holds() + all_arguments() + computed() + in_form() + frame_call()
 
 
 def told() -> str:
@@ -39,42 +39,47 @@ def failed() -> str:
     return f.text()
 
 
-def listed_behind() -> str:
-    """A list of tensors (how many, and where they are) and the arguments behind them."""
-    f = Function("listed_behind", "ptr %front, ptr %args, i64 %count", "ptr")
-    first = f.word("%front", 0)
-    found = f.op(f"call ptr @PyList_New(i64 {f.add(first, '%count')})")
-    f.give(f.test("eq", found, "null", "ptr"), NULL)
-    for items, start, count in ((f.at("%front", 1, "i64"), "0", first), ("%args", first, "%count")):
-        with f.each("0", count, 1) as loop:
-            item = f.word(items, loop.i, "ptr")
-            f.invoke("@Py_IncRef", ("ptr", item))
-            f.op(f"call i32 @PyList_SetItem(ptr {found}, i64 {f.add(start, loop.i)}, ptr {item})")
-    return f.text(f"ptr {found}")
+def in_front() -> str:
+    """The number of tensors in front of the arguments."""
+    f = Function("in_front", "ptr %table", "i64")
+    front = f.word("%table", FrameCallWords.FRONT, "ptr")
+    return f.text(f"i64 {f.either(f.test('ne', front, 'null', 'ptr'), 'i64', lambda: f.word(front, 0), '0')}")
+
+
+def state_holds() -> str:
+    """Whether state is where the table says, and is as much as `first` says."""
+    f = Function("state_holds", "ptr %table, ptr %args, i64 %count, i64 %first", "i1")
+    gather, tags = (f.word("%table", word, "ptr") for word in (FrameCallWords.GATHER, FrameCallWords.TAGS))
+    known = f.test("eq", f.word("%table", FrameCallWords.WIDTH), "%count")
+    same = f.op(f"and i1 {known}, {f.test('eq', f.op('call i64 @in_front(ptr %table)'), '%first')}")
+    same = f.either(same, "i1", lambda: asked_of(f, gather, "gather_rows", ", ptr %args"), "false")
+    return f.text(f"i1 {f.either(same, 'i1', lambda: asked_of(f, tags, 'tag_rows'), 'false')}")
 
 
 def all_arguments() -> str:
-    """The program's arguments as a list; null where state has to be looked for again, or there is an error."""
+    """The program's arguments as a list; null where state has to be looked for again, or there is an error.
+
+    The list is made before anything is looked at: making it may run finalizers, which replace state, or calls that write
+    another table. Behind that no code of Python runs until the list holds all arguments."""
     f = Function("all_arguments", "ptr %table, ptr %args, i64 %count", "ptr")
-    gather, front, tags = (
-        f.word("%table", word, "ptr") for word in (FrameCallWords.GATHER, FrameCallWords.FRONT, FrameCallWords.TAGS)
-    )
-    same = asked_of(f, gather, "gather_rows", ", ptr %args")
-    same = f.either(same, "i1", lambda: asked_of(f, tags, "tag_rows"), "false")
-    f.give(f.op(f"xor i1 {same}, true"), NULL)
-    behind = f.test("ne", front, "null", "ptr")
-    f.give(behind, f"ptr {f.either(behind, 'ptr', lambda: listed(f, 'listed_behind', front), 'null')}")
-    return f.text(f"ptr {listed(f, 'listed', gather)}")
-
-
-def listed(f: Function, how: str, table: str) -> str:
-    return f.op(f"call ptr @{how}(ptr {table}, ptr %args, i64 %count)")
+    first = f.op("call i64 @in_front(ptr %table)")
+    found = f.op(f"call ptr @PyList_New(i64 {f.add(first, '%count')})")
+    f.give(f.test("eq", found, "null", "ptr"), NULL)
+    given = f"ptr %table, ptr %args, i64 %count, i64 {first}"
+    changed = f.op(f"xor i1 {f.op(f'call i1 @state_holds({given})')}, true")
+    with f.given(changed):
+        forget(f, found)
+    f.give(changed, NULL)
+    front, gather = (f.word("%table", word, "ptr") for word in (FrameCallWords.FRONT, FrameCallWords.GATHER))
+    for start, table, items, count in (("0", "null", f.at(front, 1, "i64"), first), (first, gather, "%args", "%count")):
+        f.invoke("@fill_list", ("ptr", found), ("i64", start), ("ptr", table), ("ptr", items), ("i64", count))
+    return f.text(f"ptr {found}")
 
 
 def computed() -> str:
     """The results; null where there is an error, or where nothing was done."""
     f = Function("computed", "ptr %table, ptr %args, i64 %count", "ptr")
-    given = listed(f, "all_arguments", "%table")
+    given = f.op("call ptr @all_arguments(ptr %table, ptr %args, i64 %count)")
     f.give(f.test("eq", given, "null", "ptr"), NULL)
     result = f.op(f"call ptr @told(ptr {f.word('%table', FrameCallWords.PROGRAM, 'ptr')}, ptr {given})")
     done = f.either(f.test("ne", result, "null", "ptr"), "i1", lambda: is_list(f, result), "false")

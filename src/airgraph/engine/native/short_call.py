@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -51,19 +52,27 @@ class RecordedLaunch:
         unmoved: Any = None,
     ) -> None:
         """`gather`: where its state is read, of which the table `unmoved` says where it was."""
-        whole, version = recording.whole, recording.owner.words
+        (launch, arguments), version = recording.launching, recording.owner.words
         self.versions = (recording.words, version)
         self.gather = gather
-        self.kept: tuple[Any, ...] = (whole, *self.versions, same, laid_out, maker)
+        self.kept: tuple[Any, ...] = (launch, arguments, *self.versions, same, laid_out, maker)
         self.tables = (gather, unmoved)
         tables = [0 if watch is None else ctypes.addressof(watch.table) for watch in (same, laid_out, maker)]
         places = (ctypes.addressof(recording.words), ctypes.addressof(version))
         state = (0, 0) if gather is None else (gather.address, ctypes.addressof(unmoved))
-        self.words = words([*places, *tables, id(whole), id(self.kept), *state])
+        self.words = words([*places, *tables, id(launch), id(arguments), id(self.kept), *state])
 
     def drop(self) -> None:
         """The recording's version fits no more; what it launched and its results are not held any longer."""
         self.kept = ()
+
+
+def without_allocation(function: Callable[..., Any] | None) -> tuple[Any, tuple[Any, ...]]:
+    """A function and the tuple of its arguments, so that nothing is allocated before it begins: calling a method of a
+    builtin class (the replay of a CUDA graph) makes that tuple otherwise, which may run finalizers."""
+    if type(function) is MethodType:
+        return function.__func__, (function.__self__,)
+    return function, ()
 
 
 def counts_natively(written: Sequence[int]) -> bool:

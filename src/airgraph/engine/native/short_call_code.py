@@ -4,6 +4,9 @@
                                 called (None is the answer where there is none)
     replayed(table, arguments)  the part of it under the arena's lock: null where nothing was done, or Python has an error
 
+Nothing is allocated between the questions whether tensors are where they were and the launch: finalizers of Python, which
+any allocation may run, could move them.
+
 What is read of the table after Python's lock may have been given up (which a launch does) belongs to the recording, and is
 kept until the end of the call.
 """
@@ -182,7 +185,8 @@ def launched(f: Function, row: str) -> str:
         writes = f.word("%table", word, "ptr")
         with f.given(f.test("ne", writes, "null", "ptr")):
             f.invoke(rows, ("ptr", writes), *more)
-    told = f.op(f"call ptr @PyObject_CallNoArgs(ptr {f.word(row, LaunchWords.LAUNCH, 'ptr')})")
+    launch, arguments = (f.word(row, word, "ptr") for word in (LaunchWords.LAUNCH, LaunchWords.ARGUMENTS))
+    told = f.op(f"call ptr @PyObject_CallObject(ptr {launch}, ptr {arguments})")
 
     def result() -> str:
         forget(f, told)

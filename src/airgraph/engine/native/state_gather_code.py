@@ -19,7 +19,7 @@ PYTHON = {"_PyObject_GetDictPtr": "ptr (ptr)"}
 
 
 def source() -> str:
-    return attributes() + pairs_hold() + owner_holds() + gather_rows() + listed() + gathered()
+    return attributes() + pairs_hold() + owner_holds() + gather_rows() + fill_list() + gathered()
 
 
 def attributes() -> str:
@@ -75,23 +75,26 @@ def gather_rows() -> str:
 
 
 def gathered() -> str:
+    """The list is made before anything is looked at: making it may run finalizers, which replace state."""
     f = Function("gathered", "ptr %self, ptr %args, i64 %count", "ptr", exported=True)
     table = f.op("call ptr @PyLong_AsVoidPtr(ptr %self)")
-    width = f.word(table, GatherWords.WIDTH)
-    whole = f.test("eq", width, "%count")
+    found = f.op("call ptr @PyList_New(i64 %count)")
+    f.give(f.test("eq", found, "null", "ptr"), "ptr null")
+    whole = f.test("eq", f.word(table, GatherWords.WIDTH), "%count")
     same = f.either(whole, "i1", lambda: f.op(f"call i1 @gather_rows(ptr {table}, ptr %args)"), "false")
     changed, none = f.op(f"xor i1 {same}, true"), f.word(table, GatherWords.NONE, "ptr")
     with f.given(changed):
+        f.invoke("@Py_DecRef", ("ptr", found))
         f.invoke("@Py_IncRef", ("ptr", none))
     f.give(changed, f"ptr {none}")
-    return f.text(f"ptr {f.op(f'call ptr @listed(ptr {table}, ptr %args, i64 %count)')}")
+    f.invoke("@fill_list", ("ptr", found), ("i64", "0"), ("ptr", table), ("ptr", "%args"), ("i64", "%count"))
+    return f.text(f"ptr {found}")
 
 
-def listed() -> str:
-    """The arguments as a list, with state in its place where there is a table, whose rows hold."""
-    f = Function("listed", "ptr %table, ptr %args, i64 %count", "ptr")
-    found = f.op("call ptr @PyList_New(i64 %count)")
-    f.give(f.test("eq", found, "null", "ptr"), "ptr null")
+def fill_list() -> str:
+    """The arguments into a new list from number `start` on, with state in its place where there is a table, whose rows
+    hold. Runs no code of Python."""
+    f = Function("fill_list", "ptr %list, i64 %start, ptr %table, ptr %args, i64 %count")
     with_state = f.test("ne", "%table", "null", "ptr")
     items = f.either(with_state, "ptr", lambda: f.word("%table", GatherWords.ITEMS, "ptr"), "null")
     with f.each("0", "%count", 1) as loop:
@@ -99,5 +102,5 @@ def listed() -> str:
         taken = f.test("eq", own, "null", "ptr")
         item = f.either(taken, "ptr", lambda: f.word("%args", loop.i, "ptr"), own)
         f.invoke("@Py_IncRef", ("ptr", item))
-        f.op(f"call i32 @PyList_SetItem(ptr {found}, i64 {loop.i}, ptr {item})")
-    return f.text(f"ptr {found}")
+        f.op(f"call i32 @PyList_SetItem(ptr %list, i64 {f.add('%start', loop.i)}, ptr {item})")
+    return f.text()

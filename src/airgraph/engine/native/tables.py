@@ -145,10 +145,11 @@ class RecordingWords:
 
 class LaunchWords:
     """A recording as ShortCallWords have it: RECORDING (words), where the VERSION of the slots is, the tables of `same`,
-    `laid_out` (or 0) and `make`, and objects of Python: what LAUNCHes it, and what it needs, which is KEPT meanwhile.
-    GATHER, UNMOVED: tables of the state that it reads from modules among the arguments, or 0."""
+    `laid_out` (or 0) and `make`, and objects of Python: what LAUNCHes it, called with a tuple of ARGUMENTS, and what it
+    needs, which is KEPT meanwhile. GATHER, UNMOVED: tables of the state that it reads from modules among the arguments, or
+    0."""
 
-    RECORDING, VERSION, SAME, LAID_OUT, MAKE, LAUNCH, KEPT, GATHER, UNMOVED, WORDS = range(10)
+    RECORDING, VERSION, SAME, LAID_OUT, MAKE, LAUNCH, ARGUMENTS, KEPT, GATHER, UNMOVED, WORDS = range(11)
 
 
 class GatherWords:
