@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 class Depth(IntEnum):
     """A lock that is taken inside another stands below it."""
 
-    LOADING, TUNING, BINDING, POOL, KERNELS, IMPORTING, COMPILING, LLVM, CACHE = range(9)
+    LOADING, TUNING, BINDING, POOL, KERNELS, IMPORTING, COMPILING, LLVM, CACHE, STATE = range(10)
 
 
 class AnyLock(Protocol):

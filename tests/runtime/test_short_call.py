@@ -5,6 +5,7 @@ On a CPU, with the reference engine; `Launch` stands for a CUDA graph: it reads 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import threading
@@ -19,6 +20,10 @@ from torch import nn
 
 import airgraph
 from airgraph.engine.native import short_call
+from airgraph.engine.native.address_watch import TensorWatch
+from airgraph.engine.native.dict_watch import DictWatch, has_tags
+from airgraph.engine.native.replay_tensors import WriteCounter
+from airgraph.engine.native.tables import ShortCallWords
 from airgraph.errors import BindError
 from airgraph.runtime.replay import PROGRAMS, ReplayProgram
 
@@ -472,6 +477,39 @@ def test_state_that_moves_after_python_looked_at_it(ready, attempts, monkeypatch
     arena.last = 7
     assert torch.equal(fast(x), torch.full((2, 4), 7.0))
     assert launches == [] and attempts.count >= 1 and torch.equal(before, torch.arange(1.0, 5.0))
+
+
+@pytest.mark.skipif(not has_tags(), reason="dictionaries have no version tags")
+def test_a_finalizer_of_the_state_before_enters_another():
+    """It runs when the table is whole: what the table points to is held afterwards."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = captured("compile", model, x)
+    short = fast.behind.__self__.short
+
+    def state(tensor):
+        return DictWatch([]), TensorWatch([tensor]), WriteCounter([])
+
+    other, own, last = state(torch.ones(4)), torch.ones(4), state(torch.ones(4))
+    short.follow(*state(own))
+    weakref.finalize(own, short.follow, *last)
+    del own
+    short.follow(*other)
+    assert short.state[1] is last[1] and short.tensors is last[1]
+    names = (ShortCallWords.TAGS, ShortCallWords.STATE, ShortCallWords.STATE_WRITES)
+    assert [short.table[word] for word in names] == [ctypes.addressof(watch.table) for watch in short.state]
+    assert torch.equal(fast(x), model.weight.expand(2, 4))
+
+
+@torch.no_grad()
+def test_another_state_that_was_entered_meanwhile(attempts):
+    """By another thread, say: Python enters that of its call again."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = captured("compile", model, x)
+    short = fast.behind.__self__.short
+    short.follow(DictWatch([]), TensorWatch([torch.ones(4)]), WriteCounter([]))
+    fast(x)
+    attempts.count = 0
+    assert torch.equal(fast(x), model.weight.expand(2, 4)) and attempts.count == 0
 
 
 # -- state that is read from modules ------------------------------------------------------------------------------------

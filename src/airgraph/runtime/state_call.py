@@ -46,8 +46,7 @@ class StateCall:
         self.program, self.around, self.written = program, around, written
         self.last = max(written, default=-1)
         self.short: ShortCall | None = None
-        self.owners = DictWatch([])
-        self.now = self.find([])
+        self.now = (DictWatch([]), *self.find([]))
 
     def find(self, state: list[torch.Tensor]) -> tuple[TensorWatch, WriteCounter]:
         """Where the state is, and what of it calls write to."""
@@ -65,10 +64,11 @@ class StateCall:
     def call(self, owners: DictWatch, state: list[torch.Tensor], args: Sequence[Any]) -> Any:
         """`state` is another list where one of its tensors was replaced, which `owners` has noticed."""
         given = [*args]  # before anything is looked at: finalizers, which it may run, move or replace state
-        watch, writes = self.now
-        if watch.tensors is not state or not watch.unmoved() or owners is not self.owners:
-            watch, writes = self.now = self.find(state)
-            self.owners = owners
+        known, watch, writes = self.now
+        native = self.short is None or self.short.tensors is watch  # (by now another thread's state may be there)
+        if not native or known is not owners or watch.tensors is not state or not watch.unmoved():
+            watch, writes = self.find(state)
+            self.now = (owners, watch, writes)
             if self.short is not None:
                 self.short.follow(owners, watch, writes)
         results = self.program.attempt(given, watch, False, self.short)

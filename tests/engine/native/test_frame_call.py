@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import threading
 import weakref
 
 import pytest
@@ -12,8 +14,12 @@ from collecting import call_collecting
 from torch import nn
 
 import airgraph
+from airgraph.capture.live_state import LiveState
 from airgraph.compilation import wrapping
+from airgraph.engine.native.dict_watch import has_tags
 from airgraph.engine.native.frame_call import FrameCall
+from airgraph.engine.native.state_gather import StateGather, StatePath
+from airgraph.engine.native.tables import FrameCallWords
 from airgraph.errors import BadIndexError, BindError
 from airgraph.runtime import native_program
 from airgraph.runtime.native_program import NativeProgram
@@ -360,3 +366,116 @@ def test_a_call_within_the_collection_of_a_call(builtins):
     assert torch.equal(inside[0], torch.full((2, 4), 8.0))
     assert found is None or torch.equal(found, inside[0])
     assert torch.equal(fast(x), inside[0])
+
+
+# -- threads that find other state at once ------------------------------------------------------------------------------
+class InterruptedTable:
+    """A table of words; before the first word is stored, another thread has done (or waited for) its work."""
+
+    def __init__(self, table, work):
+        self.table, self.thread = table, threading.Thread(target=work)
+
+    def __getitem__(self, at):
+        return self.table[at]
+
+    def __setitem__(self, at, word):
+        if self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(1)
+        self.table[at] = word
+
+
+def two_states(model):
+    """Where its state is and what it is, before and after a change."""
+    found = []
+    for _ in range(2):
+        new_weight(model)
+        names = [name for name, _ in model.named_parameters()]
+        found.append(LiveState(model, names, [*model.parameters()]).watched())
+    return found
+
+
+@pytest.mark.skipif(not has_tags(), reason="dictionaries have no version tags")
+def test_threads_that_find_other_state_in_front_of_the_arguments():
+    """The table points to what is held, whoever was last."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = airgraph.compile(model, (x,))
+    for _ in range(2):
+        fast(x)
+    calls, states = fast.behind.__self__.calls, two_states(model)
+    table = calls.table
+    calls.table = InterruptedTable(table, lambda: calls.stay_behind(*states[1]))
+    calls.stay_behind(*states[0])
+    calls.table.thread.join()
+    calls.table = table
+    owners, tensors, front = calls.state
+    assert table[FrameCallWords.FRONT] == ctypes.addressof(front)
+    assert table[FrameCallWords.TAGS] == ctypes.addressof(owners.table)
+    assert front[0] == len(tensors) and [*front][1:] == [*map(id, tensors)]
+    assert table[FrameCallWords.WIDTH] == calls.width
+    assert torch.equal(fast(x), torch.full((2, 4), 8.0))
+
+
+@torch.no_grad()
+def test_threads_that_find_other_state_in_modules(monkeypatch):
+    made, original = [], FrameCall.follow
+    monkeypatch.setattr(FrameCall, "follow", lambda self, gather: made.append(self) or original(self, gather))
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = torch.compile(model, backend="airgraph")
+    for _ in range(2):
+        fast(x)
+    calls = made[-1]
+    paths = {i: StatePath(0, (), "_parameters", name) for i, name in ((0, "weight"), (2, "bias"))}
+    gathers = [StateGather(3, paths, [model, x, None]) for _ in range(2)]
+    table = calls.table
+    calls.table = InterruptedTable(table, lambda: original(calls, gathers[1]))
+    original(calls, gathers[0])
+    calls.table.thread.join()
+    calls.table = table
+    assert table[FrameCallWords.GATHER] == calls.state.address and calls.state in gathers
+    assert torch.equal(fast(x), model(x))
+
+
+@pytest.mark.skipif(not has_tags(), reason="dictionaries have no version tags")
+def test_a_finalizer_of_the_state_before_enters_another():
+    """It runs when the table is whole."""
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = airgraph.compile(model, (x,))
+    for _ in range(2):
+        fast(x)
+    calls, states = fast.behind.__self__.calls, two_states(model)
+    own = torch.ones(4)
+    calls.stay_behind(states[0][0], [own])
+    weakref.finalize(own, calls.stay_behind, *states[1])
+    del own
+    calls.stay_behind(*states[0])
+    owners, _, front = calls.state
+    assert owners is states[1][0]
+    assert table_of(calls) == (ctypes.addressof(front), ctypes.addressof(owners.table), calls.width)
+
+
+def table_of(calls):
+    return tuple(calls.table[word] for word in (FrameCallWords.FRONT, FrameCallWords.TAGS, FrameCallWords.WIDTH))
+
+
+@torch.no_grad()
+def test_threads_that_replace_state_all_the_time():
+    """No call fails or reads anything else than one of the weights there were."""
+    model, x, wrong = Scaled().eval(), torch.ones(2, 4), []
+    fast = airgraph.compile(model, (x,))
+
+    def calls(own):
+        with torch.no_grad():
+            for _ in range(100):
+                model.weight = nn.Parameter(torch.full((4,), own))
+                found = fast(x)
+                if not (found == found[0, 0]).all() or found[0, 0].item() not in (2.0, 3.0, 4.0):
+                    wrong.append(found)
+
+    model.weight = nn.Parameter(torch.ones(4))
+    threads = [threading.Thread(target=calls, args=(float(own),)) for own in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -21,7 +21,7 @@ from airgraph.engine.native.builtin import table_builtin
 from airgraph.engine.native.dict_watch import DictWatch
 from airgraph.engine.native.replay_code import native_method
 from airgraph.engine.native.runner import FrameRunner
-from airgraph.engine.native.short_call import CallHead
+from airgraph.engine.native.short_call import CallHead, changing_state
 from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import FrameCallWords, words
 
@@ -59,17 +59,36 @@ class FrameCall:
     def follow(self, gather: StateGather) -> None:
         """State is read from modules among the arguments."""
         if gather is not self.state:
-            before, self.state = self.state, gather
-            self.table[FrameCallWords.GATHER] = gather.address
-            self.table[FrameCallWords.WIDTH] = self.width
-            del before  # (not before the table names another)
+            self.enter(gather, self.width, gather.address, 0, 0)
 
     def stay_behind(self, owners: DictWatch, state: list[torch.Tensor]) -> None:
         """State is in front of the arguments, while `owners` are unchanged."""
-        if self.state is None or self.state[1] is not state or self.state[0] is not owners:
+        now = self.state
+        if now is None or now[1] is not state or now[0] is not owners:
             front = words([len(state), *map(id, state)])
-            self.state = (owners, state, front)
-            known = owners.table is not None
-            self.table[FrameCallWords.FRONT] = ctypes.addressof(front)
-            self.table[FrameCallWords.TAGS] = ctypes.addressof(owners.table) if known else 0
-            self.table[FrameCallWords.WIDTH] = self.width if known else NEVER
+            if owners.table is None:
+                self.enter((owners, state, front), NEVER, 0, 0, 0)
+            else:
+                places = (ctypes.addressof(front), ctypes.addressof(owners.table))
+                self.enter((owners, state, front), self.width, 0, *places)
+
+    def enter(self, state: Any, width: int, gather: int, front: int, tags: int) -> None:
+        """`state` holds what the words of the table point to. Nothing happens where another state is being entered, by
+        another thread or around this call: then the next call of this one's tries again.
+
+        Nothing is allocated between the first store and the last, and what was held before is held until then: neither
+        finalizers nor other threads find a table that points to what nobody holds."""
+        table = self.table
+        if not changing_state.acquire(False):
+            return
+        try:
+            before = self.state
+            table[FrameCallWords.WIDTH] = NEVER
+            self.state = state
+            table[FrameCallWords.GATHER] = gather
+            table[FrameCallWords.FRONT] = front
+            table[FrameCallWords.TAGS] = tags
+            table[FrameCallWords.WIDTH] = width
+        finally:
+            changing_state.release()
+        del before  # which may run finalizers

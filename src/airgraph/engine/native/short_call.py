@@ -13,6 +13,7 @@ says what to replay.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import MethodType
@@ -28,7 +29,9 @@ from airgraph.engine.native.replay_code import bump_function, inference_function
 from airgraph.engine.native.replay_tensors import TensorMaker, WriteCounter
 from airgraph.engine.native.state_gather import StateGather
 from airgraph.engine.native.tables import ShortCallWords, words
+from airgraph.locks import Depth, held_at_fork
 
+changing_state = held_at_fork(threading.Lock(), Depth.STATE)  # tables of state, and who holds what they point to
 TICK = words([0])  # counts uses of all recordings
 PROFILED = "_is_profiler_enabled"
 FORMS = ("list", "tuple", "single")  # of results: DirectCallWords.LIST, TUPLE, SINGLE
@@ -111,6 +114,7 @@ class ShortCall:
         self.tensors: TensorWatch | None = None
         self.state: tuple[Any, ...] = ()
         self.rows: list[RecordedLaunch] = []
+        self.addresses = words([])  # of what is in `rows`
 
     def builtin(self, fallback: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Called with arguments; without a fallback its answer may be None."""
@@ -120,23 +124,49 @@ class ShortCall:
         return table_builtin(method, self.table, self, fallback)
 
     def follow(self, owners: DictWatch, tensors: TensorWatch, writes: WriteCounter) -> None:
-        """The state in front of the arguments: where it is found, where it is, what of it is written to."""
+        """The state in front of the arguments: where it is found, where it is, what of it is written to. Nothing happens
+        where another state is being entered, by another thread or around this call.
+
+        Nothing is allocated between the first store and the last, and what was held before is held until then: neither
+        finalizers nor other threads find a table that points to what nobody holds."""
+        state, rows = (owners, tensors, writes), list[RecordedLaunch]()
+        tables = [watch.table for watch in state]
+        possible = self.counts and all(table is not None for table in tables)
+        tags, places, written = [ctypes.addressof(table) for table in tables] if possible else [0, 0, 0]
+        table, before, rows_before = self.table, None, None
         with self.arena.lock:
-            self.launch([], self.tensors)
-            self.tensors, self.state = tensors, (owners, tensors, writes)
-            tables = [watch.table for watch in self.state]
-            self.possible = self.counts and all(table is not None for table in tables)
-            places = [ctypes.addressof(table) for table in tables] if self.possible else [0, 0, 0]
-            self.table[ShortCallWords.TAGS : ShortCallWords.STATE_WRITES + 1] = places
+            if not changing_state.acquire(False):
+                return
+            try:
+                before, rows_before = self.state, self.rows
+                table[ShortCallWords.COUNT] = 0
+                self.state = state
+                self.tensors = tensors
+                self.rows = rows
+                self.possible = possible
+                table[ShortCallWords.TAGS] = tags
+                table[ShortCallWords.STATE] = places
+                table[ShortCallWords.STATE_WRITES] = written
+            finally:
+                changing_state.release()
+        del before, rows_before  # which may run finalizers
 
     def launch(self, rows: list[RecordedLaunch], tensors: TensorWatch | None) -> None:
         """What may be replayed from now on, behind this state: in another thread it may be another one by now."""
+        addresses = words([ctypes.addressof(row.words) for row in rows])
         with self.arena.lock:
-            if rows != self.rows and tensors is self.tensors:
+            if rows == self.rows or tensors is not self.tensors or not changing_state.acquire(False):
+                return
+            try:
+                before, addresses_before = self.rows, self.addresses
+                self.table[ShortCallWords.COUNT] = 0
                 self.rows = rows
-                self.addresses = words([ctypes.addressof(row.words) for row in rows])
-                self.table[ShortCallWords.LAUNCHES] = ctypes.addressof(self.addresses)
+                self.addresses = addresses
+                self.table[ShortCallWords.LAUNCHES] = ctypes.addressof(addresses)
                 self.table[ShortCallWords.COUNT] = len(rows) if self.possible else 0
+            finally:
+                changing_state.release()
+        del before, addresses_before
 
 
 def free_table(slots: Sequence[tuple[int, int]]) -> Any:
