@@ -479,3 +479,32 @@ def test_threads_that_replace_state_all_the_time():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@torch.no_grad()
+def test_state_that_changed_while_python_looked_for_it(monkeypatch, attempts):
+    """What was found then is used by no call: it may be gone."""
+    made, original = [], FrameCall.follow
+    monkeypatch.setattr(FrameCall, "follow", lambda self, gather: made.append(self) or original(self, gather))
+    builtins, builtin = [], FrameCall.builtin
+    monkeypatch.setattr(FrameCall, "builtin", lambda *a, **k: builtins.append(builtin(*a, **k)) or builtins[-1])
+    model, x = Scaled().eval(), torch.ones(2, 4)
+    fast = torch.compile(model, backend="airgraph")
+    for _ in range(2):
+        fast(x)
+    before = model._parameters  # (held, so that a wrong call computes something)
+
+    class Late(dict):
+        """Paths; when the last one has been followed, the module gets another dictionary."""
+
+        def items(self):
+            yield from super().items()
+            vars(model)["_parameters"] = {name: nn.Parameter(p + 1) for name, p in before.items()}
+
+    paths = {i: StatePath(0, (), "_parameters", name) for i, name in ((0, "weight"), (2, "bias"))}
+    gather = StateGather(3, Late(paths), [model, x, None])
+    assert gather.gathered(model, x, None) is None
+    original(made[-1], gather)
+    attempts.count = 0
+    (found,) = builtins[-1](model, x, None)
+    assert torch.equal(found, model(x)) and attempts.count == 1

@@ -57,7 +57,9 @@ def owner_holds() -> str:
 
 
 def gather_rows() -> str:
+    """Never where the table was made while something changed: then its rows may name what is gone."""
     f = Function("gather_rows", "ptr %table, ptr %args", "i1")
+    f.give(f.test("slt", f.word("%table", GatherWords.WIDTH), 0), "i1 false")
     roots, owners = (f.word("%table", word, "ptr") for word in (GatherWords.ROOTS, GatherWords.OWNERS))
 
     def root(i: str, same: str) -> list[str]:
