@@ -479,6 +479,33 @@ def test_state_that_moves_after_python_looked_at_it(ready, attempts, monkeypatch
     assert launches == [] and attempts.count >= 1 and torch.equal(before, torch.arange(1.0, 5.0))
 
 
+@pytest.mark.parametrize("way", ["native", "Python"])
+def test_a_finalizer_that_calls_the_model_within_a_launch(ready, attempts, way):
+    """The results of the call around it are not made yet, so their memory is nobody's: it is not given to this one."""
+    fast, model, x = ready
+    arena, launch, inside = recordings_program(recordings()[0]).arena, recordings()[0].whole, []
+
+    def during():
+        launch.during = lambda: None
+        x.fill_(2)
+        inside.append(fast(x))
+        x.fill_(1)
+
+    launch.during = during
+    if way == "Python":
+        arena.last = 7
+        arena.ordered = lambda: setattr(arena, "last", 0)
+    try:
+        around = fast(x)
+    finally:
+        vars(arena).pop("ordered", None)
+    assert torch.equal(around, model.weight.expand(2, 4)) and torch.equal(inside[0], model.weight.expand(2, 4) * 2)
+    assert not arena.busy
+    del around
+    attempts.count = 0
+    assert torch.equal(fast(x), model.weight.expand(2, 4)) and attempts.count == 0
+
+
 @pytest.mark.skipif(not has_tags(), reason="dictionaries have no version tags")
 def test_a_finalizer_of_the_state_before_enters_another():
     """It runs when the table is whole: what the table points to is held afterwards."""

@@ -39,6 +39,7 @@ from airgraph.ir.boundary import Boundary, Fresh, Number, NumberIn, OfInput, OfO
 from airgraph.journal import Journal
 from airgraph.runtime.arena import NOWHERE, Arena, TensorAddress
 from airgraph.runtime.capture_log import FORCED, HELD, MOVED, limit_text, tell_capture, tell_captured, tell_found
+from airgraph.runtime.handout import Handout
 from airgraph.runtime.numbers import is_updatable, other_numbers
 from airgraph.runtime.parts import PartRecorder
 from airgraph.runtime.program import strided, to_host
@@ -157,18 +158,22 @@ class ReplayProgram(RecordableProgram):
                 if stream != arena.last:
                     arena.ordered()
                 launch, arguments = recording.launching
-                if not recording.unmoved(state, args):
-                    return None
-                launch(*arguments)
-                recording.hits += 1
-                recording.used = tick()
-                results = handout(whole(state, args))
+                arena.busy = True  # until there are results, nobody holds their memory
+                try:
+                    if not recording.unmoved(state, args):
+                        return None
+                    launch(*arguments)
+                    recording.hits += 1
+                    recording.used = tick()
+                    results = handout(whole(state, args))
+                finally:
+                    arena.busy = False
                 if short is not None:
                     short.launch(self.launches(state, guarded), state)
             else:
                 given = whole(state, args)
-                self.repeat(recording, given, dict(recording.symbols))
-                results = handout(given)
+                made = partial(handed_out, handout, given, torch.is_grad_enabled())
+                results = self.repeat(recording, given, dict(recording.symbols), made)
         args.clear()
         self.calls += 1
         return results
@@ -237,11 +242,7 @@ class ReplayProgram(RecordableProgram):
         return self.repeat(recording, args, symbols, recording.outputs)
 
     def repeat(
-        self,
-        recording: Recording,
-        args: Sequence[Any],
-        symbols: Symbols,
-        outputs: Callable[[Symbols], list[Any]] = lambda symbols: [],
+        self, recording: Recording, args: Sequence[Any], symbols: Symbols, outputs: Callable[[Symbols], list[Any]]
     ) -> list[Any]:
         """A replay of any kind, and its `outputs`."""
         self.arena.ordered()
@@ -477,6 +478,12 @@ def capturing(arena: Arena) -> bool:
 
 def reserved(arena: Arena) -> int:
     return torch.cuda.memory_reserved(arena.device) if arena.device.type == "cuda" else 0
+
+
+def handed_out(handout: Handout, args: Sequence[Any], grad: bool, symbols: Symbols) -> list[Any]:
+    """The results of a replay, in the caller's grad mode."""
+    torch._C._set_grad_enabled(grad)
+    return handout(args)
 
 
 def whole(state: TensorWatch | None, args: list[Any]) -> list[Any]:

@@ -173,10 +173,13 @@ def asked_of(f: Function, table: str, rows: str, more: str = "") -> str:
 
 
 def launched(f: Function, row: str) -> str:
-    """Versions go up before the launch, since the state may be another one behind it."""
+    """Versions go up before the launch, since the state may be another one behind it. The arena is busy until there are
+    results: nobody holds their memory before, and a finalizer may call the same program."""
     kept, recording = f.word(row, LaunchWords.KEPT, "ptr"), f.word(row, LaunchWords.RECORDING, "ptr")
     made, form = f.word(row, LaunchWords.MAKE, "ptr"), f.word("%table", DirectCallWords.FORM)
+    arena = f.word("%table", ShortCallWords.ARENA, "ptr")
     f.invoke("@Py_IncRef", ("ptr", kept))
+    f.set(arena, ArenaWords.BUSY, "1")
     given = (("ptr", "%args"), ("ptr", f.word(row, LaunchWords.GATHER, "ptr")))
     for word, rows, more in (
         (ShortCallWords.STATE_WRITES, "@bump_rows", ()),
@@ -198,6 +201,7 @@ def launched(f: Function, row: str) -> str:
         return new_results(f, made, form)
 
     found = f.either(f.test("ne", told, "null", "ptr"), "ptr", result, "null")
+    f.set(arena, ArenaWords.BUSY, "0")
     f.invoke("@Py_DecRef", ("ptr", kept))
     return f.text(f"ptr {found}")
 
