@@ -218,6 +218,25 @@ def test_every_change_of_a_parameter_is_seen(change, dtype):
 
 
 @watched
+@pytest.mark.parametrize("change", [in_place, replaced, from_file])
+def test_weights_with_channels_last_are_packed(change):
+    """A model in `torch.channels_last`: its weights are brought into the order of the kernel once."""
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 128, 3, padding=1), nn.ReLU())
+    layers = layers.eval().to(memory_format=torch.channels_last)
+    x = torch.randn(1, 16, 14, 14).to(memory_format=torch.channels_last)
+    run, native = compiled(layers, x, frozen_parameter=False)
+    for _ in range(2):
+        before = run(x)
+        change(layers[1])
+        assert not torch.equal(run(x), before)
+        assert_as_near_as_eager(run(x), layers, x)
+        assert run(x).stride() == layers(x).stride()
+        assert native.frames[-1].once == 1 and native.frames[-1].by_squares == 1
+
+
+@watched
 def test_sizes_that_change_share_what_was_computed():
     """Products with a symbolic number of rows read the weight as it is: what was computed stays as it is, too."""
     module, rows = Reparametrised().eval(), torch.export.Dim("rows")

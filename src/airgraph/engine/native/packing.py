@@ -44,7 +44,7 @@ class SampledTag:
         self.table = torch.stack([4 * self.offsets, self.bits], 1)  # what native code reads
 
     def content(self) -> torch.Tensor:
-        return self.weight.detach().view(-1).view(torch.int32)[self.offsets].long()
+        return write_watch.as_stored(self.weight).view(torch.int32)[self.offsets].long()
 
     def fits(self, weight: object) -> bool:
         return weight is self.weight and not self.outdated()
@@ -91,7 +91,7 @@ def packs_parameters() -> bool:
 def can_be_tagged(weight: object) -> bool:
     if type(weight) is not torch.nn.Parameter or weight.dtype not in FLOATS or weight.device.type != "cpu":
         return False
-    return weight.numel() > 0 and weight.is_contiguous() and not weight.is_inference()
+    return weight.numel() > 0 and write_watch.is_dense(weight) and not weight.is_inference()
 
 
 def tag(weight: torch.Tensor) -> Tag | None:

@@ -161,7 +161,7 @@ _generations = itertools.count(1)
 
 
 class WriteWatch:
-    """Of a tensor that is contiguous. `words` is what native code reads (tables.WatchWords)."""
+    """Of a tensor that is dense. `words` is what native code reads (tables.WatchWords)."""
 
     def __init__(self, owner: Tracker, tensor: torch.Tensor) -> None:
         """Raises OSError where the kernel refuses."""
@@ -268,7 +268,7 @@ def sweeps(watches: Iterable[WriteWatch]) -> list[Sweep]:
 
 
 def watch_memory(tensor: torch.Tensor) -> WriteWatch | None:
-    """The watch of a contiguous tensor in this process's own memory; None: it cannot be watched."""
+    """The watch of a dense tensor in this process's own memory; None: it cannot be watched."""
     found, address, size = tracker(), tensor.data_ptr(), tensor.nbytes
     if found is None or size < LEAST or pinned(tensor):
         return None
@@ -291,4 +291,14 @@ def pinned(tensor: torch.Tensor) -> bool:
 
 def touch(tensor: torch.Tensor) -> None:
     """Read from every page: those of memory that nobody has written to yet are there only then."""
-    tensor.detach().view(-1)[:: PAGE // tensor.element_size()].sum()
+    as_stored(tensor)[:: PAGE // tensor.element_size()].sum()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its numbers fill its memory, in their own order or with channels last."""
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a dense tensor in the order in which they lie in memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
