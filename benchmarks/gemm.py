@@ -49,7 +49,7 @@ ROWS = (8, 16, 32, 64, 128, 384)
 LAYERS = ((256, 256), (256, 1024), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (320, 864), (240, 480))
 SECONDS = 0.001  # of a batch
 BRGEMM, BLOCK = "_ZN2at6native7cpublas6brgemmEllllllbPKfS3_Pfb", 64
-ACCUMULATORS = 24
+ACCUMULATORS = {16: 24, 8: 12, 4: 24}  # by lanes: half of the registers or more, but not all
 WARM = 8  # passes over all copies before a batch is timed: level 3 does not keep what was used once
 READERS = 8  # vectors of a weight that are read at once
 ITERATIONS = 10_000
@@ -63,7 +63,7 @@ def build_limits() -> Code:
     """`peak`: x ← x + a·b, in as many registers as hide the latency of an instruction; `read`: see `reading`."""
     lanes, kind = vector_lanes(), vector(vector_lanes())
     f = Function("peak", "ptr %x, i64 %n", exported=True)
-    a, b, *sums = (f.load(kind, f.at("%x", i * lanes)) for i in range(ACCUMULATORS + 2))
+    a, b, *sums = (f.load(kind, f.at("%x", i * lanes)) for i in range(ACCUMULATORS[lanes] + 2))
     with f.each("0", "%n", 1, [(kind, s) for s in sums]) as loop:
         loop.next = [f.fma(kind, a, b, s) for s in loop.carried]
     for i, s in enumerate(loop.carried):
@@ -86,7 +86,7 @@ def reading() -> str:
 
 
 def peak_calls(code: Code) -> Calls:
-    numbers = torch.full(((ACCUMULATORS + 2) * vector_lanes(),), 0.5)
+    numbers = torch.full(((ACCUMULATORS[vector_lanes()] + 2) * vector_lanes(),), 0.5)
     call = ctypes.CFUNCTYPE(None, ptr, i64)(code["peak"])
 
     def calls(count: int) -> None:
@@ -235,7 +235,7 @@ def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float,
     operands, m, k, n = Operands(shape, weights), *shape
     running = {name: calls for name, calls in contenders(operands).items() if calls is not None}
     flops = dict.fromkeys(running, 2.0 * m * k * n)
-    flops |= {"peak": 2.0 * ACCUMULATORS * vector_lanes() * ITERATIONS, "limit": 2.0 * m * k * n}
+    flops |= {"peak": 2.0 * ACCUMULATORS[vector_lanes()] * vector_lanes() * ITERATIONS, "limit": 2.0 * m * k * n}
     counts = {}
     for name, calls in running.items():
         calls(1)

@@ -79,7 +79,7 @@ CASES = {
     "convolutions": (Convolutions, lambda a, b: (torch.randn(2, 3, a, b),), [(12, 20), (31, 18), (90, 70), (13, 11)]),
     "products": (
         lambda: lambda x, y: ((x @ y).relu() @ x, (x.t() @ x).sum(0), y.sort(1)[0]),
-        lambda a, b: (torch.randn(a, b), torch.randn(b, a)),
+        lambda a, b: (torch.randn(a, b) / b**0.5, torch.randn(b, a)),
         [(4, 6), (40, 6), (3, 500), (300, 200), (17, 5)],
     ),
 }

@@ -71,6 +71,7 @@ def products_in_panels(native) -> int:
 @pytest.fixture(params=conv_last.these_tiles(), ids=lambda tile: f"{tile.rows[0]}x{tile.panel}")
 def in_every_tile(request, in_all_products, monkeypatch):
     monkeypatch.setattr(panels, "tile_of", lambda product: request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("rows", [4, 7, 64, 197])
@@ -93,10 +94,18 @@ def test_results(rows, sizes, in_every_tile):
     ],
 )
 def test_the_tile_that_has_less_to_do(m, n, threads, rows, monkeypatch):
-    """With AVX-512, whatever this CPU has: other CPUs have one tile."""
+    """With AVX-512, whatever this CPU has."""
     for module in (conv_last, products):
         monkeypatch.setattr(module, "vector_lanes", lambda: 16)
     assert panels.tile_of(product(m, n, 512, threads)).rows[0] == rows
+
+
+@pytest.mark.parametrize(("m", "rows"), [(4, 4), (8, 4), (12, 6), (16, 4), (64, 6), (384, 6)])
+def test_the_second_tile_of_avx2_costs_more(m, rows, monkeypatch):
+    """It is taken for few rows, of which the first would leave some empty."""
+    for module in (conv_last, products):
+        monkeypatch.setattr(module, "vector_lanes", lambda: 8)
+    assert panels.tile_of(product(m, 768, 512, 1)).rows[0] == rows
 
 
 @pytest.mark.parametrize("shape", [(48, 96, 1000), (400, 64, 70)])
@@ -131,9 +140,10 @@ class WithLoops(nn.Module):
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "as stored"])
-@pytest.mark.parametrize(("rows", "wide"), [(48, 256), (50, 200), (33, 300), (100, 500)])
-def test_more_threads_than_panels(rows, wide, packed, in_every_tile, monkeypatch):
+@pytest.mark.parametrize(("rows", "panels_of_weight"), [(48, 4), (50, 3.1), (33, 4.7), (100, 7.8)])
+def test_more_threads_than_panels(rows, panels_of_weight, packed, in_every_tile, monkeypatch):
     """They divide the rows, too: every thread has some rows of some panels, also where the weight cannot be packed."""
+    wide = round(panels_of_weight * in_every_tile.panel)
     if not packed:
         monkeypatch.setattr("airgraph.engine.native.bound.tag", lambda weight: None)
     before, module, splits = torch.get_num_threads(), WithLoops(64, wide).eval(), set[int]()

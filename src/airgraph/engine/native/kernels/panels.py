@@ -53,7 +53,6 @@ WEIGHT, LARGE = (
 )  # numbers: at least so many, and from how many on MKL is faster with more than FEW rows
 FEW = 128
 BANDS_TRIED = (2, 4, 8)
-GAIN = 1.03  # so much more work is no reason against the second tile
 
 
 def one_by_one(m: int, n: int, k: int) -> ConvSizes:
@@ -69,9 +68,9 @@ def serve(p: ProductShape) -> bool:
 
 
 def pay(p: ProductShape) -> bool:
-    """Whether a product is faster with panels than with the weight as it is, where that was measured: with AVX-512."""
+    """Whether a product is faster with panels than with the weight as it is: on x86-64, with AVX-512 and with AVX2."""
     as_linear = gemm.FORMS[p.form] == "nt" and p.ldb == p.k  # what ag_conv_pack reads
-    return vector_lanes() == 16 and as_linear and p.n * p.k >= WEIGHT and serve(p)
+    return vector_lanes() >= 8 and as_linear and p.n * p.k >= WEIGHT and serve(p)
 
 
 def size(p: ProductShape) -> int:
@@ -81,8 +80,7 @@ def size(p: ProductShape) -> int:
 
 def tile_of(p: ProductShape) -> ConvTile:
     """The one with less work for the thread that has most of it."""
-    first, *others = these_tiles()
-    return next((tile for tile in others if work(p, tile) < GAIN * work(p, first)), first)
+    return min(these_tiles(), key=lambda tile: work(p, tile) * tile.cost)
 
 
 def work(p: ProductShape, tile: ConvTile) -> int:

@@ -207,7 +207,7 @@ FAMILIES_OF = {name: [f for f in FAMILIES if name in f.names] for family in FAMI
 
 def most_used() -> tuple[Family, ...]:
     """By most models, the first one soonest."""
-    panels = (PANELS,) if vector_lanes() == 16 else ()  # (panels.pay)
+    panels = (PANELS,) if vector_lanes() >= 8 else ()  # (panels.pay)
     return (LINEAR, *panels, ATTENTION, CONVOLUTION)
 
 
