@@ -278,6 +278,11 @@ def versions() -> Record:
     return found
 
 
+def kind(found: Record) -> str:
+    """Of processor: its instruction set, and the maker where another one is meant by that alone."""
+    return found["machine"] + ("-amd" if found.get("Vendor ID") == "AuthenticAMD" else "")
+
+
 def run_name(threads: int) -> str:
     """By which a run is kept. (Virtual machines of many sizes give their processors the same name.)"""
     found = hardware()
@@ -366,7 +371,7 @@ def show(path: Path, wanted: list[str] | None = None, markdown: bool = False) ->
             continue
         print(f"{title}\n\n{cpu_report.table(run['models'])}\n")
         try:
-            cpu_report.plot(run["models"], str(path.with_name(f"{path.stem}-{run['hardware']['machine']}.png")), title)
+            cpu_report.plot(run["models"], str(path.with_name(f"{path.stem}-{kind(run['hardware'])}.png")), title)
         except ImportError:
             print("no plot: matplotlib is not installed", file=sys.stderr)
 
