@@ -103,6 +103,24 @@ def test_a_long_sum_is_blocked(nests):
     assert "blocks of 100" in nests([9, 2048], text, block=100)
 
 
+def test_many_short_rows_are_summed_in_blocks_of_rows(nests):
+    """As many blocks as there are rows in a block, and the same down a column."""
+    text = 'y_0 = ge.ReduceSum(x_0, [{axes}], keep_dims=False, node_name="y")'
+    same(
+        nests([500, 64, 49], text.format(axes="0, 2")),
+        """
+        for o0<64 parallel
+          for i0<500
+            for i1<49 vector 8
+              r0 = sum(x[3136*i0 + 49*o0 + i1]) in blocks of 9 i0
+          t0[o0] = r0
+        cost 4704000
+        """,
+    )
+    assert "in blocks of 64\n" in nests([300, 4096], text.format(axes="0"))
+    assert "blocks" not in nests([256, 4096], text.format(axes="0"))
+
+
 def test_a_transpose_keeps_the_longer_loop_outside(nests):
     same(
         nests([3, 20, 30], 'y_0 = ge.Transpose(x_0, [2, 1, 0], node_name="y")'),

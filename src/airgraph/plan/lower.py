@@ -15,17 +15,24 @@ from airgraph.plan.tensors import Tensor, buffer, cast, const, converted, expand
 
 
 def lower(node: Node, of: Callable[[Value], Tensor]) -> list[Tensor | None]:
-    """The formula of each output. Raises UnsupportedLowering where the library has to do it."""
+    """The formula of each output; None for one that nothing reads, and of which no sizes are known. Raises
+    UnsupportedLowering where the library has to do it."""
     op = row(node)
     if op is None or node.control or node.op not in LOWERINGS:
         raise UnsupportedLowering("it has no formula")
-    if any(v.dtype not in TYPES or v.type.shape is None for v in (*node.values(), *node.outputs)):
+    unread = [v for v in node.outputs if v.type.shape is None and not v.users]
+    if any(v.dtype not in TYPES for v in (*node.values(), *node.outputs)) or any(
+        v.type.shape is None for v in (*node.values(), *node.outputs) if v not in unread
+    ):
         raise UnsupportedLowering("an element type or a rank that loops do not have")
     result = LOWERINGS[node.op](NodeView(op, node.inputs, node.attrs, of, node))
     results = [result] if isinstance(result, Tensor) else result
     if results is None:
         raise UnsupportedLowering("its formula does not cover this case")
-    return [None if t is None else shaped(cast(t, v.dtype), v.type.shape) for t, v in zip(results, node.outputs)]
+    return [
+        None if t is None or v in unread else shaped(cast(t, v.dtype), v.type.shape)
+        for t, v in zip(results, node.outputs)
+    ]
 
 
 def shaped(t: Tensor, shape: tuple[Dim, ...] | None) -> Tensor:

@@ -19,7 +19,8 @@ come after all stages. The vectorised loop is an outer one or the innermost inne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +35,15 @@ from airgraph.plan.tensors import Expr
 SPILLED_BYTES = 8  # per element, whatever its type
 SUMMED_IN_FLOAT32 = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16)
 LONG = 4  # blocks: a sum of more iterations is computed block by block
+ALONG = 64  # iterations of a block at least, where it is not a part of one vectorised row
+
+
+@dataclass(frozen=True)
+class Block:
+    """So many iterations of this inner loop, each with all of the loops inside it, are summed separately."""
+
+    loop: Var
+    iterations: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +54,7 @@ class Stage:
     stores: tuple[Store, ...]
     reductions: tuple[Expr, ...]
     spills: tuple[Expr, ...]
-    blocked: tuple[Expr, ...]  # the reductions that are summed in blocks of `Target.block` iterations
+    blocked: tuple[Expr, ...]  # the reductions that are summed in blocks (`Nest.block`)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +74,11 @@ class Nest:
     @property
     def vector_outside(self) -> bool:
         return self.vector is not None and self.vector not in self.inner
+
+    @cached_property
+    def block(self) -> Block | None:
+        """Those of `Stage.blocked`."""
+        return block_of(self.inner, self.vector, self.target)
 
     @property
     def parallel(self) -> Var | None:
@@ -123,18 +138,15 @@ def schedule(part: Part, target: Target, merge: bool = True) -> Nest:
             [s for s in full if s.value.level == number],
             [e for e in reductions if e.level - 1 == number],
             [e for e in exprs if e.id in spills and e.level == number],
-            part,
-            target,
+            block_of(part.inner, vector, target) is not None,
         )
         for number in range(last + 1)
     )
     return Nest(target, exprs, outer_order(part, vector), tuple(part.inner), vector, stages, tuple(single), spills)
 
 
-def stage(
-    number: int, stores: list[Store], reductions: list[Expr], spills: list[Expr], part: Part, target: Target
-) -> Stage:
-    blocked = [e for e in reductions if part.inner and is_long_sum(e, part.inner[-1], target)]
+def stage(number: int, stores: list[Store], reductions: list[Expr], spills: list[Expr], long: bool) -> Stage:
+    blocked = [e for e in reductions if long and e.source == "sum" and e.dtype in SUMMED_IN_FLOAT32]
     return Stage(number, tuple(stores), tuple(reductions), tuple(spills), tuple(blocked))
 
 
@@ -181,9 +193,27 @@ def product(loops: Iterable[Var]) -> Dim:
     return total
 
 
-def is_long_sum(e: Expr, loop: Var, target: Target) -> bool:
-    long = not isinstance(loop.size, int) or loop.size > LONG * target.block
-    return e.source == "sum" and e.dtype in SUMMED_IN_FLOAT32 and long
+def block_of(inner: Sequence[Var], vector: Var | None, target: Target) -> Block | None:
+    """A part of a long vectorised row; else as many iterations, of one or of several loops, as there will be blocks: what
+    is rounded off grows with the square root of either. None: no long sum."""
+    final = inner[-1] if inner else None
+    if final is vector and final is not None and not is_short(final, LONG * target.block):
+        return Block(final, target.block)
+    lengths = {v: expand((v.size + target.lanes - 1) // target.lanes) if v is vector else v.size for v in inner}
+    whole = math.prod(lengths.values()) if all(isinstance(n, int) for n in lengths.values()) else None
+    if whole is not None and whole <= LONG * ALONG:
+        return None
+    most, inside = max(ALONG, math.isqrt(whole or 0)), 1
+    for v in reversed(inner):
+        length = lengths[v]
+        if not isinstance(length, int) or inside * length > most:
+            return Block(v, max(1, most // inside))
+        inside *= length
+    return None
+
+
+def is_short(loop: Var, most: int) -> bool:
+    return isinstance(loop.size, int) and loop.size <= most
 
 
 # -- kept for a later stage -----------------------------------------------------------------------------------------

@@ -54,11 +54,16 @@ class NestText:
         texts = self.texts([*values(stage.stores), *(e.args[0] for e in stage.reductions), *stage.spills], stage)
         self.store(stage.stores, texts)
         for e in stage.reductions:
-            blocks = f" in blocks of {self.nest.target.block}" if e in stage.blocked else ""
+            blocks = f" in blocks of {self.block()}" if e in stage.blocked else ""
             name = f"r{len(self.reduced)}"
             self.line(f"{name} = {e.source}({texts[id(e.args[0])]}){blocks}")
             self.reduced[id(e)] = name
         self.spilled |= {id(e): texts[id(e)] for e in stage.spills}
+
+    def block(self) -> str:
+        block, *others = self.nest.block, *self.nest.inner[:-1]
+        assert block is not None
+        return f"{block.iterations} {self.loops[block.loop]}" if block.loop in others else f"{block.iterations}"
 
     def store(self, stores: Sequence[Store], texts: Mapping[int, str]) -> None:
         for s in stores:

@@ -30,6 +30,7 @@ from airgraph.engine.cuda import executable
 from airgraph.engine.cuda.executable import CudaExecutable
 from airgraph.ir.types import DataType
 from airgraph.plan.index import volume
+from airgraph.plan.lowerings import norms as lowerings
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import CallStep, ConvStep, LoopStep
 
@@ -61,7 +62,8 @@ def engine(monkeypatch):
     """With graphs as they are for a GPU: float32 formulas of norms, and what is saved as fused kernels make it."""
     compile_by_aot = airgraph.api.compile_by_aot
     monkeypatch.setattr(airgraph.api, "compile_by_aot", lambda *a, **k: compile_by_aot(*a, **{**k, "lean": True}))
-    monkeypatch.setattr(norms, "is_wide", lambda x, training: training and x is not None and x.dtype in norms.HALVES)
+    monkeypatch.setattr(norms, "is_wide", lambda x, _, training: training and x is not None and x.dtype in norms.HALVES)
+    monkeypatch.setattr(lowerings, "sums_at_once", lambda view, x: lowerings.widens_halves(x))
     engine = Interpreted()
     register_engine(engine)
     yield engine

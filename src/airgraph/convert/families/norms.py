@@ -271,13 +271,15 @@ def normalised(
     inputs: Sequence[Value | None], training: bool, momentum: Any, eps: Any, expected: list[Any]
 ) -> list[Any]:
     attrs = {"epsilon": constant("eps", eps), "momentum": constant("momentum", momentum), "is_training": training}
-    make = widened if is_wide(inputs[0], training) else emitted
+    make = widened if is_wide(inputs[0], expected[-1], training) else emitted
     return make("BatchNormV3", inputs, attrs, expected)
 
 
-def is_wide(x: Value | None, training: bool) -> bool:
-    """A GPU keeps float32 statistics of halves, and FX knows it. (A CPU rounds them.)"""
-    return training and x is not None and x.dtype in HALVES and x.type.place == "NPU"
+def is_wide(x: Value | None, statistics: TensorSpec | Value | None, training: bool) -> bool:
+    """Statistics of halves that are kept in float32, which FX knows (capture/dtypes.py): a GPU's, and a CPU's beside
+    float32 parameters. (Else a CPU rounds them.)"""
+    halves = x is not None and x.dtype in HALVES
+    return training and halves and statistics is not None and statistics.dtype == DataType.DT_FLOAT
 
 
 def widened(op: str, inputs: Sequence[Value | None], attrs: dict[str, Any], meta_outputs: list[Any]) -> list[Any]:
@@ -314,7 +316,7 @@ def batch_norm_backward(
     dy, x, scale = batch.taken(grad_out), batch.taken(input), batch.given(weight, 1.0)
     attrs = {"is_training": train, "epsilon": constant("eps", eps), "output_mask": output_mask}
     inputs = [dy, x, scale, running_mean, running_var, save_mean, save_invstd]
-    make = widened if is_wide(input, train) else emitted
+    make = widened if is_wide(input, save_mean, train) else emitted
     dx, *rest = make("BatchNormGradV3", inputs, attrs, meta_outputs)
     return [None if dx is None else batch.back(sized(dx, x.type.shape or ())), *rest]
 
@@ -376,15 +378,16 @@ def each_channel(parameter: Value | None, number: float, batch: Batch, like: Val
 
 # -- element types --------------------------------------------------------------------------------------------------
 def of_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
-    """With float32 parameters beside a half-precision input PyTorch keeps float32 statistics, and FX says they are half;
-    a graph that believes FX would round them. PyTorch runs such a norm itself, unless it hands on no statistics."""
+    """Float32 parameters beside a half-precision input: PyTorch runs such a norm itself, but for batch norms that keep
+    float32 statistics, or hand on none."""
 
     @functools.wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
         training = next((a for a in args if isinstance(a, bool)), False)
         values = [v for v in args if isinstance(v, Value) and v.dtype.is_float]
+        statistics = args[5] if function is batch_norm_backward else kwargs["meta_outputs"][1]
         if len({v.dtype for v in values}) > 1 and not (
-            is_wide(values[0], training and "batch_norm" in function.__name__)
+            is_wide(values[0], statistics, training and "batch_norm" in function.__name__)
             or (function is batch_norm_inference and is_half_in_single(values, kwargs["meta_outputs"]))
         ):
             raise UnsupportedConversion("parameters of another type than the input")

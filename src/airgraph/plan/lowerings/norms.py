@@ -146,7 +146,7 @@ def batch_norm(view: LoweringView) -> list[Tensor | None]:
     n, c, momentum = count([x.shape[a] for a in axes]), x.shape[1], float(view.attr("momentum"))
     if n == 1:
         raise UnsupportedLowering("of one row")
-    average, var = statistics_of_halves(x, axes) if widens_halves(x) else statistics(x, axes)
+    average, var = statistics_of_halves(x, axes) if sums_at_once(view, x) else statistics(x, axes)
     d = f("sub", x, average)
     rstd = f("rsqrt", f("add", var, float(view.attr("epsilon"))))
     y = f("mul", d, f("mul", rstd, across(view["weight"], x)) if view.has("weight") else rstd)
@@ -169,13 +169,18 @@ def statistics(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def statistics_of_halves(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The same in one pass, from sums of how far elements are from the mean of the first row: what that rounds off in
-    float32 is less than halves have. (A single element could be far from all others.)"""
+    float32 is less than halves have. (A single element could be far from all others.) For a GPU, whose kernels share what
+    they read."""
     f, last = functions_in(x.dtype), max(axes)
     shape = [1 if i in axes and i != last else s for i, s in enumerate(x.shape)]
     near = mean(cut(x, shape, [0] * len(shape), [1] * len(shape)), (last,), True)
     d, again = f("sub", x, near), f("sub", x, near)  # (what is used twice, and dear, would be given memory)
     far, squares = mean(d, axes, True), mean(f("mul", again, again), axes, True)
     return f("add", near, far), f("max", f("sub", squares, f("mul", far, far)), 0.0)
+
+
+def sums_at_once(view: LoweringView, x: Tensor) -> bool:
+    return next(view.node.values()).type.place == "NPU" and widens_halves(x)
 
 
 def widens_halves(x: Tensor) -> bool:

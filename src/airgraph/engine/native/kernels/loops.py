@@ -197,7 +197,8 @@ class LoopWriter(Builder, KernelOperands):
         if fold is None:
             self.loop(var, start, end, step, body)
             return
-        block, length = Var(var.size), self.nest.target.block * step
+        assert self.nest.block is not None
+        block, length = Var(var.size), self.nest.block.iterations * step
 
         def one() -> None:
             first = self.indices[block]
@@ -304,30 +305,37 @@ class LoopWriter(Builder, KernelOperands):
             for e in stage.spills:
                 self.spill(e)
 
-        totals = {e.id: self.accumulator(e, wide if inside else self.width(e)) for e in blocked}
+        totals = {e.id: {lanes: self.accumulator(e, lanes) for lanes in sums[e.id]} for e in blocked}
 
         def fold() -> None:
             for e in blocked:
-                lanes = wide if inside else self.width(e)
-                self.move(e, sums[e.id][lanes], totals[e.id], lanes)
+                for lanes, total in totals[e.id].items():
+                    self.move(e, sums[e.id][lanes], total, lanes)
 
         self.inner(body, fold if blocked else None, inside)
-        for e in blocked:
-            sums[e.id][wide if inside else self.width(e)] = totals[e.id]
+        if inside:  # what is behind the last whole vector of a row
+            fold()
+        sums |= totals
         self.lanes = outside
         for e in reduces:
             self.levels[-1].values[("expr", e.id, self.width(e))] = self.reduced(e, sums[e.id], inside)
 
     def inner(self, body: Any, fold: Any, inside: bool) -> None:
-        """The inner loops, the last of which may be vectorised and may be done in blocks."""
-        *others, final = self.nest.inner or (None,)
-        if final is None:
-            body()
-        elif inside:
-            self.loops(others, lambda: self.vectorised("0", self.size(final.size), body, fold))
-        else:
-            end = self.size(final.size)
-            self.loops(others, lambda: self.blocks(final, "0", end, 1, body, fold))
+        """The inner loops, the last of which may be vectorised, and one of which may be done in blocks."""
+        block = self.nest.block.loop if fold is not None and self.nest.block is not None else None
+
+        def around(loops: Sequence[Var]) -> None:
+            if not loops:
+                body()
+                return
+            first, *rest = loops
+            end, folded = self.size(first.size), fold if first is block else None
+            if inside and not rest:
+                self.vectorised("0", end, body, folded)
+            else:
+                self.blocks(first, "0", end, 1, lambda: around(rest), folded)
+
+        around(self.nest.inner)
 
     # -- kept for a later stage -------------------------------------------------------------------------------------
     def spill_address(self, e: Expr) -> str:
