@@ -27,6 +27,7 @@ from airgraph.capture.empty_masks import drop_empty_masks
 from airgraph.capture.export import Exported, all_dynamic, capture_exported, compile_exported, export_model
 from airgraph.capture.fx_passes import run_fx_passes
 from airgraph.capture.gear_marks import gear_marks
+from airgraph.capture.images import IMAGES_LAST
 from airgraph.capture.live_state import LiveState
 from airgraph.capture.marks import bucket_marks
 from airgraph.capture.model_call import as_module, state_of
@@ -82,13 +83,15 @@ def backend(config: Config | None = None, **options: Any) -> Backend:
             drop_empty_masks(gm)
         marks = {**bucket_marks(gm, example_inputs), **gear_marks(gm, example_inputs, gears_of(chosen))}
         programs, compiler = collecting(chosen, model, marks)
+        fuses, computing = chosen.mode == "max-autotune", computing_device(device_of(example_inputs)).type
         traced = compile_by_aot(
             gm,
             example_inputs,
             compiler,
             keep_input_mutations=chosen.keep_input_mutations,
             decompositions=chosen.decompositions,
-            lean=chosen.mode == "max-autotune" and computing_device(device_of(example_inputs)).type == "cuda",
+            lean=fuses and computing == "cuda",
+            images=IMAGES_LAST.get(computing) if fuses else None,
         )
         run = shortest(programs, traced, len(example_inputs))
         return reading_modules(gm, run) if from_dynamo(gm) else getattr(run, "builtin", run)

@@ -1,16 +1,17 @@
-"""What is saved of half-precision convolutions crosses to the backward graph with channels last."""
+"""What is saved of convolutions crosses to the backward graph with channels last, where the engine computes them so."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from airgraph.capture.aot import compile_by_aot
+from airgraph.capture.images import ON_CPU, ON_GPU
 
 BF16 = torch.bfloat16
 CLONE = torch.ops.aten.clone.default
 
 
-def graphs(function, *args, lean=True):
+def graphs(function, *args, layouts=ON_GPU):
     """Forward and backward, as FX graphs; results and gradients are eager's."""
     found = {}
 
@@ -25,7 +26,7 @@ def graphs(function, *args, lean=True):
     ours, theirs = ([a.detach().clone().requires_grad_() for a in args] for _ in range(2))
     names = [f"x{i}" for i in range(len(args))]
     run = compile_by_aot(
-        Module(), ours, compiler, keep_input_mutations=True, decompositions=None, names=names, lean=lean
+        Module(), ours, compiler, keep_input_mutations=True, decompositions=None, names=names, images=layouts
     ).run
     got, want = run(*ours), function(*theirs)
     torch.testing.assert_close(got, want)
@@ -61,15 +62,18 @@ def test_results_of_convolutions_and_of_what_follows():
     assert crossing(backward) == {"convolution", "sin"}
     kept = [n for n in forward.graph.output_node().args[0] if lies_last(n.meta["val"])]
     assert [(n.target, n.args[0].name) for n in kept] == [(CLONE, "convolution"), (CLONE, "sin")]
-    assert not crossing(graphs(activated, x, w, lean=False)[1])
+    assert not crossing(graphs(activated, x, w, layouts=None)[1])
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(torch.float32, 4), (BF16, 1)], ids=["float32", "in groups"])
 def test_others_stay_as_they_are(dtype, channels):
+    """On a GPU; a CPU's kernels take all of them with channels last."""
+
     def function(x, w):
         return (F.conv2d(x, w, padding=1, groups=4 // channels).sin(),)
 
     assert not crossing(graphs(function, *images(dtype, channels))[1])
+    assert crossing(graphs(function, *images(dtype, channels), layouts=ON_CPU)[1]) == {"convolution"}
 
 
 def test_one_with_a_group_norm_stays_as_it_is():

@@ -22,7 +22,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from airgraph.capture.dtypes import correct_dtypes
-from airgraph.capture.images import save_images_last
+from airgraph.capture.images import ImagesLast, save_images_last
 from airgraph.capture.recurrent import unroll_lstms
 from airgraph.capture.write_strides import WritesKeepStrides
 from airgraph.convert.names import names_of, tell
@@ -66,10 +66,12 @@ class Traced:
     written: tuple[int, ...]
 
 
-def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool, **options: Any) -> tuple[Any, Any]:
+def partition(
+    joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool, images: ImagesLast | None, **options: Any
+) -> tuple[Any, Any]:
     """PyTorch's own partition, less what it puts on both sides: an op that acts on the world (a print) of the forward
-    pass must not act again in the backward one. `lean`: cheap values are computed twice rather than saved, and images lie
-    as fused kernels make them."""
+    pass must not act again in the backward one. `lean`: cheap values are computed twice rather than saved. `images`: those
+    of these convolutions are saved as fused kernels make them."""
     correct_dtypes(joint)
     forward, backward = default_partition(joint, inputs, **options)
     done = {node.name for node in forward.graph.nodes if acts(node)}
@@ -79,7 +81,8 @@ def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, lean: bool,
     save_bases(forward, backward, options["num_fwd_outputs"])
     if lean:
         save_inputs(forward, backward, options["num_fwd_outputs"])
-        save_images_last(forward, backward, options["num_fwd_outputs"])
+    if images is not None:
+        save_images_last(forward, backward, options["num_fwd_outputs"], images)
     forward.recompile()
     backward.recompile()
     return forward, backward
@@ -224,11 +227,12 @@ def compile_by_aot(
     names: Sequence[str] | None = None,
     state: int = 0,
     lean: bool = False,
+    images: ImagesLast | None = None,
 ) -> Traced:
     """The module compiled: `compiler(gm, inputs, phase)` is called for each graph AOTAutograd makes of it.
 
     `names` are the users' names of the inputs; None: Dynamo knows them. `state`: so many of the first inputs are parameters
-    and buffers (of those that Dynamo lists PyTorch knows). `lean`: see `partition`.
+    and buffers (of those that Dynamo lists PyTorch knows). `lean`, `images`: see `partition`.
     """
     known = names_of(gm) if names is None else names
     strides = WritesKeepStrides()
@@ -264,7 +268,7 @@ def compile_by_aot(
             fw_compiler=phase("forward"),
             bw_compiler=phase("backward"),
             inference_compiler=inference,
-            partition_fn=partial(partition, lean=lean),
+            partition_fn=partial(partition, lean=lean, images=images),
             decompositions={**own, **(decompositions or {})},
             keep_inference_input_mutations=keep_input_mutations,
         )

@@ -1,4 +1,4 @@
-"""Images that are saved for a backward graph, laid out as kernels for half precision want them: with channels last.
+"""Images that are saved for a backward graph, laid out as the kernels of an engine want them: with channels last.
 
     forward:  y = convolution(x, w)    →    y = convolution(x, w)
               return z, y                   return z, clone(y, memory_format=channels_last)
@@ -15,6 +15,7 @@ The strides of what is saved also tell an engine in which layout to compute, the
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,14 +39,28 @@ KEEPS_LAYOUT = {
     aten.max_pool2d_with_indices.default,
     aten.avg_pool2d.default,
 }
+
+
+@dataclass(frozen=True)
+class ImagesLast:
+    """Which convolutions an engine computes with channels last."""
+
+    dtypes: tuple[torch.dtype, ...]
+    groups: bool
+
+
+ON_GPU, ON_CPU = ImagesLast(HALVES, groups=False), ImagesLast((torch.float32, *HALVES), groups=True)
+IMAGES_LAST = {"cuda": ON_GPU, "cpu": ON_CPU}  # by the type of the device
 GROUP_NORMS = {aten.native_group_norm.default, aten.native_group_norm_backward.default}
 
 
-def save_images_last(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count: int) -> None:
+def save_images_last(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, count: int, layouts: ImagesLast
+) -> None:
     """Rewrites both graphs as shown above. `count`: results of the forward graph that are not saved."""
     end = forward.graph.output_node()
     results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
-    last = images_of(forward.graph)
+    last = images_of(forward.graph, layouts)
     taken = {node.target: node for node in backward.graph.nodes if node.op == "placeholder"}
     first = next(node for node in backward.graph.nodes if node.op != "placeholder")
     for i, saved in enumerate(results[count:], count):
@@ -68,16 +83,16 @@ def copied(x: torch.fx.Node, layout: torch.memory_format, before: torch.fx.Node)
     return copy
 
 
-def images_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """What is computed with channels last where convolutions are. None in a graph with convolutions in groups, which are
+def images_of(graph: torch.fx.Graph, layouts: ImagesLast) -> set[torch.fx.Node]:
+    """What is computed with channels last where convolutions are. None in a graph with convolutions in groups, if these are
     faster with channels first, or with group norms, whose rows are no rows of such memory."""
     found: set[torch.fx.Node] = set()
     for node in graph.nodes:
         if node.target in GROUP_NORMS:
             return set()
         image = is_image(node)
-        if node.target is aten.convolution.default and image and node.meta["val"].dtype in HALVES:
-            if node.args[8] != 1:
+        if node.target is aten.convolution.default and image and node.meta["val"].dtype in layouts.dtypes:
+            if node.args[8] != 1 and not layouts.groups:
                 return set()
             found.add(node)
         elif not found.isdisjoint(node.all_input_nodes) and (image or isinstance(node.meta.get("val"), tuple | list)):

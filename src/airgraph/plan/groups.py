@@ -28,7 +28,7 @@ from airgraph.plan.steps import Allocation, CallStep, LoopStep, Plan, Step, step
 from airgraph.plan.store_layouts import store_layouts
 from airgraph.plan.target import Target
 from airgraph.plan.tensors import VIEWS, Tensor, expand_to, next_id, point, to_last
-from airgraph.plan.values import GraphValues
+from airgraph.plan.values import GraphValues, PartOf
 
 JOINED = ("concat", "pad")
 EXPENSIVE = 8  # what costs more is not computed again for every row of a broadcast
@@ -92,7 +92,8 @@ class Planner(GraphValues):
             for t in found.operands:
                 self.need(t)
         self.final = [self.leaving(i, v) for i, v in enumerate(self.graph.net_output.values())]
-        done = [written_back(n) for n, found in self.opaque.items() if isinstance(found, Scatter) and found.in_place]
+        scattered = [n for n, x in self.opaque.items() if isinstance(x, Scatter) and x.in_place and isinstance(n, Node)]
+        done = [written_back(n) for n in scattered]
         self.writes = [self.write(node) for node in self.graph.of("Assign") if node not in done]
         self.share()
         if self.target.stores_as_read:
@@ -401,9 +402,9 @@ class Planner(GraphValues):
             self.image_copies[key] = self.copy(t)
         return self.image_copies[key]
 
-    def opaque_step(self, node: Node) -> None:
-        found = self.opaque[node]
-        self.makers.append((next_id(), node))
+    def opaque_step(self, item: Node | PartOf) -> None:
+        found = self.opaque[item]
+        self.makers.append((next_id(), item.node if isinstance(item, PartOf) else item))
         copy = self.image_copy if isinstance(found, Convolution) else self.copy
         operands = Operands(lambda: self.memory_but(()), copy)
         step = self.scatter_step(found, operands) if isinstance(found, Scatter) else found.step(operands)

@@ -12,6 +12,7 @@ from typing import Any
 
 from airgraph.ir.graph import Node, Value
 from airgraph.ir.types import DataType
+from airgraph.plan.conv_gradients import FilterGradient
 from airgraph.plan.index import same, same_shape, strides_of, volume
 from airgraph.plan.lowerings.table import UnsupportedLowering
 from airgraph.plan.operands import Operands, lies_plain
@@ -243,7 +244,7 @@ def as_pytorch_has_it(m: Matrix, t: Tensor) -> Matrix:
     return Matrix(m.tensor, m.offset, tuple(strides))
 
 
-KernelStep = Product | Attention | Convolution  # needs a kernel of the engine's own
+KernelStep = Product | Attention | Convolution | FilterGradient  # needs a kernel of the engine's own
 Opaque = KernelStep | Scatter | TorchCall
 
 

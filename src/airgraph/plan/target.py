@@ -45,7 +45,8 @@ class Target:
     unsplit: int = 0  # elements of a contiguous row that one kernel reduces and goes on with
     channels_last: bool = False  # convolutions make their results with channels last
     weights_last: bool = False  # and want their weights so
-    images_last: bool = False  # so do arguments, results and calls of PyTorch whose strides are those of channels last
+    images_last: bool = False  # arguments and results whose strides are those of channels last are computed so
+    calls_last: bool = False  # and so do calls of PyTorch get and give them
     epilogues: int = 0  # additions per element up to which a loop becomes the epilogue of a product; 0: none does
     epilogue_columns: int = 1024  # and the columns that the product must have
     conv_epilogues: bool = (
@@ -54,6 +55,7 @@ class Target:
     prologue_columns: int = 0  # columns up to which a product takes the loop that makes its rows as its prologue
     fuses_products: bool = False  # a loop becomes part of the products it reads, so no reduction joins it
     joins_reductions: bool = False  # reductions of the same rows that read the same memory are one loop
+    conv_gradients: bool = False  # gradients of convolutions are made by the kernels of convolutions and products
     stores_as_read: bool = False  # what a step would copy into another layout is stored in that layout
     widens: tuple[DataType, ...] = ()  # the half precisions whose products are done in float32
     widens_convolutions: tuple[DataType, ...] = ()  # those whose convolutions are

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
 from airgraph.ir.boundary import Boundary, NumberIn, TensorIn
 from airgraph.ir.graph import Graph, Node, Value
+from airgraph.ir.types import DataType
+from airgraph.plan.conv_gradients import (
+    CONV_GRADIENTS,
+    ConvGradients,
+    ConvPart,
+    FilterGradient,
+    filter_gradient,
+    gradient_operands,
+    input_gradient,
+    interleaved,
+)
 from airgraph.plan.index import UnsupportedPlan, strides_of
 from airgraph.plan.lower import constant, lower
 from airgraph.plan.lowerings.table import TYPES, UnsupportedLowering
@@ -30,13 +41,21 @@ from airgraph.plan.operands import lies_last
 from airgraph.plan.steps import Allocation
 from airgraph.plan.store_layouts import ordered_strides
 from airgraph.plan.target import Target
-from airgraph.plan.tensors import TO_LAST, Tensor, as_last, buffer, cast, from_last, iota, next_id
+from airgraph.plan.tensors import TO_LAST, Tensor, as_last, buffer, cast, const, from_last, iota, next_id, reduce
 from airgraph.plan.widening import Widening, pays, reads_halves
 
 
 def is_image(node: Node, found: Opaque) -> bool:
     """Whether the step makes the image of a convolution with channels last."""
     return found.last if isinstance(found, Convolution) else node.op == "Conv2D"
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """One of several steps that a node is."""
+
+    node: Node
+    number: int
 
 
 class GraphValues:
@@ -48,11 +67,11 @@ class GraphValues:
         self.tensors: dict[int, Tensor] = {}  # by id of the IR value
         self.wide = Widening(self.of)
         self.allocations: dict[int, Allocation] = {}
-        self.opaque: dict[Node, Opaque] = {}
+        self.opaque: dict[Node | PartOf, Opaque] = {}
         self.calls: dict[int, Tensor] = {}  # what calls make, by id of the IR value
         self.notes: list[str] = []
         self.makers: list[tuple[int, Node]] = []
-        self.order: list[Tensor | Node] = []
+        self.order: list[Tensor | Node | PartOf] = []
         self.symbols = {
             s
             for spec in boundary.arguments
@@ -145,7 +164,7 @@ class GraphValues:
             raise UnsupportedPlan("the offset of a view is asked for, and what calls make may have been moved")
         self.notes.append(f"{node.op} {node.name} by PyTorch: {reason}")
         reads = [(v, self.tensors[id(v)]) for v in dict.fromkeys(node.values()) if id(v) in self.tensors]
-        last = self.target.images_last and reads_last(node, reads)
+        last = self.target.calls_last and reads_last(node, reads)
         self.opaque[node] = TorchCall(node, reads, [new_buffer(value) for value in node.outputs], last)
         self.order.append(node)
         for value, t in zip(node.outputs, self.opaque[node].outputs):
@@ -157,6 +176,9 @@ class GraphValues:
 
     def opaque_node(self, node: Node) -> bool:
         """A step of its own, with the result in planned memory."""
+        if node.op in CONV_GRADIENTS and self.target.conv_gradients:
+            self.conv_gradients(node)
+            return True
         found = self.recognised(node)
         if found is None:
             return False
@@ -182,6 +204,43 @@ class GraphValues:
                 found.out, "input", memory.strides, 0, memory.source, alias=memory
             )
         return True
+
+    def conv_gradients(self, node: Node) -> None:
+        """Those of a convolution that are wanted: convolutions of dy, several where there is a stride; a product; a sum."""
+        g = gradient_operands(node, self.wide if pays(node, self.target) else self.of)
+        if g.dy.dtype != DataType.DT_FLOAT:
+            raise UnsupportedLowering("the gradient of a convolution in another type than float32")
+        steps: list[Convolution | FilterGradient] = []
+        made: list[tuple[Value, Tensor]] = []
+        if g.dx is not None and g.w is not None:
+            parts = [[self.image_part(part, g, steps) for part in row] for row in input_gradient(g.w, g.sizes)]
+            single = (g.sizes.sh, g.sizes.sw) == (1, 1)
+            made.append((g.dx, from_last(parts[0][0] if single else interleaved(parts, g.sizes))))
+        if g.dw is not None and g.x is not None:
+            steps.append(product := filter_gradient(g.x, g.dy, g.sizes))
+            made.append((g.dw, product.shown(product.out)))
+        if g.db is not None:
+            made.append((g.db, reduce("sum", g.dy, (0, 2, 3), False)))
+        for step in steps:
+            refused = self.target.refuses(step)
+            if refused is not None:
+                raise UnsupportedLowering(refused)
+        for number, step in enumerate(steps):
+            self.opaque[PartOf(node, number)] = step
+            self.order.append(PartOf(node, number))
+        for value, t in made:
+            self.tensors[id(value)] = result = cast(t, value.dtype)
+            self.order.append(result)
+
+    def image_part(self, part: ConvPart | None, g: ConvGradients, steps: list[Any]) -> Tensor:
+        """What a convolution makes of dy, [n, h, w, c]; its step is added to the others."""
+        s = g.sizes
+        if part is None:
+            return const(0.0, g.dy.dtype, (s.n, -(-s.h // s.sh), -(-s.w // s.sw), s.c))
+        out = buffer((s.n, s.c, part.sizes.oh, part.sizes.ow), g.dy.dtype, g.dx)
+        found = Convolution(g.dy, part.w, None, part.sizes, out, last=False)
+        steps.append(channels_last(found, self.target.weights_last, gapless=False))
+        return steps[-1].out
 
     def recognised(self, node: Node) -> Scatter | KernelStep | None:
         if reads_halves(node, self.target):

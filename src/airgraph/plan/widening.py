@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 
 from airgraph.ir.graph import Node, Value
+from airgraph.plan.conv_gradients import CONV_GRADIENTS
 from airgraph.plan.lowerings.table import BF16, FLOAT, HALF
 from airgraph.plan.target import Target, WidenLimits
 from airgraph.plan.tensors import Tensor, cast, tensor
@@ -49,8 +50,10 @@ class Widening:
 
 
 def pays(node: Node, target: Target) -> bool:
-    """Whether a node is a product, convolution or attention in half precision that is better done in float32."""
+    """Whether a node in half precision is better done in float32: a product, a convolution, its gradient, attention."""
     values = [*node.values(), *node.outputs]
+    if node.op in CONV_GRADIENTS:
+        return all(v.dtype in target.widens for v in values if v.dtype.is_float)
     limits = target.widened if values and values[0].dtype == BF16 else None
     if node.op in ATTENTION:
         halves = all(v.dtype in target.widens_attention for v in (*values[:3], node.outputs[0]))

@@ -24,6 +24,7 @@ from interpreted import InterpretedKernels, needs_interpreter
 
 import airgraph
 import airgraph.api
+from airgraph.capture.images import ON_GPU
 from airgraph.convert.families import norms
 from airgraph.engine import ENGINES, register_engine
 from airgraph.engine.cuda import executable
@@ -36,6 +37,7 @@ from airgraph.plan.steps import CallStep, ConvStep, LoopStep
 
 needs_interpreter()
 F16, BF16 = torch.float16, torch.bfloat16
+FOR_A_GPU = {"lean": True, "images": ON_GPU}
 
 
 class Interpreted(TestedEngine):
@@ -61,7 +63,7 @@ class Interpreted(TestedEngine):
 def engine(monkeypatch):
     """With graphs as they are for a GPU: float32 formulas of norms, and what is saved as fused kernels make it."""
     compile_by_aot = airgraph.api.compile_by_aot
-    monkeypatch.setattr(airgraph.api, "compile_by_aot", lambda *a, **k: compile_by_aot(*a, **{**k, "lean": True}))
+    monkeypatch.setattr(airgraph.api, "compile_by_aot", lambda *a, **k: compile_by_aot(*a, **{**k, **FOR_A_GPU}))
     monkeypatch.setattr(norms, "is_wide", lambda x, _, training: training and x is not None and x.dtype in norms.HALVES)
     monkeypatch.setattr(lowerings, "sums_at_once", lambda view, x: lowerings.widens_halves(x))
     engine = Interpreted()

@@ -261,10 +261,7 @@ def products():
 
 
 IN_PANELS = pytest.mark.skipif(vector_lanes() < 8, reason="products of this size are not packed here")
-CASES = [
-    pytest.param(convolutions, (1, 64, 9, 9)),
-    pytest.param(products, (8, 384), marks=IN_PANELS),
-]
+CASES = [pytest.param(convolutions, (1, 64, 9, 9)), pytest.param(products, (8, 384), marks=IN_PANELS)]
 
 
 def single_number(module):

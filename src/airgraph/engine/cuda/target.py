@@ -43,6 +43,8 @@ class GpuTarget(Target):
                 return refuses_convolution(step) if self.channels_last else "cuDNN does it"
             case Attention():
                 return refuses_attention(step)
+            case _:
+                return super().refuses(step)
 
     def call_strides(self, value: Value) -> tuple[Dim, ...] | None:
         """Attention's result is [batch, tokens, heads, depth] in memory."""
@@ -126,8 +128,9 @@ GPU = GpuTarget(
     channels_last=True,
     weights_last=True,
     images_last=True,
+    calls_last=True,
     fuses_products=True,
     joins_reductions=True,
     stores_as_read=True,
 )
-CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False, images_last=False)
+CHANNELS_FIRST = replace(GPU, channels_last=False, weights_last=False, images_last=False, calls_last=False)

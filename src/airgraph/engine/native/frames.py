@@ -56,7 +56,7 @@ from airgraph.plan.lifetimes import Timeline
 from airgraph.plan.memory import Arrangement, aligned
 from airgraph.plan.sizes import Amount, Sizes, Term, as_int, both, ceil, choose, either, equal, less, maximum
 from airgraph.plan.steps import CallStep, ConvStep, LoopStep, Plan, step_writes
-from airgraph.plan.tensors import Tensor
+from airgraph.plan.tensors import FROM_LAST, TO_LAST, Tensor
 from airgraph.torch_types import TORCH_TYPES
 
 DTYPE_NUMBER = {
@@ -443,7 +443,7 @@ class FrameBuilder:
     def outputs(self) -> list[Given]:
         """Their shapes are those of NetOutput's values, whatever the tensor that was computed looks like."""
         rows: list[Given] = []
-        for t, v in zip(self.plan.outputs, self.plan.output_values):
+        for number, (t, v) in enumerate(zip(self.plan.outputs, self.plan.output_values)):
             if t is None:
                 made = self.made(self.table.given[self.objects])
                 rows.append(Given(EntryWords.NOTHING, self.objects, made=made))
@@ -452,7 +452,10 @@ class FrameBuilder:
             shape = v.type.shape or ()
             place = self.plan.allocation(t)
             same_rank = len(place.strides) == len(shape) and t.shape == v.type.shape
-            strides = place.strides if same_rank else contiguous([self.sizes.term(s) for s in shape])
+            strides: Sequence[Any] = place.strides
+            if not same_rank or number in self.plan.last:
+                sizes = [self.sizes.term(s) for s in shape]
+                strides = contiguous_last(sizes) if number in self.plan.last else contiguous(sizes)
             rows.append(
                 Given(EntryWords.TENSOR, self.table.slots[t.id], DTYPE_NUMBER[TORCH_TYPES[v.dtype]], shape, strides)
             )
@@ -568,3 +571,9 @@ def contiguous(shape: Sequence[Amount]) -> list[Amount]:
         strides.append(step)
         step = step * maximum(s, 1)
     return strides[::-1]
+
+
+def contiguous_last(sizes: Sequence[Amount]) -> list[Amount]:
+    """The strides of [n, c, h, w] with channels last."""
+    inside = contiguous([sizes[i] for i in TO_LAST])
+    return [inside[i] for i in FROM_LAST]

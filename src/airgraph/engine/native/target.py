@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from airgraph.ir.types import DataType
+from airgraph.plan.conv_gradients import FilterGradient
 from airgraph.plan.opaque import Attention, Convolution, KernelStep, Product
 from airgraph.plan.target import Target, WidenLimits
 from airgraph.plan.tensors import Tensor
@@ -55,6 +56,8 @@ class CpuTarget(Target):
                     return "attention of which more is read than the output and the sums"
                 masks = [] if step.mask is None else [step.mask]
                 return not_among(SINGLE, [step.q, step.k, step.v]) or not_among(MASKS, masks)
+            case FilterGradient():
+                return not_among(SINGLE, step.operands)
             case Convolution() if step.x.dtype in self.multiplies:
                 return "a convolution of groups" if step.sizes.groups > 1 else not_among((BF16,), step.operands)
             case Convolution():
@@ -81,6 +84,8 @@ def this_cpu() -> CpuTarget:
         "cpu",
         lanes=max(8, lanes),
         channels_last=True,
+        images_last=True,
+        conv_gradients=True,
         epilogues=EPILOGUES if lanes >= 8 else 0,
         conv_epilogues=True,
         prologue_columns=PROLOGUE_COLUMNS if lanes >= 8 else 0,

@@ -360,6 +360,7 @@ def is_plain(f: LastFunction, d: dict[str, str]) -> str:
     ones = [f.test("eq", d[name], 1) for name in ("kh", "kw", "sh", "sw")]
     ones += [f.test("eq", d[name], 0) for name in ("ph", "pw")]
     ones += [f.test("eq", f.mul(d["w"], d["xw"]), d["xh"]), f.test("eq", f.mul(d["h"], d["xh"]), d["xn"])]
+    ones += [f.test("eq", d["oh"], d["h"]), f.test("eq", d["ow"], d["w"])]
     for condition in ones:
         plain = f.op(f"and i1 {plain}, {condition}")
     return plain
