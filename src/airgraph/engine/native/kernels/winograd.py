@@ -13,7 +13,8 @@ is too few), 16 images of it 21.0 / 13.5, 32 at 56² 0.40 / 0.28, 16 at 56² 0.1
 makes all four pixels NaN: AIRGRAPH_WINOGRAD=off computes all convolutions plainly.
 
 One core of a Neoverse-N1, plain / this: 64 channels at 56² 6.85 / 3.41, 128 at 28² 6.70 / 3.14, 256 at 14² 6.52 / 3.16, 512
-at 7² 6.76 / 4.12 (16 squares are enough here: arithmetic takes longer than reading the weights).
+at 7² 6.76 / 4.12 (16 squares are enough here: arithmetic takes longer than reading the weights). With AVX2 they are, too:
+a small ResNet on a Zen 3 took 1.12 ms when such layers were computed plainly and takes 0.93 (two threads).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PLACES = 16  # of a square of 4 × 4
 LEAST = 16  # channels
 FEW = {
     16: 4,
-    8: 4,
+    8: 2,
     4: 2,
 }  # tiles of a thread, by lanes: with fewer, reading the weights (there are 16 / 9) takes too long
 TILES, SCRATCH = (
