@@ -88,7 +88,7 @@ def this_cpu() -> CpuTarget:
         conv_gradients=True,
         epilogues=EPILOGUES if lanes >= 8 else 0,
         conv_epilogues=True,
-        prologue_columns=PROLOGUE_COLUMNS if lanes >= 8 else 0,
+        prologue_columns=PROLOGUE_COLUMNS if lanes == 16 else 0,
         widens=(HALF,) if amx else HALVES,
         multiplies=() if refused else (BF16,),
         without_amx=refused,
