@@ -9,26 +9,11 @@ import torch
 from torch import nn
 
 import airgraph
-from airgraph.plan import groups
 from airgraph.plan.parse import parse_plan
 from airgraph.plan.steps import CallStep, ConvStep, GemmStep, LoopStep
 
 BF16, F16 = torch.bfloat16, torch.float16
 GRADIENTS = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "ConvolutionBackward"}
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    found = []
-    make = groups.make_plan
-
-    def made(graph, boundary, target):
-        found.append(make(graph, boundary, target))
-        return found[-1]
-
-    monkeypatch.setattr(groups, "make_plan", made)
-    torch._dynamo.reset()
-    return found
 
 
 def called(plans):

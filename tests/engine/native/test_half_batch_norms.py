@@ -10,23 +10,9 @@ from torch import nn
 
 import airgraph
 from airgraph.ir.types import DataType
-from airgraph.plan import groups
 from airgraph.plan.steps import CallStep
 
 BF16, F16 = torch.bfloat16, torch.float16
-
-
-@pytest.fixture
-def plans(monkeypatch):
-    found = []
-    make = groups.make_plan
-
-    def made(graph, boundary, target):
-        found.append(make(graph, boundary, target))
-        return found[-1]
-
-    monkeypatch.setattr(groups, "make_plan", made)
-    return found
 
 
 def compiled(function):
