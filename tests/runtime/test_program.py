@@ -560,10 +560,9 @@ def test_dataclass() -> None:
 
 # -- modules and training -------------------------------------------------------------------------------------------
 class Net(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        # A bias in front of a batch norm has a gradient of nothing but rounding, which AdamW scales up.
-        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1, bias=bias)
         self.norm = torch.nn.BatchNorm2d(4)
         self.drop = torch.nn.Dropout(0.3)
         self.out = torch.nn.Linear(4, 5)
@@ -592,8 +591,10 @@ def test_batch_norm_keeps_its_statistics(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=pytest.mark.slow)])
 def test_training_goes_step_by_step_as_eager(optimizer: Any, mode: str) -> None:
+    """A bias before a batch norm has a gradient of nothing but rounding (1e-17 in float64), which AdamW scales up: kernels
+    that add in another order than PyTorch's have no bias there."""
     torch.manual_seed(0)
-    eager = Net()
+    eager = Net(bias=mode != "max-autotune" or optimizer is not torch.optim.AdamW)
     mine = copy.deepcopy(eager)
     run = compiled(mine, mode)
     steppers = [optimizer(m.parameters(), lr=0.05) for m in (mine, eager)]
