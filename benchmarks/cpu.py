@@ -279,7 +279,7 @@ def versions() -> Record:
 
 
 def kind(found: Record) -> str:
-    """Of processor: its instruction set, and the maker where another one is meant by that alone."""
+    """What a plot is named after: the instruction set, AMD's processors apart from Intel's."""
     return found["machine"] + ("-amd" if found.get("Vendor ID") == "AuthenticAMD" else "")
 
 
