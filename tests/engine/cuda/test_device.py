@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import BF16, CASES, F16, F32, F64, HALF, check
 
 import airgraph
+from airgraph.engine.cuda.compile import LoadedKernel, driver
 from airgraph.engine.cuda.decode import DecodeAttention
 from airgraph.engine.cuda.executable import CudaExecutable
+from airgraph.engine.cuda.triton_build import Binary
 from airgraph.journal import JOURNALS
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -135,6 +139,34 @@ def test_what_kernels_assert_is_that_indices_are_in_range():
     binaries = planned(CASES["decode"].function, *CASES["decode"].build("cuda")[1]).kernels.binaries().values()
     assert any(b"index out of range" in code for code in binaries)
     assert not any(b"overflow" in code for code in binaries)
+
+
+def test_threads_in_which_pytorch_has_not_called_cuda():
+    """They have no context of the device yet: memory comes from PyTorch's cache."""
+    x = torch.randn(64, 128, device="cuda")
+    executable = planned(lambda x: x.sin().sum(1), x)
+    (code, *_) = executable.kernels.binaries().values()
+
+    def run():
+        return executable.run(dict.fromkeys(executable.inputs, x), {})
+
+    def load():
+        return LoadedKernel(Binary.from_bytes(code), executable.kernels.device).handle
+
+    def in_a_new_thread(work):
+        def worked():
+            context = ctypes.c_void_p()
+            assert driver().cuCtxGetCurrent(ctypes.byref(context)) == 0
+            assert not context.value  # else this shows nothing
+            return work()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(worked).result()
+
+    run()
+    assert in_a_new_thread(load).value
+    (result,), _ = in_a_new_thread(run)
+    torch.testing.assert_close(result, x.sin().sum(1))
 
 
 def test_attention_over_few_keys_clears_no_memory():

@@ -68,6 +68,7 @@ class LaunchConfig(ctypes.Structure):
 PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PLAIN_SHARED = 48 << 10
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 @cache
@@ -82,14 +83,28 @@ def check(status: int, what: str) -> None:
         raise EngineError(f"{what} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
+@cache
+def primary_context(index: int) -> ctypes.c_void_p:
+    """The context that PyTorch uses on this device; it stays until the process ends."""
+    context = ctypes.c_void_p()
+    check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), index), "finding the context")
+    return context
+
+
+def enter_context(index: int) -> None:
+    """The driver's calls need the device's context in their thread. PyTorch makes it current when it first calls CUDA
+    there, and it need not have done so: memory may come from its cache, in autograd's threads as in a server's."""
+    check(driver().cuCtxSetCurrent(primary_context(index)), "entering the context")
+
+
 class LoadedKernel:
     """A kernel on one device."""
 
     def __init__(self, binary: Binary, device: torch.device) -> None:
-        self.binary = binary
+        self.binary, self.index = binary, device.index
         module, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.current_stream(device)
+            enter_context(self.index)
             check(driver().cuModuleLoadData(ctypes.byref(module), binary.code), "loading a kernel")
             name = binary.name.encode()
             check(driver().cuModuleGetFunction(ctypes.byref(self.handle), module, name), "finding a kernel")
@@ -142,6 +157,10 @@ class Launch:
         """`ahead`: it may begin before the kernel in front is done, and wait for that by itself."""
         if not self.grid:
             return
+        if torch._C._cuda_getDevice() != self.function.index:
+            with torch.cuda.device(self.function.index):
+                self(pointers, stream, ahead)
+            return
         for i, p in enumerate(pointers):
             self.cells[i] = p
         self.config.stream = stream
@@ -149,7 +168,11 @@ class Launch:
         self.config.attribute_count = int(
             ahead and self.function.binary.early and torch.cuda.is_current_stream_capturing()
         )
-        check(driver().cuLaunchKernelEx(*self.arguments), "launching a kernel")
+        status = driver().cuLaunchKernelEx(*self.arguments)
+        if status == NO_CONTEXT:
+            enter_context(self.function.index)
+            status = driver().cuLaunchKernelEx(*self.arguments)
+        check(status, "launching a kernel")
 
 
 def variant(source: KernelSource, aligned: tuple[bool, ...], wide: bool) -> KernelVariant:
