@@ -27,7 +27,8 @@ from airgraph.runtime.program import Program, quiet, to_host
 
 
 class NativeProgram(Program):
-    """`direct`: every output is made by native code, as its caller gets it or with views of it; so are all numbers."""
+    """`direct`: every output is made by native code, as its caller gets it or with views of it; so are all numbers.
+    `others`: the outputs that PyTorch makes, if native code makes all others as their caller gets them."""
 
     by_builtin = True
 
@@ -35,13 +36,15 @@ class NativeProgram(Program):
         super().__init__(name, boundary, executable, journal)
         self.native = executable
         self.host = all(torch.device(getattr(a, "device", "cpu")).type == "cpu" for a in boundary.arguments)
-        native = self.host and not any(executable.made) and not executable.loose
+        laid_out = self.host and not executable.loose
+        native = laid_out and not any(executable.made)
         fresh = [r.index for r in boundary.results if isinstance(r, Fresh)]
         self.plain = native and fresh == list(range(len(executable.made))) and len(boundary.results) == len(fresh)
         self.given = {a.expr: i for i, a in enumerate(boundary.arguments) if isinstance(a, NumberIn)}
         self.numbers = list(dict.fromkeys(x for r in boundary.results for x in self.expressions(r)))
         self.direct = native and all(map(executable.computes, self.numbers))
         self.short = self.direct
+        self.others = {i for i, by_torch in enumerate(executable.made) if by_torch} if laid_out else None
         executable.numbers = (
             self.numbers if self.direct else [s.symbol for s in executable.sources if s.kind != "number"]
         )
@@ -117,7 +120,7 @@ class NativeProgram(Program):
         count = len(outputs) - len(self.native.numbers)
         symbols: Symbols = {**self.native.learned(), **{x: args[i] for x, i in self.given.items()}}
         symbols |= {**known, **dict(zip(self.native.numbers, outputs[count:]))}
-        owned = self.own(outputs[:count], given, symbols)
+        owned = self.own(outputs[:count], given, symbols, self.others)
         return [self.result(r, args, owned, symbols) for r in self.boundary.results]
 
     def assembled(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -135,6 +138,8 @@ class NativeProgram(Program):
         if isinstance(result, Number):
             given = self.given.get(result.expr)  # (also where it is no number for native code: of a jagged tensor)
             return args[given] if given is not None else evaluate(result.expr, symbols)
+        if self.host and isinstance(result, Fresh):
+            return owned[result.index]
         return super().result(result, args, owned, symbols)
 
 

@@ -9,7 +9,8 @@ view of get memory of their own, then the writes happen, then views of inputs ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -212,29 +213,35 @@ class Program:
         return BindError(f"{label} must {wanted}, got {got}", hint=hint)
 
     # -- results ----------------------------------------------------------------------------------------------------
-    def own(self, outputs: Sequence[Any], inputs: Sequence[Any], symbols: Symbols) -> list[Any]:
-        """The computed outputs, each laid out as FX recorded, none sharing memory with an argument or another output."""
-        taken = {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and strided(t)}
-        owned: list[Any] = []
-        for index, value in enumerate(outputs):
+    def own(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], symbols: Symbols, others: Collection[int] | None = None
+    ) -> list[Any]:
+        """The computed outputs, each laid out as FX recorded, none sharing memory with an argument or another output.
+        `others`: by number those that need a look, if all but these are so already."""
+        owned = list(outputs)
+        looked_at = range(len(owned)) if others is None else others
+        known = [*inputs, *(value for index, value in enumerate(owned) if index not in looked_at)]
+        taken = {t.untyped_storage().data_ptr() for t in known if isinstance(t, torch.Tensor) and strided(t)}
+        for index in looked_at:
+            value = owned[index]
             if not isinstance(value, torch.Tensor) or not strided(value):
-                owned.append(value)
                 continue
             strides = self.size(self.layouts.get(index), symbols)
             address = value.untyped_storage().data_ptr()
             if strides is None:
                 # As PyTorch made it: a slice is of something larger in eager, too.
-                owned.append(value if address not in taken else copy_strided(value, value.stride()))
+                value = value if address not in taken else copy_strided(value, value.stride())
             elif same_layout(value, strides) and address not in taken and compact(value):
                 # The stride of a dimension of size 1 means nothing, but shows. (FX guesses it where sizes are symbolic.)
                 other = index in self.fixed and value.stride() != tuple(strides)
-                owned.append(value.as_strided(value.shape, strides) if other else value)
+                value = value.as_strided(value.shape, strides) if other else value
             else:
-                owned.append(copy_strided(value, strides))
-            taken.add(owned[-1].untyped_storage().data_ptr())
+                value = copy_strided(value, strides)
+            owned[index] = value
+            taken.add(value.untyped_storage().data_ptr())
         return owned
 
-    @property
+    @cached_property
     def layouts(self) -> dict[int, tuple[Any, ...]]:
         """The strides each computed output must have."""
         found: dict[int, tuple[Any, ...]] = {}
