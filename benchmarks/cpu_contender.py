@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ Tensors = list[torch.Tensor]
 Call = Callable[[], Any]
 # Of the largest value of an output. Sums in another order differ by 1e-6 to 1e-5 in float32, by 1e-2 in bfloat16.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 4e-2}
+HELD = 1.5  # times eager's distance from float64, under autocast
 
 
 class Unavailable(Exception):
@@ -299,6 +301,20 @@ def difference(given: Tensors, wanted: Tensors, tolerance: float = TOLERANCE[tor
     return {"max_abs": finite[0], "max_rel": finite[1], "wrong": not right}
 
 
+def exact_results(model: Model) -> Tensors:
+    """What a run in float64 gives: under autocast gradients are so far from exact (30 to 60 % of some) that two results
+    which are equally near may be far from each other."""
+    module, args = replace(model, autocast=False, dtype=torch.float64).build()
+    run = training(module, module, args) if model.train else Prepared(lambda: module(*args))
+    return run.outputs(run.call())
+
+
+def distance(given: Tensors, exact: Tensors) -> float:
+    """Relative to each result, the mean over them."""
+    norms = [(float((a.double() - b).norm()), float(b.norm())) for a, b in zip(given, exact, strict=True)]
+    return statistics.fmean(far / size for far, size in norms if size)
+
+
 def for_seconds(call: Call, seconds: float, least: int = 3) -> Any:
     """Call for a while; the last result."""
     end, count, result = time.perf_counter() + seconds, 0, None
@@ -341,9 +357,13 @@ def first_figures(model: Model, contender: str, folder: Path) -> tuple[dict[str,
 
     reference = folder / "eager.pt"
     if contender == "eager":
-        torch.save(first, reference)
-    wanted = torch.load(reference, weights_only=True)
-    errors = [difference(outputs, wanted, TOLERANCE[model.dtype]) for outputs in (first, last)]
+        torch.save((first, exact_results(model) if model.autocast else None), reference)
+    wanted, in_double = torch.load(reference, weights_only=True)
+    if in_double is None:
+        errors = [difference(outputs, wanted, TOLERANCE[model.dtype]) for outputs in (first, last)]
+    else:
+        most = HELD * distance(wanted, in_double)
+        errors = [difference(o, wanted) | {"wrong": not distance(o, in_double) <= most} for o in (first, last)]
     worst = max(errors, key=lambda error: (error["wrong"], error["max_rel"] or 0.0))
     memory = {"held_mb": held - before, "calls_mb": peak - held if exact else None}
     return {"cold_s": cold, **memory, **worst, "call_ms": batch(prepared.call, 3)}, prepared

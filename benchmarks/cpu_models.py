@@ -32,7 +32,7 @@ class Model:
     """One row. `make` returns the module and its inputs; `train` rows time forward, loss and backward.
 
     `state` is how the names of those buffers begin that a call writes to. `heavy`: weights of gigabytes, so contenders that
-    copy them twice are left out.
+    copy them twice are left out. `autocast`: computed in bfloat16 where PyTorch's autocast does, with weights in `dtype`.
     """
 
     name: str
@@ -43,13 +43,15 @@ class Model:
     group: str = "small"
     dtype: torch.dtype = torch.float32
     heavy: bool = False
+    autocast: bool = False
 
     def build(self) -> Made:
         """The same weights and inputs in every process."""
         torch.manual_seed(0)
         module, args = self.make()
         args = tuple(a.to(self.dtype) if a.is_floating_point() else a for a in args)
-        return (module.train() if self.train else module.eval()).to(self.dtype), args
+        module = (module.train() if self.train else module.eval()).to(self.dtype)
+        return Autocast(module) if self.autocast else module, args
 
     def exportable(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> Made:
         """For ONNX, which has no buffers that change: what a call writes to goes in and comes out."""
@@ -57,6 +59,16 @@ class Model:
             return module, args
         state = {name: value.clone() for name, value in module.named_buffers() if name.startswith(self.state)}
         return Stateless(module, list(state)), (*args, *state.values())
+
+
+class Autocast(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.module(*args)
 
 
 class Stateless(nn.Module):
@@ -312,6 +324,22 @@ def resnet() -> Made:
     return vision_models.resnet(widths, 100), (torch.randn(1, 3, 56, 56),)
 
 
+class Loss(nn.Module):
+    """What a classifier is trained by."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.classifier(x).float(), labels)
+
+
+def classified(make: Callable[[], Made], batch: int, side: int) -> Callable[[], Made]:
+    """A training step of an image classifier."""
+    return lambda: (Loss(make()[0]), (torch.randn(batch, 3, side, side), torch.randint(0, 100, (batch,))))
+
+
 class CellLoop(nn.Module):
     """An LSTM cell over a sequence, step by step, and a head on the last state."""
 
@@ -458,11 +486,40 @@ BF16 = (
     Model("bf16_norms", "LayerNorm, GELU, softmax, 4 times, 8×64×512", norms),
     Model("bf16_resnet", "7 blocks, 32 to 256 channels, 56×56", resnet),
 )
+TRAIN = (
+    Model("resnet_train", "7 blocks, 16 × 56²: loss and gradients", classified(resnet, 16, 56), train=True),
+    Model(
+        "mobilenet_v3_train",
+        "MobileNetV3-large, 8 × 96²: loss and gradients",
+        classified(images(vision_models.mobilenet_v3), 8, 96),
+        train=True,
+    ),
+)
+AUTOCAST = (
+    Model("autocast_bert", "4 layers of 256, 48 tokens, a mask", bert, autocast=True),
+    Model("autocast_resnet50", "ResNet-50, 224²", images(vision_models.resnet50), autocast=True),
+    Model(
+        "autocast_bert_train",
+        "4 layers of 256, 48 tokens: loss and gradients",
+        lambda: bert(train=True),
+        train=True,
+        autocast=True,
+    ),
+    Model(
+        "autocast_resnet_train",
+        "7 blocks, 16 × 56²: loss and gradients",
+        classified(resnet, 16, 56),
+        train=True,
+        autocast=True,
+    ),
+)
 ROWS = (
     *of_group("small", torch.float32, *SMALL),
     *of_group("real", torch.float32, *REAL),
     *of_group("odd", torch.float32, *ODD),
     *of_group("bf16", torch.bfloat16, *BF16),
+    *of_group("train", torch.float32, *TRAIN),
+    *of_group("autocast", torch.float32, *AUTOCAST),
 )
 MODELS = {row.name: row for row in ROWS}
 GROUPS = tuple(dict.fromkeys(row.group for row in ROWS))

@@ -17,6 +17,9 @@ A star marks what a graph with frozen or watched parameters chooses. Every call 
 them in all, as in a model with many layers. Each is used some times before a batch is timed: other contenders have other
 copies and leave these in main memory.
 
+Batches of our kernels and of brgemm are called by a native loop, as a graph's are; a call from Python takes two of the 25
+microseconds that 32 rows of 256 by 256 need. torch.mm is called from Python.
+
 Time is the thread's own, so other processes cost caches and frequency, but not turns of the scheduler. Contenders and the
 peak alternate in batches of a millisecond; shown is the fast end of the batches (the 90th percentile) of each, since on a
 virtual machine the others are those in which the host took the core away.
@@ -29,8 +32,7 @@ import ctypes
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -68,7 +70,8 @@ def build_limits() -> Code:
         loop.next = [f.fma(kind, a, b, s) for s in loop.carried]
     for i, s in enumerate(loop.carried):
         f.store(kind, s, f.at("%x", i * lanes))
-    return build([Unit(declarations(lanes) + f.text() + reading(), ("peak", "read"))])
+    names = ("peak", "read", "steps", "blocks")
+    return build([Unit(declarations(lanes) + f.text() + reading() + stepping() + multiplying(), names)])
 
 
 def reading() -> str:
@@ -85,6 +88,30 @@ def reading() -> str:
     return f.text()
 
 
+def stepping() -> str:
+    """%count calls of a step of ours, each with the next of %all tables of operands, from table %first on."""
+    given = "ptr %step, ptr %tables, i64 %first, i64 %count, i64 %all, ptr %sizes, i64 %end, ptr %scratch"
+    f = Function("steps", given, exported=True)
+    with f.each("0", "%count", 1) as loop:
+        table = f.word("%tables", f.rem(f.add("%first", loop.i), "%all"), "ptr")
+        f.call("%step", f"ptr {table}, ptr %sizes, i64 0, i64 %end, ptr %scratch")
+    return f.text()
+
+
+def multiplying() -> str:
+    """%count products by brgemm, as `steps`: of each weight %parts blocks, one row each: columns, block, place in C."""
+    given = "ptr %multiply, ptr %rows, i64 %first, i64 %count, i64 %all, i64 %parts, i64 %m, i64 %k, i64 %n, ptr %a"
+    f = Function("blocks", given, exported=True)
+    with f.each("0", "%count", 1) as loop:
+        first = f.mul(f.rem(f.add("%first", loop.i), "%all"), "%parts")
+        with f.each("0", "%parts", 1) as part:
+            row = f.row("%rows", f.add(first, part.i), 3)
+            wide, block, place = f.word(row, 0), f.word(row, 1, "ptr"), f.word(row, 2, "ptr")
+            sizes = f"i64 %m, i64 {wide}, i64 %k, i64 %k, i64 {wide}, i64 %n"
+            f.call("%multiply", f"{sizes}, i1 zeroext 0, ptr %a, ptr {block}, ptr {place}, i1 zeroext 0")
+    return f.text()
+
+
 def peak_calls(code: Code) -> Calls:
     numbers = torch.full(((ACCUMULATORS[vector_lanes()] + 2) * vector_lanes(),), 0.5)
     call = ctypes.CFUNCTYPE(None, ptr, i64)(code["peak"])
@@ -98,12 +125,12 @@ def peak_calls(code: Code) -> Calls:
 
 def read_calls(code: Code, o: Operands) -> Calls:
     total = torch.zeros(vector_lanes())
-    call, turn = ctypes.CFUNCTYPE(None, ptr, i64, ptr)(code["read"]), turns(o.weights)
+    call, turn = ctypes.CFUNCTYPE(None, ptr, i64, ptr)(code["read"]), Turn(len(o.weights))
     numbers = o.n * o.k // (READERS * vector_lanes()) * READERS * vector_lanes()
 
     def calls(count: int) -> None:
         for _ in range(count):
-            call(next(turn).data_ptr(), numbers, total.data_ptr())
+            call(o.weights[turn.advance(1)].data_ptr(), numbers, total.data_ptr())
         assert code
 
     return calls
@@ -127,7 +154,7 @@ class Operands:
         self.c.zero_()
 
 
-def ours(o: Operands, form: str, packed: bool = False, in_panels: bool = False) -> Calls:
+def ours(code: Code, o: Operands, form: str, packed: bool = False, in_panels: bool = False) -> Calls:
     """One step of a graph, as a single thread runs it."""
     sizes = [0] * Gemm.WORDS
     transposed = form == "nn" and not packed
@@ -161,62 +188,71 @@ def ours(o: Operands, form: str, packed: bool = False, in_panels: bool = False) 
         held = (i64 * 4)(o.a.data_ptr(), address, o.c.data_ptr(), 0)
         tables.append((ptr * 4)(*(ctypes.addressof(held) + 8 * i for i in range(4))))
         kept.append(held)
-    step = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, ptr)(kernel("step_gemm"))
-    turn = turns(tables)
+    rows = (ptr * len(tables))(*map(ctypes.addressof, tables))
+    run = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, i64, ptr, i64, ptr)(code["steps"])
+    step, turn = kernel("step_gemm"), Turn(len(tables))
 
     def calls(count: int) -> None:
-        for _ in range(count):
-            step(next(turn), words, 0, o.n, scratch.data_ptr())
-        assert kept  # what the tables point to
+        run(step, rows, turn.advance(count), count, len(tables), words, o.n, scratch.data_ptr())
+        assert kept and code  # what the tables point to
 
     return calls
 
 
-def brgemm(o: Operands) -> Calls | None:
-    address = symbol(libtorch(), BRGEMM)
-    if not address:
+def brgemm(code: Code, o: Operands) -> Calls | None:
+    multiply = symbol(libtorch(), BRGEMM)
+    if not multiply:
         return None
-    multiply = ctypes.CFUNCTYPE(None, *[i64] * 6, ctypes.c_bool, ptr, ptr, ptr, ctypes.c_bool)(address)
     packed = [[w[j : j + BLOCK].t().contiguous() for j in range(0, o.n, BLOCK)] for w in o.weights]
-    turn = turns(
-        [[(b.shape[1], b.data_ptr(), o.c.data_ptr() + 4 * j * BLOCK) for j, b in enumerate(row)] for row in packed]
-    )
-    a = o.a.data_ptr()
+    parts = len(packed[0])
+    numbers = [
+        x
+        for row in packed
+        for j, b in enumerate(row)
+        for x in (b.shape[1], b.data_ptr(), o.c.data_ptr() + 4 * j * BLOCK)
+    ]
+    rows, turn = (i64 * len(numbers))(*numbers), Turn(len(packed))
+    run = ctypes.CFUNCTYPE(None, ptr, ptr, *[i64] * 7, ptr)(code["blocks"])
 
     def calls(count: int) -> None:
-        for _ in range(count):
-            for wide, block, place in next(turn):
-                multiply(o.m, wide, o.k, o.k, wide, o.n, False, a, block, place, False)
-        assert packed
+        first = turn.advance(count)
+        run(multiply, rows, first, count, len(packed), parts, o.m, o.k, o.n, o.a.data_ptr())
+        assert packed and code
 
     return calls
 
 
 def torch_mm(o: Operands) -> Calls:
-    turn = turns([w.t() for w in o.weights])
+    weights = [w.t() for w in o.weights]
+    turn = Turn(len(weights))
 
     def calls(count: int) -> None:
         for _ in range(count):
-            torch.mm(o.a, next(turn), out=o.c)
+            torch.mm(o.a, weights[turn.advance(1)], out=o.c)
 
     return calls
 
 
-def turns(things: Sequence[Any]) -> Iterator[Any]:
-    """One after the other, beginning anywhere: a contender should not find in a cache what another has just read."""
-    start = random.randrange(len(things))
-    while True:
-        yield from things[start:]
-        yield from things[:start]
+class Turn:
+    """Copies are used one after the other, beginning anywhere: a contender should not find in a cache what another has
+    just read."""
+
+    def __init__(self, copies: int) -> None:
+        self.next, self.copies = random.randrange(copies), copies
+
+    def advance(self, count: int) -> int:
+        """The next of so many."""
+        found, self.next = self.next, (self.next + count) % self.copies
+        return found
 
 
-def contenders(o: Operands) -> dict[str, Calls | None]:
+def contenders(code: Code, o: Operands) -> dict[str, Calls | None]:
     return {
-        "nt": ours(o, "nt"),
-        "nn": ours(o, "nn"),
-        "packed": ours(o, "nn", packed=True) if blas.functions() else None,
-        "panels": ours(o, "nt", in_panels=True),
-        "brgemm": brgemm(o),
+        "nt": ours(code, o, "nt"),
+        "nn": ours(code, o, "nn"),
+        "packed": ours(code, o, "nn", packed=True) if blas.functions() else None,
+        "panels": ours(code, o, "nt", in_panels=True),
+        "brgemm": brgemm(code, o),
         "torch.mm": torch_mm(o),
     }
 
@@ -233,7 +269,7 @@ def speed(calls: Calls, count: int, operations: float, before: int = 0) -> float
 def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float, dict[str, float]]:
     """The peak in GFLOP/s, and the share that each contender reaches."""
     operands, m, k, n = Operands(shape, weights), *shape
-    running = {name: calls for name, calls in contenders(operands).items() if calls is not None}
+    running = {name: calls for name, calls in contenders(code, operands).items() if calls is not None}
     flops = dict.fromkeys(running, 2.0 * m * k * n)
     flops |= {"peak": 2.0 * ACCUMULATORS[vector_lanes()] * vector_lanes() * ITERATIONS, "limit": 2.0 * m * k * n}
     counts = {}

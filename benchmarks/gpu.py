@@ -44,11 +44,13 @@ def step(model: Model, module: nn.Module, run: Callable[..., Any], args: tuple[t
         with torch.no_grad():
             return [*torch.utils._pytree.tree_leaves(run(*args))]
 
+    parameters = list(module.parameters())  # to look for them takes a millisecond
+
     def train() -> list[torch.Tensor]:
         out = run(*args)
         out.float().square().mean().backward()
-        grads = [p.grad for p in module.parameters() if p.grad is not None]
-        for p in module.parameters():
+        grads = [p.grad for p in parameters if p.grad is not None]
+        for p in parameters:
             p.grad = None
         return [out.detach(), *grads]
 
