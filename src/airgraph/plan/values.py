@@ -208,8 +208,8 @@ class GraphValues:
     def conv_gradients(self, node: Node) -> None:
         """Those of a convolution that are wanted: convolutions of dy, several where there is a stride; a product; a sum."""
         g = gradient_operands(node, self.wide if pays(node, self.target) else self.of)
-        if g.dy.dtype != DataType.DT_FLOAT:
-            raise UnsupportedLowering("the gradient of a convolution in another type than float32")
+        if g.dy.dtype not in (DataType.DT_FLOAT, *self.target.multiplies):
+            raise UnsupportedLowering(f"there is no kernel for {g.dy.dtype.name}")
         steps: list[Convolution | FilterGradient] = []
         made: list[tuple[Value, Tensor]] = []
         if g.dx is not None and g.w is not None:
@@ -220,7 +220,7 @@ class GraphValues:
             steps.append(product := filter_gradient(g.x, g.dy, g.sizes))
             made.append((g.dw, product.shown(product.out)))
         if g.db is not None:
-            made.append((g.db, reduce("sum", g.dy, (0, 2, 3), False)))
+            made.append((g.db, reduce("sum", cast(g.dy, DataType.DT_FLOAT), (0, 2, 3), False)))
         for step in steps:
             refused = self.target.refuses(step)
             if refused is not None:
@@ -239,7 +239,7 @@ class GraphValues:
             return const(0.0, g.dy.dtype, (s.n, -(-s.h // s.sh), -(-s.w // s.sw), s.c))
         out = buffer((s.n, s.c, part.sizes.oh, part.sizes.ow), g.dy.dtype, g.dx)
         found = Convolution(g.dy, part.w, None, part.sizes, out, last=False)
-        steps.append(channels_last(found, self.target.weights_last, gapless=False))
+        steps.append(channels_last(found, self.target.weights_last, found.x.dtype in self.target.multiplies))
         return steps[-1].out
 
     def recognised(self, node: Node) -> Scatter | KernelStep | None:

@@ -85,6 +85,22 @@ def test_gradients(name, last, plans):
     assert called(plans) == (["ConvolutionBackward"] if name in LEFT else [])
 
 
+def test_patches_of_small_images(plans):
+    """Images of 3 × 3, and 2 × 2 after a stride: padded they would have two to four times as many pixels."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.Conv2d(64, 64, 3, 2, 1, bias=False)]
+    check(nn.Sequential(*layers), torch.randn(4, 32, 3, 3))
+    products = [s for plan in plans for s in plan.steps if isinstance(s, GemmStep)]
+    assert sorted(s.sizes for s in products) == [(1, 64, 288, 36), (1, 64, 576, 16)]
+
+
+def test_images_that_are_not_small_are_padded(plans):
+    torch.manual_seed(0)
+    check(nn.Conv2d(32, 32, 3, padding=1, bias=False), torch.randn(2, 32, 20, 20))
+    (product,) = [s for plan in plans for s in plan.steps if isinstance(s, GemmStep)]
+    assert product.sizes == (3, 32, 96, 2 * 22 * 22 - 2 * 22 - 2)
+
+
 @pytest.mark.parametrize("how", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 2)], ids=str)
 def test_depthwise(how, plans):
     """The gradient of the weight is PyTorch's."""
@@ -107,14 +123,14 @@ def test_what_is_left_to_pytorch(plans):
 
 
 def test_the_first_layer(plans):
-    """Nobody asks for the gradient of its image."""
+    """Nobody asks for the gradient of its image; that of its weight is PyTorch's."""
     torch.manual_seed(0)
     module, x = nn.Conv2d(3, 8, 7, 2, 3), torch.randn(2, 3, 33, 31)
     theirs = copy.deepcopy(module).double()
     torch.compile(module, backend=airgraph.backend())(x).square().mean().backward()
     theirs(x.double()).square().mean().backward()
     assert distance(module.weight.grad, theirs.weight.grad) < 1e-6
-    assert called(plans) == []
+    assert called(plans) == ["ConvolutionBackward"]
 
 
 def test_long_sums(plans):
@@ -129,8 +145,7 @@ def test_long_sums(plans):
     assert distance(module.weight.grad, exact.weight.grad) < 2 * distance(eager.weight.grad, exact.weight.grad) + 1e-6
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("name", ["3×3", "1×1, stride 2", "odd sizes, stride 2"])
+@pytest.mark.parametrize(("name", "dtype"), [*((name, BF16) for name in CASES), ("odd sizes, stride 2", F16)])
 def test_half_precision(name, dtype):
     """By whomever they are computed: that depends on the CPU."""
     torch._dynamo.reset()
@@ -190,7 +205,7 @@ def test_plans_are_read_back(plans):
     torch.compile(module, backend=airgraph.backend())(torch.randn(2, 3, 16, 16)).square().mean().backward()
     backward = plans[1]
     products = [s for s in backward.steps if isinstance(s, GemmStep)]
-    assert len(products) >= 3 and any(isinstance(s, LoopStep) for s in backward.steps)
+    assert len(products) >= 2 and any(isinstance(s, LoopStep) for s in backward.steps)
     for plan in plans:
         text = plan.text()
         assert parse_plan(text, plan.graph, plan.boundary, plan.target).text() == text
