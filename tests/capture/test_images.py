@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from aot_graphs import aot_graphs
 
-from airgraph.capture.aot import compile_by_aot
 from airgraph.capture.images import ON_CPU, ON_GPU
 
 BF16 = torch.bfloat16
@@ -13,21 +13,7 @@ CLONE = torch.ops.aten.clone.default
 
 def graphs(function, *args, layouts=ON_GPU):
     """Forward and backward, as FX graphs; results and gradients are eager's."""
-    found = {}
-
-    class Module(torch.nn.Module):
-        def forward(self, *args):
-            return function(*args)
-
-    def compiler(gm, inputs, phase):
-        found[phase] = gm
-        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
-
-    ours, theirs = ([a.detach().clone().requires_grad_() for a in args] for _ in range(2))
-    names = [f"x{i}" for i in range(len(args))]
-    run = compile_by_aot(
-        Module(), ours, compiler, keep_input_mutations=True, decompositions=None, names=names, images=layouts
-    ).run
+    found, run, ours, theirs = aot_graphs(function, args, images=layouts)
     got, want = run(*ours), function(*theirs)
     torch.testing.assert_close(got, want)
     assert [t.stride() for t in got] == [t.stride() for t in want]

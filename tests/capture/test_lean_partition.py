@@ -3,27 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
-from airgraph.capture.aot import compile_by_aot
+from aot_graphs import aot_graphs
 
 
 def graphs(function, *args, lean=True):
     """Forward and backward, as FX graphs; the gradients are eager's."""
-    found = {}
-
-    class Module(torch.nn.Module):
-        def forward(self, *args):
-            return (function(*args),)
-
-    def compiler(gm, inputs, phase):
-        found[phase] = gm
-        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
-
-    ours, theirs = ([a.detach().clone().requires_grad_() for a in args] for _ in range(2))
-    names = [f"x{i}" for i in range(len(args))]
-    run = compile_by_aot(
-        Module(), ours, compiler, keep_input_mutations=True, decompositions=None, names=names, lean=lean
-    ).run
+    found, run, ours, theirs = aot_graphs(lambda *args: (function(*args),), args, lean=lean)
     (out,) = run(*ours)
     expected = function(*theirs)
     torch.testing.assert_close(out, expected)

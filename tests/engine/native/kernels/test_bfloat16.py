@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from amx import BF16, WITH_AMX, Function, steps_of
 
 import airgraph
 from airgraph.engine.native import target, write_watch
@@ -16,26 +17,12 @@ from airgraph.engine.native.kernels import bfloat16
 from airgraph.engine.native.kernels.shared_kernels import kernel
 from airgraph.engine.native.llvm import cpu, machine, tiles
 from airgraph.engine.native.runner import POOL
-from airgraph.ir.types import DataType
 from airgraph.journal import JOURNALS
 from airgraph.plan.sizes import as_int
 from airgraph.plan.steps import AttentionStep, CallStep, GemmStep
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 import poison
-
-WITH_AMX = pytest.mark.skipif(cpu.why_no_amx() is not None, reason=str(cpu.why_no_amx()))
-BF16 = DataType.DT_BF16
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.forward = function
-
-
-def steps_of(plan, *kinds):
-    return [step for step in plan.steps if isinstance(step, kinds)]
 
 
 def assert_as_near(found, eager, truth):

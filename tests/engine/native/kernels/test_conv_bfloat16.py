@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from amx import BF16, WITH_AMX, Function, steps_of
 
 import airgraph
 from airgraph.engine.native import target, write_watch
 from airgraph.engine.native.image import BY_TAPS
 from airgraph.engine.native.kernels import conv_bfloat16
 from airgraph.engine.native.kernels.shared_kernels import kernel
-from airgraph.engine.native.llvm import cpu
 from airgraph.engine.native.runner import POOL
 from airgraph.ir.types import DataType
 from airgraph.journal import JOURNALS
@@ -25,15 +25,6 @@ from airgraph.plan.steps import CallStep, ConvStep, GemmStep
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 import poison
-
-WITH_AMX = pytest.mark.skipif(cpu.why_no_amx() is not None, reason=str(cpu.why_no_amx()))
-BF16 = DataType.DT_BF16
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.forward = function
 
 
 class UnderAutocast(torch.nn.Module):
@@ -48,10 +39,6 @@ class UnderAutocast(torch.nn.Module):
 
 def wide(t):
     return t.float() if t.dtype == torch.bfloat16 else t
-
-
-def steps_of(plan, *kinds):
-    return [step for step in plan.steps if isinstance(step, kinds)]
 
 
 def assert_as_near(found, eager, truth):
@@ -368,3 +355,29 @@ def test_a_stored_program(tmp_path, monkeypatch):
             assert [journal.counters["program hits"] for journal in JOURNALS] == [hits]
         torch.testing.assert_close(found[0], model(x), rtol=0.02, atol=0.02)
     assert torch.equal(*found)
+
+
+def gradient_steps(plans, n, c, size, o, stride):
+    """Those of the backward graph of one convolution, with AMX: its kernels, and what PyTorch computes."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(c, o, 3, stride, 1, bias=False).bfloat16()
+    x = torch.randn(n, c, size, size, dtype=torch.bfloat16, requires_grad=True)
+    torch.compile(conv, backend=airgraph.backend(engine="native"))(x).float().square().mean().backward()
+    _, backward = plans
+    return steps_of(backward, ConvStep, GemmStep), [s.node.op for s in steps_of(backward, CallStep)]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_are_computed_in_bfloat16(stride, plans):
+    torch._dynamo.reset()
+    steps, calls = gradient_steps(plans, 2, 16, 9, 32, stride)
+    assert not calls
+    assert [type(s) for s in steps].count(GemmStep) == 1 and len(steps) == 1 + stride**2
+    assert {t.dtype for s in steps for t in (s.out, (s.a if isinstance(s, GemmStep) else s.x).tensor)} == {BF16}
+
+
+def test_sums_over_many_pixels_are_pytorchs(plans):
+    torch._dynamo.reset()
+    steps, calls = gradient_steps(plans, 1, 16, 64, 16, 1)
+    assert [type(s) for s in steps] == [ConvStep]
+    assert calls == ["Conv2DBackpropFilter"]
