@@ -157,8 +157,8 @@ def filter_gradient(x: Tensor, dy: Tensor, s: ConvSizes) -> FilterGradient:
 
 
 def copies_patches(s: ConvSizes, padded_pixels: int) -> bool:
-    """Whether copying the patch of every pixel takes less time than multiplying padding with zeros, as small images would
-    have much of. In multiplications, for each of which COPY says how many a copied number takes."""
+    """Whether copying the patch of every pixel takes less time than multiplying padding, of which small images have much.
+    Both are counted in multiplications; a copied number counts as COPY of them."""
     taps, pixels = s.kh * s.kw, s.n * s.oh * s.ow
     each, copied = s.o * taps * s.c, s.c * (1 if (s.sh, s.sw) == (1, 1) else s.kh * s.sw) + s.o
     return taps > 1 and pixels * (each + COPY * taps * s.c) < 0.95 * padded_pixels * (each + COPY * copied)
