@@ -157,7 +157,7 @@ class Launch:
         """`ahead`: it may begin before the kernel in front is done, and wait for that by itself."""
         if not self.grid:
             return
-        if torch._C._cuda_getDevice() != self.function.index:
+        if torch.cuda.current_device() != self.function.index:
             with torch.cuda.device(self.function.index):
                 self(pointers, stream, ahead)
             return
