@@ -38,7 +38,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from airgraph.engine.native.kernels.gemm import BFLOAT16_FORMS, transpose_four
+from airgraph.engine.native.kernels.gemm import BFLOAT16_FORMS
+from airgraph.engine.native.kernels.gemm_packing import transpose_four
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.plan.sizes import Amount, ceil, choose, less, maximum, minimum
 
