@@ -302,7 +302,7 @@ def difference(given: Tensors, wanted: Tensors, tolerance: float = TOLERANCE[tor
 
 
 def exact_results(model: Model) -> Tensors:
-    """What a run in float64 gives: under autocast gradients are so far from exact (30 to 60 % of some) that two results
+    """What a run in float64 gives: under autocast some gradients are so far from exact (by 30 to 60 % in eager) that two
     which are equally near may be far from each other."""
     module, args = replace(model, autocast=False, dtype=torch.float64).build()
     run = training(module, module, args) if model.train else Prepared(lambda: module(*args))

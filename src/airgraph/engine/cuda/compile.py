@@ -154,7 +154,8 @@ class Launch:
         self.arguments = (ctypes.byref(self.config), function.handle, self.params, None)
 
     def __call__(self, pointers: Iterable[int], stream: int, ahead: bool = True) -> None:
-        """`ahead`: it may begin before the kernel in front is done, and wait for that by itself."""
+        """`ahead`: it may begin before the kernel in front is done, and wait for that by itself. The kernel's device need
+        not be the current one."""
         if not self.grid:
             return
         if torch.cuda.current_device() != self.function.index:
