@@ -1,4 +1,5 @@
-"""What torch.compile adds to a call: guards, Dynamo's own work and ours, beside settings of PyTorch that reduce it.
+"""What torch.compile adds to a call: guards, Dynamo's own work and ours, with guards that native code watches and
+without, and beside settings of PyTorch that reduce it.
 
     python benchmarks/guards.py [--models resnet,bert] [--threads 2] [--rounds 9]
 
@@ -6,7 +7,7 @@ All contenders take turns in one process, and each call of one that computes not
 that it finds the caches as a real call does. "Guards" is Dynamo's check of them alone, "Dynamo" a call whose backend
 returns tensors made before, guards included; "after a pause" is what a call of `airgraph.compile` takes longer after half
 a millisecond of Python, as Dynamo's work is; the other columns are what a call takes longer than one of
-`airgraph.compile`.
+`airgraph.compile`: as it is, with all guards left to Dynamo (AIRGRAPH_GUARDS=off), and so with settings of PyTorch.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ def nothing() -> Callable[..., Any]:
 
 def compiled(module: Any, args: Sequence[Any], backend: Any, options: Any = None, **settings: Any) -> Call:
     """Settings of Dynamo count while it compiles. Each backend has a cache entry of its own."""
+    watched = settings.pop("watched", False)
+    os.environ["AIRGRAPH_GUARDS"] = "on" if watched else "off"
     with torch._dynamo.config.patch(**settings):
         function = torch.compile(module, backend=backend, options=options)
         function(*args)
     return lambda: function(*args)
 
 
-def guards(module: Any, args: Sequence[Any], backend: Any) -> Call:
+def guards(module: Any, args: Sequence[Any], backend: Any, watched: bool) -> Call:
     """The check of a call's guards alone."""
-    compiled(module, args, backend)
+    compiled(module, args, backend, watched=watched)
     code = type(module).forward.__code__
     values = dict(zip(code.co_varnames, (module, *args)))
     if not (entries := _debug_get_cache_entry_list(code)):  # a module of torch.nn: Dynamo compiles a function around it
         code = next(c for c in wrap_inline.__code__.co_consts if hasattr(c, "co_code"))
         values, entries = {"fn": module, "args": tuple(args), "kwargs": {}}, _debug_get_cache_entry_list(code)
-    check = entries[-1].guard_manager.check
+    check = entries[0].guard_manager.check  # the one that was used last
     assert check(values)
     return lambda: check(values)
 
@@ -90,11 +93,13 @@ def breakdown(name: str, rounds: int) -> dict[str, float]:
     torch._dynamo.config.allow_rnn = True
     plain = airgraph.compile(module, args)
     ours = airgraph.backend
-    whole = {"torch.compile": compiled(module, args, ours())}
+    whole = {"torch.compile": compiled(module, args, ours(), watched=True)}
+    whole["guards by Dynamo"] = compiled(module, args, ours())
     whole["recursive dict tags"] = compiled(module, args, ours(), use_recursive_dict_tags_for_guards=True)
     for title, skip in FILTERS.items():
         whole[title] = compiled(module, args, ours(), {"guard_filter_fn": skip})
-    empty = {"guards": guards(module, args, nothing()), "Dynamo": compiled(module, args, nothing())}
+    empty = {"watched guards": guards(module, args, ours(), True), "guards": guards(module, args, nothing(), False)}
+    empty |= {"Dynamo": compiled(module, args, nothing())}
     model: Call = lambda: plain(*args)  # noqa: E731
     found: dict[str, list[float]] = {t: [] for t in ("airgraph.compile", *empty, "after a pause", *whole)}
     for _ in range(rounds):

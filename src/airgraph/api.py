@@ -105,9 +105,13 @@ def from_dynamo(gm: torch.fx.GraphModule) -> bool:
 
 def reading_modules(gm: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
     """How Dynamo is to call it: with modules in place of their parameters, where it can be told so."""
-    from airgraph.capture.module_arguments import module_arguments  # needs Dynamo
+    from airgraph.capture.model_guards import watch_model  # these need Dynamo
+    from airgraph.capture.module_arguments import module_arguments, waiting
 
-    found = module_arguments(gm)
+    output = waiting(gm)
+    if output is not None:
+        watch_model(output)
+    found = None if output is None else module_arguments(gm)
     return getattr(run, "builtin", run) if found is None else found.wrapped(run)
 
 

@@ -332,6 +332,7 @@ KNOBS = {
             "AIRGRAPH_WINOGRAD", "on", ("on", "off"), "convolutions of 3 × 3 with fewer multiplications (CPU, x86-64)"
         ),
         Knob("AIRGRAPH_AMX", "on", ("on", "off"), "products in bfloat16 by the CPU's matrix instructions (x86-64)"),
+        Knob("AIRGRAPH_GUARDS", "on", ("on", "off"), "native code watches what Dynamo's guards on a model read"),
         Knob(
             "AIRGRAPH_BUILD_TARGET",
             "host",

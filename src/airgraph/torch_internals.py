@@ -31,7 +31,9 @@ PYTHON = (
         "marks of dynamic sizes, the compiled frame and its arguments, callbacks, device interfaces, reset",
     ),
     Internal("torch._functorch", "AOTAutograd: functional forward and backward graphs"),
-    Internal("torch._guards", "the compile id, and the fake mode and parameters of the graph that is compiled"),
+    Internal("torch._guards", "the compile id, the fake mode, parameters and guards of the graph that is compiled"),
+    Internal("torch.utils._ordered_set", "the guards of a graph, less those that native code watches"),
+    Internal("torch._C._dispatch_keys", "in which word a tensor has them", "Dynamo checks all guards"),
     Internal("torch._subclasses", "fake tensors"),
     Internal("torch._prims_common", "the memory format a tensor's strides suggest, and whether it is contiguous"),
     Internal("torch._inductor", "its pattern matcher for user patterns; compat: its backend for graphs of npu tensors"),
@@ -83,7 +85,9 @@ PYTHON = (
     Internal("torch._C._dispatch_get_all_op_names", "which ops the device needs a kernel for", NPU),
     Internal("torch._C._dispatch_has_kernel_for_dispatch_key", "which ops the device needs a kernel for", NPU),
     Internal("torch._C._distributed_c10d", "collectives of the device", NPU),
-    Internal("torch._C._dynamo", "Dynamo's view of the device", NPU),
+    Internal(
+        "torch._C._dynamo", "guards that are asked only where something changed; compat: Dynamo's view of the device"
+    ),
     Internal("torch.distributed.distributed_c10d._world", "the name of a process group, from its backend", NPU),
     Internal("torch._C._from_dlpack", "a tensor of the device as one of the host, and back", NPU),
     Internal("torch._C._to_dlpack", "a tensor of the device as one of the host, and back", NPU),
@@ -151,6 +155,12 @@ LAYOUTS = (
         "engine/native/dict_watch.py",
         "of Python, not of PyTorch: a dict's version tag stands behind PyObject_HEAD and the number of entries",
         "has_tags(), once; where it fails, entries are compared",
+    ),
+    (
+        "engine/native/object_watch.py",
+        "what a tensor of C++ is like lies in words of it and of its autograd data; of Python: words of tuples, cells and "
+        "functions, and the version tag of a class",
+        "layout(), once; where something is not found, Dynamo checks all guards",
     ),
     (
         "capture/dead_compilations.py",

@@ -97,10 +97,9 @@ class ModuleArguments:
 
 
 def module_arguments(gm: torch.fx.GraphModule) -> ModuleArguments | None:
-    """Tells Dynamo, which waits for the backend to return, to hand over modules instead of their state. None where it is
-    not Dynamo that waits, or nothing would be gained."""
-    output = waiting(gm)
-    if output is None or not is_available():
+    """Tells Dynamo, which is `waiting` for the backend to return, to hand over modules instead of their state. None where
+    nothing would be gained."""
+    if not is_available():
         return None
     nodes = gm.graph.find_nodes(op="placeholder")
     found: dict[int, tuple[Any, tuple[str, ...], str, str]] = {}

@@ -168,6 +168,41 @@ class OwnerWords:
     OBJECT, DICT, TAG, PAIRS, FIRST, WORDS = 0, 1, 2, 3, 4, 10
 
 
+class ObjectWatchWords:
+    """Objects as they were (object_watch.py): the address of the ROOT, and COUNT rows of WatchedWords, each behind that of
+    the object it was found in."""
+
+    ROOT, COUNT, ROWS = range(3)
+
+
+class WatchedWords:
+    """What was read of an object, by KIND: the word at an ADDRESS, of which the bits of a MASK are as EXPECTED; a TENSOR,
+    the OBJECT of Python with that of C++ (IMPL) and its KNOWN words; or a DICT with its TAG, that of the attributes of an
+    OWNER or (0) one found elsewhere. ENTRIES: their number (-1: all count), then a key and a value or 0 for each. NEAR and
+    FAR, of every kind, are addresses that it reads."""
+
+    KIND, WORDS = 0, 5
+    WORD, TENSOR, DICTIONARY = range(3)  # kinds
+    NEAR, FAR = 1, 2
+    ADDRESS, _, MASK, EXPECTED = range(1, 5)
+    OBJECT, IMPL, KNOWN = range(1, 4)
+    OWNER, DICT, TAG, ENTRIES = range(1, 5)
+
+
+class WatcherWords:
+    """The WATCH that is asked first (0: none), what is called otherwise (LOOK; 0: nothing, and FALSE is the answer),
+    Python's TRUE and FALSE, how often the watch held (HITS), and the NAME of the root among the entries of what is given
+    (0: it is the root itself)."""
+
+    WATCH, LOOK, TRUE, FALSE, HITS, NAME = range(6)
+
+
+class OutsideWords:
+    """COUNT addresses of objects at PLACES, and Python's TRUE and FALSE."""
+
+    COUNT, PLACES, TRUE, FALSE = range(4)
+
+
 # What `call` returns in place of results. RAISED stays inside: `call` returns null, with the exception pending.
 NO_FRAME, NO_BLOCK, RAISED, BAD_INDEX, ZERO_DIVISION, TORCH_FAILED = range(1, 7)
 
