@@ -254,14 +254,16 @@ CHANGES = [value for value in [*globals().values()] if callable(value) and value
 CHANGES = CHANGES[CHANGES.index(train) :]
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["no_grad", "gradients"])
+WITH_GRADIENTS = (train, freeze, replace_parameter, convert, set_strided_data)
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_is_noticed_exactly_where_dynamo_notices_it(change, training, monkeypatch, watching):
+def test_a_change_is_noticed_exactly_where_dynamo_notices_it(change, monkeypatch, watching):
     """What is compared: how often the function was compiled, before and after the change, and the results. (Dynamo does
     not notice everything: another method of a class, in some versions other defaults of a function.)"""
     counts, results, x = {}, {}, torch.randn(3, 4)
     for setting in ("off", "on"):
-        with monkeypatch.context() as patch, torch.set_grad_enabled(training):
+        with monkeypatch.context() as patch, torch.set_grad_enabled(change in WITH_GRADIENTS):
             patch.setenv("AIRGRAPH_GUARDS", setting)
             torch._dynamo.reset()
             torch.manual_seed(1)
@@ -350,6 +352,43 @@ def test_state_that_always_changes_is_noted_rarely(watching):
         assert guards.asked < 101 + LONGEST, "what no longer changes is noted again"
 
 
+class Kept(nn.Module):
+    """`kept` may be of a kind whose reads are not known."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.linear, self.norm, self.kept = nn.Linear(4, 4), nn.LayerNorm(4), kept
+
+    def forward(self, x):
+        return self.norm(self.linear(x)) * self.kept.gain
+
+
+class Gain:
+    def __init__(self, gain):
+        self.gain = gain
+
+
+def test_a_model_that_cannot_be_read_is_left_to_dynamo(monkeypatch, watching):
+    models, backend, x = [Kept(Gain(2.0)), Kept(Gain(2.0))], airgraph.backend(), torch.randn(3, 4)
+    fasts, original = [compiled(model, backend) for model in models], GuardReader.read
+
+    def read(self, guard):
+        if self.root is models[1]:
+            raise UnreadGuard("of another kind")
+        return original(self, guard)
+
+    monkeypatch.setattr(GuardReader, "read", read)
+    with torch.no_grad():
+        for _ in range(50):
+            for fast, model in zip(fasts, models):
+                torch.testing.assert_close(fast(x), model(x))
+        guards = next(each for each in watching if each.name != "G")
+        assert compilations() and guards.noted <= 9, "it is not tried in every call"
+        models[1].kept.gain = 3.0
+        torch.testing.assert_close(fasts[1](x), models[1](x))
+        torch.testing.assert_close(fasts[0](x), models[0](x))
+
+
 def test_the_reason_of_a_recompilation_is_dynamos():
     net, x = Net().eval(), torch.randn(3, 4)
     fast = compiled(net)
@@ -394,12 +433,24 @@ class Alone(nn.Module):
         return self.first.weight @ self.second.weight + self.first.bias + self.second.bias
 
 
-def test_dispatch_keys_of_the_thread_count_without_a_tensor_argument(monkeypatch):
+class AloneWithBuffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in "abc":
+            self.register_buffer(name, torch.randn(4, 4))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self):
+        return self.norm(self.a @ self.b) + self.c
+
+
+@pytest.mark.parametrize("make", [Alone, AloneWithBuffers])
+def test_dispatch_keys_of_the_thread_count_without_a_tensor_argument(make, monkeypatch):
     counts = {}
     for setting in ("off", "on"):
         monkeypatch.setenv("AIRGRAPH_GUARDS", setting)
         torch._dynamo.reset()
-        model = Alone()
+        model = make()
         fast, start = compiled(model), compilations()
         with torch.no_grad():
             torch.testing.assert_close(fast(), model())

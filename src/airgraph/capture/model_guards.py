@@ -47,9 +47,9 @@ LONGEST = 255  # checks in a row by Dynamo's guards before what they read is not
 
 
 class WatchedModel(NamedTuple):
-    """A root of which is known what was read. `compared`: the addresses of its buffers."""
+    """A root, and what was read of it (None: it is not known). `compared`: the addresses of its buffers."""
 
-    watch: ObjectWatch
+    watch: ObjectWatch | None
     compared: Collection[int]
     alive: Callable[[], Any]
 
@@ -88,8 +88,8 @@ class ModelGuards:
             names = own.no_tensor_aliasing_names
             text = f"check_no_aliasing({', '.join(names)})"
             install_no_tensor_aliasing_guard(own.no_tensor_aliasing_guard_managers, names, [text], None)
-        for told, of_tree in ((builder.code, own.code), (builder.argnames, own.argnames)):
-            told.extend(part for part in of_tree if part not in told)
+        builder.code.extend(own.code)  # for PyTorch's log
+        builder.argnames.extend(name for name in own.argnames if name not in builder.argnames)
         builder.id_matched_objs.update(own.id_matched_objs)
         self.pending, self.manager = (), weakref.ref(builder.guard_manager)
         WATCHING.add(self)
@@ -99,7 +99,7 @@ class ModelGuards:
             builder.get_global_guard_manager().add_lambda_guard(check, self.reasons, None)
         else:  # at the root, where guards come before all that are on arguments
             builder.guard_manager.root.add_lambda_guard(check, self.reasons, None)
-        if self.shares:
+        if self.buffers:
             builder.no_tensor_aliasing_guard_managers = ComparedTensors(
                 self.outside.builtin(), builder.no_tensor_aliasing_guard_managers
             )
@@ -107,7 +107,7 @@ class ModelGuards:
     def look(self, root: Any) -> bool:
         """Called by native code where what was noted last does not hold, or was of another root."""
         known = self.known.get(id(root))
-        if known is not None and known.watch is not self.watcher.chosen:
+        if known is not None and known.watch is not None and known.watch is not self.watcher.chosen:
             self.others.choose(known.watch)
             if self.others.builtin()(root):
                 self.choose(known.watch, known.compared)
@@ -116,7 +116,7 @@ class ModelGuards:
         self.asked += 1
         if not self.holds(scope):
             if sys._getframe(1).f_globals.get("__name__") == "torch._dynamo.guards":  # which wants to know why
-                self.reasons[:] = self.explain(scope).verbose_code_parts
+                self.reasons[:] = self.explain(scope).verbose_code_parts or self.reasons
             return False
         if known is None:
             due = self.has_room()
@@ -151,15 +151,14 @@ class ModelGuards:
         try:
             for guard in self.records:
                 reader.read(guard)
+            watch = reader.reads.watch(root)
         except UnreadGuard:  # this model has something that the first one had not
-            return False
-        watch = reader.reads.watch(root)
-        if watch is None:
-            return False
+            watch = None
         alive = weakref.ref(root) if isinstance(root, torch.nn.Module) else lambda: root
         self.known[id(root)] = WatchedModel(watch, [*reader.compared], alive)
-        self.choose(watch, self.known[id(root)].compared)
-        return True
+        if watch is not None:
+            self.choose(watch, [*reader.compared])
+        return watch is not None
 
     def is_unused(self) -> bool:
         """Whether no function has these guards, or none yet."""
@@ -222,7 +221,8 @@ def watch_model(output: Any) -> list[ModelGuards]:
         own = without_last_tensor(own, guards)
         if len(own) >= FEWEST:
             source, reader = readers[name]
-            buffers = [*reader.compared.values()] if name == sharing else None
+            tensors = {guard.originating_source for guard in own if is_tensor_match(guard)}
+            buffers = [each for each in reader.compared.values() if each in tensors] if name == sharing else None
             found.append(ModelGuards(name, source, own, buffers))
             gone = set(map(id, own))
             guards.inner = OrderedSet(guard for guard in guards.inner if id(guard) not in gone)
