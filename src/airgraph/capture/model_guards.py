@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FrameType
@@ -106,6 +107,7 @@ class ModelGuards:
 
     def look(self, root: Any) -> bool:
         """Called by native code where what was noted last does not hold, or was of another root."""
+        CHECKED.manager = self.manager()
         known = self.known.get(id(root))
         if known is not None and known.watch is not None and known.watch is not self.watcher.chosen:
             self.others.choose(known.watch)
@@ -182,6 +184,9 @@ class ComparedTensors(list[Any]):
 
 
 WATCHING: weakref.WeakSet[ModelGuards] = weakref.WeakSet()
+# By thread, Dynamo's guards that it checked last: they must not be freed under Dynamo, which goes on with them when Python
+# has been asked, although another thread may have let go of the function meanwhile.
+CHECKED = threading.local()
 
 
 def record(guard: Guard) -> GuardRecord:

@@ -15,7 +15,8 @@ METH_NOARGS, METH_O, METH_FASTCALL = 4, 8, 128  # how many arguments the functio
 
 
 class MethodDef(ctypes.Structure):
-    """CPython's PyMethodDef. It has to live as long as the functions made of it."""
+    """CPython's PyMethodDef. It lives as long as the functions made of it, which keep it: two threads that ask for the same
+    one at the same time make two, of which a cache keeps one."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -55,7 +56,7 @@ def make_builtin(method: MethodDef, address: int, kept: Any = None) -> Callable[
     """A builtin function; the machine code gets `address` as its `self`, an int of Python's. What is there lives as long as
     the function where it is `kept`."""
     own = KeptAddress(address)
-    own.kept = kept
+    own.kept = (method, kept)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
