@@ -1,11 +1,11 @@
 """Dynamo's guards on a model, which are looked at again only where something changed.
 
-Before every call Dynamo asks whether all that it saw while tracing is as it was: for a BERT with four layers 1,200
+Before every call Dynamo asks whether all that it saw while tracing is as it was: for a BERT with four layers 1,450
 questions about the model (its modules, their flags, 77 parameters, the configuration) and the functions it is made of, and
-two about the arguments. They take 140 µs with warm caches and 650 µs between calls of the model.
+two about the arguments. They take 110 µs with warm caches and 275 µs between calls of the model; watched, 45.
 
-    L['self'].training is True                             native: the 900 objects that were read
-    L['self']._modules['0']._parameters['weight'] …          are as they were
+    L['self'].training is True                             native: the 890 words and dictionaries
+    L['self']._modules['0']._parameters['weight'] …          that were read are as they were
     L['x'] is a float32[32, 128]                           →  L['x'] is a float32[32, 128]
 
 While Dynamo waits for the backend, the guards on modules and on global variables are taken from it. It gets one in return

@@ -11,8 +11,8 @@ an object that is alive, and so on down: dictionaries by their version tags (dic
 is another one; classes by theirs; functions, tuples and cells by single words; tensors by the words that have sizes,
 strides, type, device, dispatch keys and whether they require a gradient. Where these are is tried once (`layout`).
 
-Reading the 1,100 guards of a ViT with four layers again takes Dynamo 110 µs with warm caches and 320 µs between calls of
-the model; these loops take a tenth of that.
+Dynamo takes 95 µs for the 1,100 guards of a ViT with four layers where the caches are warm, and 240 between calls of the
+model. With this loop it is 33, since what is read later is fetched early.
 """
 
 from __future__ import annotations
