@@ -46,9 +46,10 @@ def nothing() -> Callable[..., Any]:
     return compiled
 
 
-def compiled(module: Any, args: Sequence[Any], backend: Any, options: Any = None, **settings: Any) -> Call:
+def compiled(
+    module: Any, args: Sequence[Any], backend: Any, options: Any = None, *, watched: bool = False, **settings: Any
+) -> Call:
     """Settings of Dynamo count while it compiles. Each backend has a cache entry of its own."""
-    watched = settings.pop("watched", False)
     os.environ["AIRGRAPH_GUARDS"] = "on" if watched else "off"
     with torch._dynamo.config.patch(**settings):
         function = torch.compile(module, backend=backend, options=options)

@@ -3,6 +3,7 @@
 import ast
 import operator
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,11 @@ def test_this_version_is_named():
 def test_the_rule_finds_what_it_forbids():
     text = "import torch\nfrom torch._new import x\ny = torch._C._hidden(1)\nz = torch.ops._c10d.f\n"
     assert used(text) == {"torch._new", "torch._C._hidden"}
+
+
+def test_layouts_of_objects_are_found():
+    """Else tests of what is watched would be skipped, and nobody would notice."""
+    from airgraph.engine.native import object_watch
+
+    assert object_watch.layout() is not None
+    assert object_watch.is_available() == (sys.version_info < (3, 13)), "dictionaries have version tags up to 3.12"

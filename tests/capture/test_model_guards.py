@@ -389,6 +389,26 @@ def test_a_model_that_cannot_be_read_is_left_to_dynamo(monkeypatch, watching):
         torch.testing.assert_close(fasts[0](x), models[0](x))
 
 
+def test_a_model_whose_buffers_cannot_be_read_is_compiled_anew(monkeypatch):
+    """What arguments are to be compared with is not known then."""
+    models, backend, x = [Caching(), Caching()], airgraph.backend(), torch.randn(3, 4)
+    plain, original = copy.deepcopy(models), GuardReader.read
+
+    def read(self, guard):
+        if self.root is models[1]:
+            raise UnreadGuard("of another kind")
+        return original(self, guard)
+
+    monkeypatch.setattr(GuardReader, "read", read)
+    start, counts = compilations(), []
+    with torch.no_grad():
+        for model, eager in [*zip(models, plain)] * 2:
+            torch.testing.assert_close(compiled(model, backend)(x), eager(x))
+            counts.append(compilations() - start)
+        torch.testing.assert_close(compiled(models[1], backend)(models[1].keys), plain[1](plain[1].keys))
+    assert counts == [1, 2, 2, 2]
+
+
 def test_the_reason_of_a_recompilation_is_dynamos():
     net, x = Net().eval(), torch.randn(3, 4)
     fast = compiled(net)

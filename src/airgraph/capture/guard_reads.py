@@ -1,6 +1,6 @@
 """What Dynamo's guards read: words, dictionaries and tensors, which native code can watch (object_watch.py).
 
-    reader = GuardReader("self", model, vars(module_of_the_function))
+    reader = GuardReader("self", model)
     reader.read(GuardRecord("CONSTANT_MATCH", source_of("L['self'].training"), {}))
     watch = reader.reads.watch(model)                    while it holds, so does every guard that was read
 
@@ -18,15 +18,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from airgraph.capture.module_arguments import name_of
 from airgraph.engine.native.address_watch import PLAIN
-from airgraph.engine.native.object_watch import DICTIONARIES, MOST_AXES, ObjectReads
+from airgraph.engine.native.object_watch import FUNCTION_PARTS, MOST_AXES, ObjectReads
+from airgraph.engine.native.state_gather import BUFFERS, CHILDREN, DICTIONARIES, PARAMETERS
 from airgraph.errors import Unsupported
 
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.layout)
 CONSTANT_CLASSES = frozenset({*CONSTANTS, torch.memory_format})
 KEYS = (str, int, bool)  # of dictionaries, which may be compared without running code
 METACLASSES = (type, ABCMeta)
-STATE = ("_parameters", "_buffers", "_modules")  # where nn.Module.__getattr__ looks, in this order
+STATE = (PARAMETERS, BUFFERS, CHILDREN)  # where nn.Module.__getattr__ looks, in this order
 # Classes whose `__getattribute__` reads the object's own attributes and its class's map of names, nothing else.
 CONFIGURATIONS = ("transformers.configuration_utils", "transformers.integrations.heterogeneity.configuration_utils")
 UNEVEN = "_heterogeneity_spec"  # with it a configuration reads more
@@ -87,8 +89,8 @@ class GuardReader:
         if type(owner) is property and name in ("fget", "fset", "fdel"):
             return getattr(owner, name)  # (it stays what it is)
         cls = self.reads.class_of(owner)
-        if cls is FunctionType and name in FUNCTION:
-            return FUNCTION[name](self.reads, owner)
+        if cls is FunctionType and name in FUNCTION_PARTS:
+            return self.reads.part(owner, name)
         if cls is CellType and name == "cell_contents":
             return self.reads.contents(owner)
         self.reads.type(cls)
@@ -254,17 +256,9 @@ def default(reader: GuardReader, source: Any) -> Any:
     function = reader.value(source.base)
     if type(function) is not FunctionType:
         raise UnreadGuard("defaults of something else than a function")
-    if source.is_kw:
-        return reader.item(reader.reads.keyword_defaults(function), source.idx_key)
-    return reader.item(reader.reads.defaults(function), source.idx_key)
-
-
-FUNCTION: dict[str, Callable[[ObjectReads, Any], Any]] = {
-    "__code__": ObjectReads.code,
-    "__defaults__": ObjectReads.defaults,
-    "__kwdefaults__": ObjectReads.keyword_defaults,
-    "__closure__": ObjectReads.closure,
-}
+    return reader.item(
+        reader.reads.part(function, "__kwdefaults__" if source.is_kw else "__defaults__"), source.idx_key
+    )
 
 
 def of_function(name: str) -> Callable[[GuardReader, Any], Any]:
@@ -308,7 +302,7 @@ def closure_match(reader: GuardReader, source: Any) -> None:
     function = reader.value(source)
     if type(function) is FunctionType:
         reader.reads.class_of(function)
-        reader.reads.code(function)
+        reader.reads.part(function, "__code__")
 
 
 def equals_match(reader: GuardReader, source: Any, recompile_hint: str = "") -> None:
@@ -419,8 +413,3 @@ def is_constant(value: Any) -> bool:
 def lookup(cls: type, name: str) -> Any:
     """What a class or one above it has under this name, as it is kept there."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
-
-
-def name_of(source: Any) -> str:
-    name = source.name
-    return name() if callable(name) else name

@@ -27,6 +27,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -37,11 +38,11 @@ from torch._guards import Guard
 from torch.utils._ordered_set import OrderedSet
 
 from airgraph.capture.dead_compilations import release_guards
-from airgraph.capture.guard_reads import GuardReader, GuardRecord, UnreadGuard, name_of
+from airgraph.capture.guard_reads import GuardReader, GuardRecord, UnreadGuard
 from airgraph.config import KNOBS
 from airgraph.engine.native.object_watch import ObjectWatch, ObjectWatcher, OutsideWatch, is_available
 
-GLOBALS = "G"
+GLOBALS, TENSOR = "G", "TENSOR_MATCH"
 FEWEST = 8  # guards: fewer are checked as fast by Dynamo
 MODELS = 256  # that share a function's code, of which is known what was read
 LONGEST = 255  # checks in a row by Dynamo's guards before what they read is noted again
@@ -63,6 +64,7 @@ class ModelGuards:
         self.name, self.source, self.buffers = name, source, buffers or ()
         self.shares = buffers is not None
         self.records = [record(guard) for guard in guards]
+        self.tensors = [each for each in self.records if each.kind == TENSOR and each.source in self.buffers]
         self.pending: Sequence[Guard] = guards  # until Dynamo builds them
         self.reasons = [f"airgraph: {len(guards)} guards on {name}"]  # what Dynamo's log says of a failure
         self.watcher, self.others = ObjectWatcher(None if name == GLOBALS else name), ObjectWatcher()
@@ -125,9 +127,19 @@ class ModelGuards:
         else:
             due = self.skipped >= self.wait
             self.skipped += 1
-        if not due or not self.note(root):
-            self.choose(None, [id(eval(name_of(buffer), {}, {"L": scope})) for buffer in self.buffers])
+        if due and self.note(root):
+            return True
+        try:
+            self.choose(None, self.read(root, self.tensors).compared)
+        except UnreadGuard:  # what arguments are to be compared with is not known
+            return False
         return True
+
+    def read(self, root: Any, records: Iterable[GuardRecord]) -> GuardReader:
+        reader = GuardReader(self.name, root, self.shares)
+        for each in records:
+            reader.read(each)
+        return reader
 
     def choose(self, watch: ObjectWatch | None, compared: Collection[int]) -> None:
         self.watcher.choose(watch)
@@ -149,17 +161,14 @@ class ModelGuards:
             self.wait = 0 if hits - self.hits > 8 * self.wait else min(2 * self.wait + 1, LONGEST)
             self.skipped, self.hits = 0, hits
         self.noted += 1
-        reader = GuardReader(self.name, root, self.shares)
-        try:
-            for guard in self.records:
-                reader.read(guard)
-            watch = reader.reads.watch(root)
-        except UnreadGuard:  # this model has something that the first one had not
-            watch = None
+        watch, compared = None, list[int]()
+        with suppress(UnreadGuard):  # this model has something that the first one had not
+            reader = self.read(root, self.records)
+            watch, compared = reader.reads.watch(root), [*reader.compared]
         alive = weakref.ref(root) if isinstance(root, torch.nn.Module) else lambda: root
-        self.known[id(root)] = WatchedModel(watch, [*reader.compared], alive)
+        self.known[id(root)] = WatchedModel(watch, compared, alive)
         if watch is not None:
-            self.choose(watch, [*reader.compared])
+            self.choose(watch, compared)
         return watch is not None
 
     def is_unused(self) -> bool:
@@ -246,7 +255,7 @@ def without_last_tensor(own: list[Guard], guards: Iterable[Guard]) -> list[Guard
 
 
 def is_tensor_match(guard: Guard) -> bool:
-    return guard.create_fn_name() == "TENSOR_MATCH"
+    return guard.create_fn_name() == TENSOR
 
 
 def root_of(source: Any, output: Any) -> tuple[str, Any, Any] | None:

@@ -121,10 +121,10 @@ def test_functions_cells_and_tuples():
         return lambda a=1, *, b=2: [value]
 
     def read(reads, root):
-        reads.code(root)
-        reads.item(reads.defaults(root), 0)
-        reads.constant(reads.entry(reads.keyword_defaults(root), "b"))
-        closure = reads.closure(root)
+        reads.part(root, "__code__")
+        reads.item(reads.part(root, "__defaults__"), 0)
+        reads.constant(reads.entry(reads.part(root, "__kwdefaults__"), "b"))
+        closure = reads.part(root, "__closure__")
         assert reads.length(closure) == 1
         reads.constant(reads.contents(reads.item(closure, 0)))
 

@@ -18,7 +18,6 @@ model. With this loop it is 33, since what is read later is fetched early.
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -33,7 +32,7 @@ from airgraph.engine.native.builtin import MethodDef, compiled_method, make_buil
 from airgraph.engine.native.dict_watch import has_tags, tag
 from airgraph.engine.native.tables import OutsideWords, WatchedWords, WatcherWords, words
 
-DICTIONARIES = (dict, OrderedDict)
+FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 ALL = -1  # a mask: of all bits
 WHOLE = -1  # in place of the number of entries: the whole dictionary counts
 TYPE, SIZE, FIRST, CELL = 1, 2, 3, 2  # words: an object's class, a tuple's length and its first item, what is in a cell
@@ -44,16 +43,12 @@ MOST_AXES = 5  # sizes and strides of more lie elsewhere
 
 class ObjectLayout(NamedTuple):
     """Words of objects. In a tensor of C++ those that say what it is like, where its autograd data are, and in these what
-    says whether it requires a gradient; of a function its code, its defaults and those of keywords; (half words) the
-    version tag of a class."""
+    says whether it requires a gradient; of a function its parts; (a half word) the version tag of a class."""
 
     tensor: tuple[int, ...]
     autograd: int
     gradient: tuple[int, ...]
-    code: int
-    defaults: int
-    keyword_defaults: int
-    closure: int
+    function: tuple[int, ...]
     version: int
 
 
@@ -143,21 +138,10 @@ class ObjectReads:
             raise LookupError(f"{cls.__name__} has no version")
         self.word(id(cls) + 8 * (place // 2), half(place))
 
-    def code(self, function: FunctionType) -> Any:
-        self.word(id(function) + 8 * self.layout.code)
-        return function.__code__
-
-    def closure(self, function: FunctionType) -> Any:
-        self.word(id(function) + 8 * self.layout.closure)
-        return function.__closure__
-
-    def defaults(self, function: FunctionType) -> Any:
-        self.word(id(function) + 8 * self.layout.defaults)
-        return function.__defaults__
-
-    def keyword_defaults(self, function: FunctionType) -> Any:
-        self.word(id(function) + 8 * self.layout.keyword_defaults)
-        return function.__kwdefaults__
+    def part(self, function: FunctionType, name: str) -> Any:
+        """One of `FUNCTION_PARTS`."""
+        self.word(id(function) + 8 * self.layout.function[FUNCTION_PARTS.index(name)])
+        return getattr(function, name)
 
     def item(self, values: tuple[Any, ...], index: int) -> Any:
         self.length(values)
@@ -323,9 +307,7 @@ def layout() -> ObjectLayout | None:
     if tensor is None or of_autograd is None or function is None or version is None:
         return None
     autograd, *gradient = of_autograd
-    code, defaults, keyword_defaults, closure = function
-    words_of_tensor = (*tensor, autograd)
-    return ObjectLayout(words_of_tensor, autograd, tuple(gradient), code, defaults, keyword_defaults, closure, version)
+    return ObjectLayout((*tensor, autograd), autograd, tuple(gradient), function, version)
 
 
 def tensor_layout() -> tuple[int, ...] | None:
@@ -378,16 +360,15 @@ def autograd_layout() -> tuple[int, ...] | None:
 
 
 def function_layout() -> tuple[int, ...] | None:
-    """The words of a function's code, its defaults, those of its keywords, and its closure."""
+    """The words of a function's parts."""
     within = object()
 
     def tried(a: int = 1, *, b: int = 2) -> object:
         return within
 
-    parts = (tried.__code__, tried.__defaults__, tried.__kwdefaults__, tried.__closure__)
     seen = words_at(id(tried), 12)
-    places = [[i for i, word in enumerate(seen) if word == id(part)] for part in parts]
-    cell = parts[3][0]  # type: ignore[index]
+    places = [[i for i, word in enumerate(seen) if word == id(getattr(tried, name))] for name in FUNCTION_PARTS]
+    cell = tried.__closure__[0]  # type: ignore[index]
     if words_at(id(cell), 3)[CELL] != id(within) or any(len(found) != 1 for found in places):
         return None
     pair = (within, cell)

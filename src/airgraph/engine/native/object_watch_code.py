@@ -12,7 +12,7 @@ from airgraph.engine.native.builtin import METH_O
 from airgraph.engine.native.dict_watch import tag_at
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.replay_code import HANDLE
-from airgraph.engine.native.state_gather_code import attributes
+from airgraph.engine.native.state_gather_code import attributes, dictionary_of
 from airgraph.engine.native.tables import ObjectWatchWords, OutsideWords, WatchedWords, WatcherWords
 
 FUNCTIONS = {"check": METH_O, "outside": METH_O}
@@ -57,8 +57,7 @@ def dict_holds() -> str:
     """A dictionary with another tag counts as the same if its entries are, and is known by that tag then."""
     f = Function("dict_holds", "ptr %row", "i1")
     owner, known = f.word("%row", WatchedWords.OWNER, "ptr"), f.word("%row", WatchedWords.DICT, "ptr")
-    of_object = f.test("ne", owner, "null", "ptr")
-    found = f.either(of_object, "ptr", lambda: f.op(f"call ptr @attributes(ptr {owner})"), known)
+    _, found = dictionary_of(f, owner, known)
     f.give(f.test("ne", found, known, "ptr"), "i1 false")
     f.give(f.test("eq", known, "null", "ptr"), "i1 true")
     now = tag_at(f, known)
