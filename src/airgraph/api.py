@@ -104,7 +104,8 @@ def from_dynamo(gm: torch.fx.GraphModule) -> bool:
 
 
 def reading_modules(gm: torch.fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """How Dynamo is to call it: with modules in place of their parameters, where it can be told so."""
+    """How Dynamo, which waits for it, is to call it: with modules in place of their parameters, and with guards on them
+    that native code watches, where it can be told so."""
     from airgraph.capture.model_guards import watch_model  # these need Dynamo
     from airgraph.capture.module_arguments import module_arguments, waiting
 
