@@ -116,6 +116,19 @@ def as_operand(node: torch.fx.Node) -> Any:
         return torch.empty_like(x)
 
 
+def of_real_transform(node: torch.fx.Node) -> Any:
+    """By MKL axes that are not transformed come first, in the order of the input's strides, and then the others."""
+    value, (x, axes) = node.meta["val"], operands(node)
+    if x.device.type != "cpu" or not torch.backends.mkl.is_available() or free_unbacked_symbols(x):
+        return value
+    rest, apart = [i for i in range(x.dim()) if i not in axes], x.stride()
+    order = [i for some in (rest, axes[:-1]) for i in sorted(some, key=apart.__getitem__, reverse=True)]
+    order.append(axes[-1])
+    with x.fake_mode:
+        found = torch.empty([value.shape[i] for i in order], dtype=value.dtype, device=value.device)
+        return found.permute([order.index(i) for i in range(x.dim())])
+
+
 def padded(node: torch.fx.Node) -> Any:
     """Padding that only takes away is a copy of what is left, which lies as the tensor does; fake tensors know this only of
     fixed sizes."""
@@ -143,6 +156,7 @@ RULES: dict[Any, Rule] = {
     aten.log_sigmoid_forward.default: on_cpu(0, all_contiguous),
     aten.nll_loss2d_forward.default: on_cpu(0, all_contiguous),
     aten._fft_c2c.default: on_cpu(0, of_transform),
+    aten._fft_r2c.default: of_real_transform,
     aten.channel_shuffle.default: on_cpu(0, like_input),
     aten.max_unpool2d.default: on_cpu(0, like_input),
     aten.reflection_pad3d.default: on_cpu(0, like_input),
