@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.source import AttrSource, LocalSource
 
 import airgraph
 from airgraph.capture import model_guards
-from airgraph.capture.guard_reads import GuardReader, UnreadGuard
+from airgraph.capture.guard_reads import KINDS, GuardReader, GuardRecord, UnreadGuard
 from airgraph.capture.model_guards import LONGEST, ModelGuards, record, root_of
-from airgraph.engine.native.object_watch import is_available
+from airgraph.capture.module_arguments import name_of
+from airgraph.engine.native.object_watch import ObjectWatcher, is_available
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="objects of this Python are not watched")
 SCALE = 2.0
@@ -43,6 +45,17 @@ TABLE = {"a": 1.0, "b": 2.0}
 class Mode(enum.Enum):
     PLAIN = 1
     NEGATED = 2
+
+
+class Choice:
+    """As configurations of transformers: attributes that are kept under other names."""
+
+    def __init__(self):
+        self._offset = 0.5
+
+    @property
+    def offset(self):
+        return self._offset
 
 
 class Part(nn.Module):
@@ -71,12 +84,12 @@ class Net(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList([Part(), Part()])
         self.drop = nn.Dropout(0.0)
-        self.calls = 0
+        self.calls, self.choice = 0, Choice()
 
     def forward(self, x):
         for part in self.parts:
             x = part(x)
-        x = self.drop(SHIFTED(doubled(x)) * SCALE + TABLE["b"])
+        x = self.drop(SHIFTED(doubled(x)) * SCALE + TABLE["b"]) + self.choice.offset
         return x * 2 if self.training else x
 
 
@@ -121,6 +134,8 @@ def test_guards_on_modules_and_globals_are_asked_once(watching):
         for _ in range(6):
             torch.testing.assert_close(fast(x), net(x))
     on_model, on_globals = sorted(watching, key=lambda each: each.name == "G")
+    read = {(each.kind, name_of(each.source).rpartition(".")[2]) for each in on_model.records}
+    assert ("HASATTR", "late") in read or any(each.given.get("attr") == "late" for each in on_model.records)
     assert len(on_model.records) > 50 and on_globals.name == "G" and len(on_globals.records) >= model_guards.FEWEST
     for each in watching:
         assert (each.asked, each.noted) == (1, 1) and each.watcher.hits >= 5
@@ -188,6 +203,18 @@ def change_enum(net):
 
 def add_attribute(net):
     net.parts[1].late = True
+
+
+def change_what_a_property_returns(net):
+    net.choice._offset = 4.0
+
+
+def change_property(net, monkeypatch):
+    monkeypatch.setattr(Choice, "offset", property(lambda self: self._offset + 1))
+
+
+def change_code_of_property(net, monkeypatch):
+    monkeypatch.setattr(Choice.offset.fget, "__code__", (lambda self: self._offset + 2).__code__)
 
 
 def change_of_class(net, monkeypatch):
@@ -589,6 +616,47 @@ def language_model():
 
     config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     return BertModel(config, add_pooling_layer=False).eval(), torch.randint(0, 64, (2, 8))
+
+
+def test_a_property_that_only_returns_an_attribute_is_read(monkeypatch):
+    choice, source = Choice(), AttrSource(LocalSource("self"), "offset")
+
+    def watch():
+        reader = GuardReader("self", choice)
+        reader.read(GuardRecord("CONSTANT_MATCH", source, {}))
+        watcher = ObjectWatcher()
+        watcher.choose(reader.reads.watch(choice))
+        return watcher.builtin()
+
+    holds = watch()
+    assert holds(choice)
+    choice._offset = 2.5
+    assert not holds(choice)
+    holds = watch()
+    monkeypatch.setattr(Choice.offset.fget, "__code__", (lambda self: self._other).__code__)
+    assert not holds(choice)
+    monkeypatch.setattr(Choice, "offset", property(lambda self: self._offset + 1))
+    with pytest.raises(UnreadGuard, match="property"):
+        watch()
+
+
+def test_every_guard_on_a_language_model_is_watched(monkeypatch):
+    """Attributes that are there or not, and properties of a configuration that return another attribute, too: each that
+    stays with Dynamo runs code of Python in every call, of every layer."""
+    model, x = language_model()
+    original, left = model_guards.watch_model, []
+
+    def noted(output):
+        taken = original(output)
+        for guard in output.tracing_context.guards_context.dynamo_guards:
+            if root_of(guard.originating_source, output) is not None and guard.create_fn_name() in KINDS:
+                left.append(name_of(guard.originating_source))
+        return taken
+
+    monkeypatch.setattr(model_guards, "watch_model", noted)
+    with torch.no_grad():
+        compiled(model)(x)
+    assert not left
 
 
 @pytest.mark.parametrize("make", [language_model, lambda: (Net().eval(), torch.randn(3, 4))], ids=["bert", "net"])

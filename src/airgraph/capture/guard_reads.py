@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from airgraph.capture.module_arguments import name_of
+from airgraph.capture.module_arguments import inside, name_of
 from airgraph.engine.native.address_watch import PLAIN
 from airgraph.engine.native.object_watch import FUNCTION_PARTS, MOST_AXES, ObjectReads
 from airgraph.engine.native.state_gather import BUFFERS, CHILDREN, DICTIONARIES, PARAMETERS
@@ -32,6 +32,7 @@ STATE = (PARAMETERS, BUFFERS, CHILDREN)  # where nn.Module.__getattr__ looks, in
 # Classes whose `__getattribute__` reads the object's own attributes and its class's map of names, nothing else.
 CONFIGURATIONS = ("transformers.configuration_utils", "transformers.integrations.heterogeneity.configuration_utils")
 UNEVEN = "_heterogeneity_spec"  # with it a configuration reads more
+RETURNS_ATTRIBUTE = (lambda self: self.attribute).__code__.co_code
 ABSENT: Any = object()
 
 
@@ -110,6 +111,10 @@ class GuardReader:
         if name == "__class__":
             return cls
         of_class = lookup(cls, name)
+        getter = plain_getter(of_class) if type(of_class) is property else None
+        if getter is not None:
+            self.reads.part(getter, "__code__")
+            return self.attribute(owner, getter.__code__.co_names[0])
         if name == "__dict__":
             attributes = self.reads.attributes(owner)
             if attributes is None or type(of_class) is not GetSetDescriptorType:
@@ -181,6 +186,16 @@ class GuardReader:
         if not dict.__contains__(owner, key):
             raise UnreadGuard(f"no {key!r} in a dictionary")
         return found
+
+
+def plain_getter(found: property) -> FunctionType | None:
+    """The property's function, if it only returns another attribute of the same object."""
+    getter = found.fget
+    if type(getter) is not FunctionType:
+        return None
+    code = getter.__code__
+    is_plain = code.co_code == RETURNS_ATTRIBUTE and code.co_argcount == 1 and len(code.co_names) == 1
+    return getter if is_plain else None
 
 
 # -- paths --------------------------------------------------------------------------------------------------------------
@@ -343,7 +358,13 @@ def not_an_attribute(reader: GuardReader, source: Any, attr: str) -> None:
     reader.reads.entry(attributes, attr)
 
 
-def has_attribute(reader: GuardReader, source: Any, attr: str) -> None:
+def has_attribute(reader: GuardReader, source: Any, attr: str | None = None) -> None:
+    """Before torch 2.12 the source is that of the attribute."""
+    if attr is None:
+        source = inside(source)
+        if type(source).__name__ == "CodeSource":
+            return
+        source, attr = source.base, source.member
     owner = reader.value(source)
     cls = type(owner)
     asked = lookup(cls, attr)
@@ -351,6 +372,9 @@ def has_attribute(reader: GuardReader, source: Any, attr: str) -> None:
         reader.reads.class_of(owner)
         reader.reads.type(cls)
         reader.renamed(owner, cls, attr)  # these properties read other attributes of the same object
+    elif type(asked) is FunctionType and lookup(cls, "__getattribute__") is object.__getattribute__:
+        reader.reads.class_of(owner)
+        reader.reads.type(cls)
     else:
         reader.attribute(owner, attr)
 

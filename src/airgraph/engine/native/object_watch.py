@@ -69,11 +69,11 @@ class WordRead(NamedTuple):
 
 
 class TensorRead(NamedTuple):
-    """Of one a plain class (address_watch.py)."""
+    """Of one of a plain class (address_watch.py)."""
 
     tensor: torch.Tensor
     impl: int
-    words: list[int]  # those of `ObjectLayout.tensor` and `ObjectLayout.gradient`
+    words: list[int]  # object_watch_code.span of `ObjectLayout.tensor`, and those of `ObjectLayout.gradient`
 
 
 class ObjectReads:
@@ -165,8 +165,8 @@ class ObjectReads:
         seen = words_at(impl, MORE)
         autograd = seen[self.layout.autograd]
         own = words_at(autograd, SEEN) if autograd else [0] * SEEN
-        row = TensorRead(value, impl, [seen[i] for i in self.layout.tensor] + [own[i] for i in self.layout.gradient])
-        self.rows.append(row)
+        first, count = object_watch_code.span(self.layout.tensor)
+        self.rows.append(TensorRead(value, impl, seen[first : first + count] + [own[i] for i in self.layout.gradient]))
 
     def constant(self, value: Any) -> None:
         self.kept.append(value)
@@ -196,9 +196,9 @@ class ObjectWatch:
         if isinstance(row, TensorRead):
             return [WatchedWords.TENSOR, id(row.tensor), row.impl, self.keep(row.words), 0]
         pairs = [word for key, value in row.pairs.items() for word in (id(key), value)]
-        count = WHOLE if row.whole else len(row.pairs)
-        owner, found = (0 if part is None else id(part) for part in (row.owner, row.found))
-        return [WatchedWords.DICTIONARY, owner, found, row.tag, self.keep([count, *pairs])]
+        count, found = WHOLE if row.whole else len(row.pairs), 0 if row.found is None else id(row.found)
+        place = 0 if row.owner is None else attributes_place()(row.owner)
+        return [WatchedWords.DICTIONARY, place or 0, found, row.tag, self.keep([count, *pairs])]
 
     def keep(self, values: list[int]) -> int:
         self.kept.append(words(values))

@@ -12,26 +12,31 @@ from airgraph.engine.native.builtin import METH_O
 from airgraph.engine.native.dict_watch import tag_at
 from airgraph.engine.native.llvm.builder import Function
 from airgraph.engine.native.replay_code import HANDLE
-from airgraph.engine.native.state_gather_code import attributes, dictionary_of
 from airgraph.engine.native.tables import ObjectWatchWords, OutsideWords, WatchedWords, WatcherWords
 
 FUNCTIONS = {"check": METH_O, "outside": METH_O}
 AHEAD = 12  # rows: what they read is fetched so early, since a call of the model leaves little of it in the caches
 LINE = 64  # bytes
-BEFORE = 32  # bytes in front of an object: there Python has the address of its attributes
+SIDE = 4  # words of a tensor that are compared at once
 PYTHON = {
     "PyLong_AsVoidPtr": "ptr (ptr)",
     "PyDict_GetItem": "ptr (ptr, ptr)",
-    "_PyObject_GetDictPtr": "ptr (ptr)",
     "PyObject_CallOneArg": "ptr (ptr, ptr)",
     "Py_IncRef": "void (ptr)",
 }
 
 
 def source(tensor: Sequence[int], autograd: int, gradient: Sequence[int]) -> str:
-    parts = attributes() + tensor_holds(tensor, autograd, gradient) + dict_holds() + rows_hold() + check() + outside()
+    parts = tensor_holds(tensor, autograd, gradient) + entries_hold() + dict_holds() + rows_hold() + check() + outside()
     declared = (f"declare {kind.partition(' ')[0]} @{name}{kind.partition(' ')[2]}\n" for name, kind in PYTHON.items())
+    parts += f"declare i64 @llvm.vector.reduce.or.v{SIDE}i64(<{SIDE} x i64>)\n"
     return parts + "".join(declared) + "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
+
+
+def span(places: Sequence[int]) -> tuple[int, int]:
+    """The first word of those at `places`, and how many are read from there on: whole vectors."""
+    first = min(places)
+    return first, -(-(max(places) + 1 - first) // SIDE) * SIDE
 
 
 def tensor_holds(tensor: Sequence[int], autograd: int, gradient: Sequence[int]) -> str:
@@ -39,29 +44,41 @@ def tensor_holds(tensor: Sequence[int], autograd: int, gradient: Sequence[int]) 
     f = Function("tensor_holds", "ptr %row", "i1")
     impl, known = f.word("%row", WatchedWords.IMPL, "ptr"), f.word("%row", WatchedWords.KNOWN, "ptr")
     f.give(f.test("ne", f.word(f.word("%row", WatchedWords.OBJECT, "ptr"), HANDLE, "ptr"), impl, "ptr"), "i1 false")
-
-    def unlike(of: str, places: Sequence[int], start: int) -> str:
-        found = "0"
-        for i, place in enumerate(places):
-            other = f.op(f"xor i64 {f.word(of, place)}, {f.word(known, start + i)}")
-            found = f.op(f"or i64 {found}, {other}")
-        return found
-
-    f.give(f.test("ne", unlike(impl, tensor, 0), 0), "i1 false")
-    data = f.word(impl, autograd, "ptr")
+    kind, unlike = f"<{SIDE} x i64>", "zeroinitializer"
+    first, count = span(tensor)
+    for start in range(0, count, SIDE):
+        now, then = (
+            f.op(f"load {kind}, ptr {f.at(of, at, 'i64')}, align 8")
+            for of, at in ((impl, first + start), (known, start))
+        )
+        counts = ", ".join(f"i64 {-(first + start + i in tensor)}" for i in range(SIDE))
+        other = f.op(f"and {kind} {f.op(f'xor {kind} {now}, {then}')}, <{counts}>")
+        unlike = f.op(f"or {kind} {unlike}, {other}")
+    f.give(f.test("ne", f.op(f"call i64 @llvm.vector.reduce.or.v{SIDE}i64({kind} {unlike})"), 0), "i1 false")
+    data, others = f.word(impl, autograd, "ptr"), "0"
     f.give(f.test("eq", data, "null", "ptr"), "i1 true")
-    return f.text(f"i1 {f.test('eq', unlike(data, gradient, len(tensor)), 0)}")
+    for i, place in enumerate(gradient):
+        other = f.op(f"xor i64 {f.word(data, place)}, {f.word(known, count + i)}")
+        others = f.op(f"or i64 {others}, {other}")
+    return f.text(f"i1 {f.test('eq', others, 0)}")
 
 
 def dict_holds() -> str:
     """A dictionary with another tag counts as the same if its entries are, and is known by that tag then."""
     f = Function("dict_holds", "ptr %row", "i1")
-    owner, known = f.word("%row", WatchedWords.OWNER, "ptr"), f.word("%row", WatchedWords.DICT, "ptr")
-    _, found = dictionary_of(f, owner, known)
+    place, known = f.word("%row", WatchedWords.PLACE, "ptr"), f.word("%row", WatchedWords.DICT, "ptr")
+    of_object = f.test("ne", place, "null", "ptr")
+    found = f.either(of_object, "ptr", lambda: f.word(place, 0, "ptr"), known)
     f.give(f.test("ne", found, known, "ptr"), "i1 false")
     f.give(f.test("eq", known, "null", "ptr"), "i1 true")
     now = tag_at(f, known)
     f.give(f.test("eq", now, f.word("%row", WatchedWords.TAG)), "i1 true")
+    return f.text(f"i1 {f.op('call i1 @entries_hold(ptr %row)')}")
+
+
+def entries_hold() -> str:
+    f = Function("entries_hold", "ptr %row", "i1")
+    known = f.word("%row", WatchedWords.DICT, "ptr")
     entries = f.word("%row", WatchedWords.ENTRIES, "ptr")
     count = f.word(entries, 0)
     f.give(f.test("slt", count, 0), "i1 false")
@@ -73,15 +90,17 @@ def dict_holds() -> str:
 
     (same,) = f.loop("0", count, 1, one, ("i1", "true"))
     with f.given(same):
-        f.set("%row", WatchedWords.TAG, now)
+        f.set("%row", WatchedWords.TAG, tag_at(f, known))
     return f.text(f"i1 {same}")
 
 
 def fetch(f: Function, row: str) -> None:
     """Into the caches. (What is no address does no harm.)"""
-    for word, offsets in ((WatchedWords.NEAR, (-BEFORE, 0)), (WatchedWords.FAR, (0, LINE, 2 * LINE))):
-        for offset in offsets:
-            f.prefetch(f.word(row, word, "ptr"), offset, "i8")
+    f.prefetch(f.word(row, WatchedWords.NEAR, "ptr"), 0, "i8")
+    far, large = f.word(row, WatchedWords.FAR, "ptr"), f.test("eq", f.word(row, WatchedWords.KIND), WatchedWords.TENSOR)
+    apart = f.choose(large, "i64", str(LINE), "0")
+    for line in range(3):
+        f.prefetch(far, f.mul(apart, line), "i8")
 
 
 def rows_hold() -> str:

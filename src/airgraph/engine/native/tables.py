@@ -177,16 +177,16 @@ class ObjectWatchWords:
 
 class WatchedWords:
     """What was read of an object, by KIND: the word at an ADDRESS, of which the bits of a MASK are as EXPECTED; a TENSOR,
-    the OBJECT of Python with that of C++ (IMPL) and its KNOWN words; or a DICT with its TAG, that of the attributes of an
-    OWNER or (0) one found elsewhere. ENTRIES: their number (-1: all count), then a key and a value or 0 for each. NEAR and
-    FAR, of every kind, are addresses that it reads."""
+    the OBJECT of Python with that of C++ (IMPL) and its KNOWN words; or a DICT with its TAG, whose address is at the PLACE
+    of an object's attributes or (0) which was found elsewhere. ENTRIES: their number (-1: all count), then a key and a
+    value or 0 for each. NEAR and FAR, of every kind, are addresses that it reads."""
 
     KIND, WORDS = 0, 5
     WORD, TENSOR, DICTIONARY = range(3)  # kinds
     NEAR, FAR = 1, 2
     ADDRESS, _, MASK, EXPECTED = range(1, 5)
     OBJECT, IMPL, KNOWN = range(1, 4)
-    OWNER, DICT, TAG, ENTRIES = range(1, 5)
+    PLACE, DICT, TAG, ENTRIES = range(1, 5)
 
 
 class WatcherWords:
