@@ -4,7 +4,7 @@
     python benchmarks/gemm.py --shapes 32x768x3072,64x768x768     rows×K×N
     python benchmarks/gemm.py --rounds 99 --weights 0             weights that stay in the caches
 
-`peak` is what the core does with multiply-adds alone, on registers, in GFLOP/s. The columns are shares of it:
+`peak` is what the core does with multiply-adds alone, on registers, in GFLOP/s (the median). The columns are shares of it:
 
     limit        what no kernel can exceed, because the weight has to be read once from where it lies
     nt, nn       our generated kernel with the weight as nn.Linear stores it, and transposed
@@ -14,15 +14,15 @@
     torch.mm
 
 A star marks what a graph with frozen or watched parameters chooses. Every call takes another copy of the weight, 16 MiB of
-them in all, as in a model with many layers. Each is used some times before a batch is timed: other contenders have other
-copies and leave these in main memory.
+them in all, as in a model with many layers; with panels it is told where the next one lies, as there. Each is used some
+times before a batch is timed: other contenders have other copies and leave these in main memory.
 
 Batches of our kernels and of brgemm are called by a native loop, as a graph's are; a call from Python takes two of the 25
 microseconds that 32 rows of 256 by 256 need. torch.mm is called from Python.
 
-Time is the thread's own, so other processes cost caches and frequency, but not turns of the scheduler. Contenders and the
-peak alternate in batches of a millisecond; shown is the fast end of the batches (the 90th percentile) of each, since on a
-virtual machine the others are those in which the host took the core away.
+Time is the thread's own, so other processes cost caches and frequency, but not turns of the scheduler. The core's clock
+differs from one moment to the next, on a virtual machine by a third: a contender's batch, of a millisecond, is compared
+with batches of the peak just before and just after it, and shown is the median of these shares.
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ def reading() -> str:
 
 
 def stepping() -> str:
-    """%count calls of a step of ours, each with the next of %all tables of operands, from table %first on."""
-    given = "ptr %step, ptr %tables, i64 %first, i64 %count, i64 %all, ptr %sizes, i64 %end, ptr %scratch"
+    """%count calls of a step of ours, each with the next of %all tables of operands and of sizes, from row %first on."""
+    given = "ptr %step, ptr %tables, i64 %first, i64 %count, i64 %all, i64 %end, ptr %scratch"
     f = Function("steps", given, exported=True)
     with f.each("0", "%count", 1) as loop:
-        table = f.word("%tables", f.rem(f.add("%first", loop.i), "%all"), "ptr")
-        f.call("%step", f"ptr {table}, ptr %sizes, i64 0, i64 %end, ptr %scratch")
+        row = f.row("%tables", f.rem(f.add("%first", loop.i), "%all"), 2)
+        table, sizes = f.word(row, 0, "ptr"), f.word(row, 1, "ptr")
+        f.call("%step", f"ptr {table}, ptr {sizes}, i64 0, i64 %end, ptr %scratch")
     return f.text()
 
 
@@ -156,7 +157,6 @@ class Operands:
 
 def ours(code: Code, o: Operands, form: str, packed: bool = False, in_panels: bool = False) -> Calls:
     """One step of a graph, as a single thread runs it."""
-    sizes = [0] * Gemm.WORDS
     transposed = form == "nn" and not packed
     known = {Gemm.FORM: gemm.FORMS.index(form), Gemm.BATCH: 1, Gemm.M: o.m, Gemm.N: o.n, Gemm.K: o.k, Gemm.LDA: o.k}
     known |= {Gemm.LDB: o.n if transposed else o.k, Gemm.LDC: o.n, Gemm.SPLIT: COLUMNS}
@@ -169,31 +169,36 @@ def ours(code: Code, o: Operands, form: str, packed: bool = False, in_panels: bo
             block.fill(weight.data_ptr(), True, o.k)
         addresses, known = [b.address for b in blocks], known | {Gemm.BLOCK: o.n, Gemm.PACKED: blas.step()}
         kept += blocks
-    scratch_bytes = as_int(gemm.scratch_bytes(form, o.m, o.n, o.k))
+    scratch_bytes, tables = as_int(gemm.scratch_bytes(form, o.m, o.n, o.k)), [0] * len(addresses)
     if in_panels:
         s, tile = panels.one_by_one(o.m, o.n, o.k), panels.tile_of(product(o.m, o.k, o.n))
         dims = [as_int(x) for x in conv_last.words(s, 1, (0, 1, o.m * o.k, o.k), tile)]
         dims[conv_last.PREPACKED] = 1
-        table, copies = (i64 * len(dims))(*dims), [panels.in_panels(w, s, tile) for w in o.weights]
+        copies = [panels.in_panels(w, s, tile) for w in o.weights]
         addresses = [w.data_ptr() for w in copies]
-        known |= {Gemm.PACKED: kernel("step_panels"), Gemm.PANELS: ctypes.addressof(table)}
+        known |= {Gemm.PACKED: kernel("step_panels")}
         scratch_bytes = conv_last.offsets(s, tile)["packed"]
-        kept += [table, copies]
-    for index, number in known.items():
-        sizes[index] = number
-    words = (i64 * len(sizes))(*sizes)
+        for i, address in enumerate([*addresses[1:], addresses[0]]):
+            dims[conv_last.FOLLOWING : conv_last.FOLLOWING + 3] = conv_last.following(s, tile, address)
+            kept.append((i64 * len(dims))(*dims))
+            tables[i] = ctypes.addressof(kept[-1])
+        kept.append(copies)
     scratch = torch.zeros(scratch_bytes // 4 + 64)
-    tables = []
-    for address in addresses:
+    rows = []
+    for address, table in zip(addresses, tables):
         held = (i64 * 4)(o.a.data_ptr(), address, o.c.data_ptr(), 0)
-        tables.append((ptr * 4)(*(ctypes.addressof(held) + 8 * i for i in range(4))))
-        kept.append(held)
-    rows = (ptr * len(tables))(*map(ctypes.addressof, tables))
-    run = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, i64, ptr, i64, ptr)(code["steps"])
-    step, turn = kernel("step_gemm"), Turn(len(tables))
+        args = (ptr * 4)(*(ctypes.addressof(held) + 8 * i for i in range(4)))
+        words = (i64 * Gemm.WORDS)()
+        for index, number in {**known, Gemm.PANELS: table}.items():
+            words[index] = number
+        kept += [held, args, words]
+        rows += [ctypes.addressof(args), ctypes.addressof(words)]
+    every = (i64 * len(rows))(*rows)
+    run = ctypes.CFUNCTYPE(None, ptr, ptr, i64, i64, i64, i64, ptr)(code["steps"])
+    step, turn = kernel("step_gemm"), Turn(len(addresses))
 
     def calls(count: int) -> None:
-        run(step, rows, turn.advance(count), count, len(tables), words, o.n, scratch.data_ptr())
+        run(step, every, turn.advance(count), count, len(addresses), o.n, scratch.data_ptr())
         assert kept and code  # what the tables point to
 
     return calls
@@ -258,9 +263,8 @@ def contenders(code: Code, o: Operands) -> dict[str, Calls | None]:
 
 
 # -- measuring ------------------------------------------------------------------------------------------------------------
-def speed(calls: Calls, count: int, operations: float, before: int = 0) -> float:
-    """GFLOP/s by the clock of the thread; `before`: calls that are not counted."""
-    calls(before)
+def speed(calls: Calls, count: int, operations: float) -> float:
+    """GFLOP/s by the clock of the thread."""
     start = time.thread_time_ns()
     calls(count)
     return count * operations / max(time.thread_time_ns() - start, 1)
@@ -279,15 +283,22 @@ def measure(shape: Shape, rounds: int, weights: int, code: Code) -> tuple[float,
     running |= {"peak": peak_calls(code), "limit": read_calls(code, operands)}
     for name, calls in running.items():
         counts[name] = max(1, round(SECONDS * 1e9 * speed(calls, 2, flops[name]) / flops[name]))
-    order, speeds = list(running), {name: list[float]() for name in running}
+    order, shares, peaks = [name for name in running if name != "peak"], {name: list[float]() for name in running}, []
+
+    def peak() -> float:
+        peaks.append(speed(running["peak"], counts["peak"], flops["peak"]))
+        return peaks[-1]
+
     for _ in range(rounds):
         random.shuffle(order)
         for name in order:
-            before = 0 if name == "peak" else WARM * len(operands.weights)
-            speeds[name].append(speed(running[name], counts[name], flops[name], before))
-    fast = {name: statistics.quantiles(values, n=10)[-1] for name, values in speeds.items()}
-    peak = fast.pop("peak")
-    return peak, {name: min(value / peak, 1.0) for name, value in fast.items()}
+            running[name](WARM * len(operands.weights))
+            before = peak()
+            found = speed(running[name], counts[name], flops[name])
+            shares[name].append(2 * found / (before + peak()))
+    return statistics.median(peaks), {
+        name: min(statistics.median(shares[name]), 1.0) for name in running if name != "peak"
+    }
 
 
 def product(m: int, k: int, n: int) -> ProductShape:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -120,6 +121,7 @@ class BoundFrame:
         self.only: dict[int, int] = {}  # slot of an argument → the only address it may have in this frame
         self.tags: dict[int, Tag] = {}  # slot of an argument → what it was when it was packed
         self.packed_copies: dict[int, int] = {}  # bytes of packed weights, by their addresses
+        self.in_panels: list[tuple[int, int]] = []  # of products, in order: where dimensions are, and the packed copy
         self.packing: list[Callable[[], None]] = []  # what fills packed copies, while it is made
         self.once = 0  # steps that ran when it was made
         self.by_squares = 0  # convolutions by Winograd's transformation (winograd.py)
@@ -147,6 +149,7 @@ class BoundFrame:
             if pack.slot in known:
                 fill = self.pack_by_taps if pack.block == BY_TAPS else self.pack
                 fill(pack, known[pack.slot], pack.slot in constant)
+        self.link_panels()
         for conv in image.conv_packs:
             if conv.slot in known:
                 self.pack_convolution(conv, known[conv.slot], conv.slot in constant)
@@ -268,6 +271,7 @@ class BoundFrame:
         elif pack.block == IN_PANELS:
             copy = self.panels(weight, sizes[Gemm.PANELS], 4 * start, content)
             address, size, sizes[Gemm.PACKED] = copy.data_ptr(), copy.nbytes, kernel("step_panels")
+            self.in_panels.append((sizes[Gemm.PANELS], address))
         else:
             key = (weight.data_ptr(), start, stride, form, m, n, k, pack.block, content)
             copy = self.copies.get(key)
@@ -282,6 +286,14 @@ class BoundFrame:
         if not constant:
             self.only[pack.slot] = weight.data_ptr()
         args[1] = ctypes.addressof(place)
+
+    def link_panels(self) -> None:
+        """Each product with panels is told of the next one's, which come nearer while it ends."""
+        for (dims, _), (following, address) in pairwise(self.in_panels):
+            now, others = ((ctypes.c_int64 * len(conv_last.DIMS)).from_address(at) for at in (dims, following))
+            s, tile = ConvSizes(*others[: len(conv_last.SIZES)]), conv_last.these_tiles()[others[conv_last.TILE]]
+            for i, word in enumerate(conv_last.following(s, tile, address), conv_last.FOLLOWING):
+                now[i] = word
 
     def bfloat16_panels(self, weight: torch.Tensor, sizes: Sequence[int], content: Any) -> torch.Tensor:
         """A packed copy for the product in bfloat16 of these sizes."""

@@ -83,6 +83,22 @@ def test_results(rows, sizes, in_every_tile):
     assert_as_near_as_eager(run(x), module, x)
 
 
+@pytest.mark.parametrize("rows", [9, 37])
+def test_a_product_is_told_where_the_next_weight_lies(rows, in_every_tile):
+    """It is fetched with the last panel, whether that is full or not."""
+    tile, module, x = in_every_tile, model(24, 2 * in_every_tile.panel, 100, 33), torch.randn(rows, 24)
+    run, native = compiled(module, x)
+    assert_as_near_as_eager(run(x), module, x)
+    frame = native.frames[-1]
+    products = [frame.part(pack.sizes, Gemm.WORDS) for pack in frame.image.packs]
+    copies = [ctypes.c_int64.from_address(frame.part(pack.args, 2)[1]).value for pack in frame.image.packs]
+    told = [(ctypes.c_int64 * len(conv_last.DIMS)).from_address(sizes[Gemm.PANELS]) for sizes in products]
+    found = [tuple(dims[conv_last.FOLLOWING : conv_last.FOLLOWING + 3]) for dims in told]
+    depths = (2 * tile.panel, 100)
+    shapes = [(-(-n // tile.panel), 4 * k * tile.panel) for n, k in zip((100, 33), depths)]
+    assert found == [(copy, *shape) for copy, shape in zip(copies[1:], shapes)] + [(0, 0, 0)]
+
+
 @pytest.mark.parametrize(
     ("m", "n", "threads", "rows"),
     [

@@ -55,10 +55,12 @@ SIZES = ConvSizes._fields
 PARTS = ("zeros", "positions", "tables", "planes", "packed")  # of a thread's scratch memory
 # mode: TABLE, PLANES, DEPTHWISE; split: threads divide pixels (0) or panels (1); prepacked: 1 where the weights are packed
 # already; tile: its number; tiles: in a block; far: 1 or 0; chunk: values; strip: rows; squares: in a block (winograd.py)
-# or 0; x's strides (floats); the epilogue (NO_EPILOGUE …) with its function, arguments and sizes; where PARTS begin
-HOW = ("mode", "split", "prepacked", "tile", "tiles", "far", "chunk", "strip", "squares")
+# or 0; of a product, where the next one's panels are (0: nobody knows), how many, and the bytes of each; x's strides
+# (floats); the epilogue (NO_EPILOGUE …) with its function, arguments and sizes; where PARTS begin
+NEXT = ("next", "next_panels", "next_bytes")
+HOW = ("mode", "split", "prepacked", "tile", "tiles", "far", "chunk", "strip", "squares", *NEXT)
 DIMS = [*SIZES, *HOW, "xn", "xc", "xh", "xw", "epilogue", "function", "arguments", "numbers", *PARTS]
-PREPACKED, TILE, SQUARES = (DIMS.index(name) for name in ("prepacked", "tile", "squares"))
+PREPACKED, TILE, SQUARES, FOLLOWING = (DIMS.index(name) for name in ("prepacked", "tile", "squares", NEXT[0]))
 TABLE, PLANES, DEPTHWISE = range(3)
 NO_EPILOGUE, BY_ELEMENT, BY_CHANNEL = range(3)  # loops of an epilogue
 DEEPEST = 1 << 16  # values of a patch
@@ -196,8 +198,13 @@ def words(s: ConvSizes, by_panels: Amount, strides: Sequence[int], tile: ConvTil
     w = w if s.w > 1 else s.c
     h = h if s.h > 1 else s.w * w
     n = n if s.n > 1 else s.h * h
-    how = [tile.number, tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile), 0]
+    how = [tile.number, tiles(s, tile), int(far(s, tile)), chunk(s), strip(s, tile), 0, 0, 0, 0]
     return [*s, mode_of(s), by_panels, 0, *how, n, c, h, w, NO_EPILOGUE, 0, 0, 0, *offsets(s, tile).values()]
+
+
+def following(s: ConvSizes, tile: ConvTile, address: int) -> list[int]:
+    """What a product is told of the next one (NEXT), whose panels are at this address."""
+    return [address, panels(s, tile), 4 * s.depth * tile.panel]
 
 
 def far(s: ConvSizes, tile: ConvTile) -> bool:

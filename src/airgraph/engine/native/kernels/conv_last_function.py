@@ -170,14 +170,17 @@ class LastFunction(Function):
         and of few. Too many lines for one tile are not fetched: what it needs itself comes later then (nn.LSTM with 4 rows
         took 1.1 to 1.3 times as long)."""
         rows, full = self.host.rows, self.host.vectors
-        large = "@" + micro_name(rows[0], full)
-        if self.host.fetches:
-            ahead = self.op(f"and i1 {far}, {self.test('sle', pace, 2 * LINE)}")
-            large = self.choose(ahead, "ptr", "@" + micro_name(rows[0], full, ahead=True), large)
-        small = "@" + micro_name(rows[1], full)
+        ahead = self.op(f"and i1 {far}, {self.test('sle', pace, 2 * LINE)}") if self.host.fetches else ""
+
+        def of_all(v: int) -> str:
+            plain, fetching = ("@" + micro_name(rows[0], v, ahead=fetches) for fetches in (False, True))
+            return self.choose(ahead, "ptr", fetching, plain) if ahead else plain
+
+        large, small = of_all(full), "@" + micro_name(rows[1], full)
         for v in reversed(range(1, full)):
             narrow = self.test("sle", left, v * self.host.lanes)
-            large, small = (self.choose(narrow, "ptr", "@" + micro_name(rows[0], v), wide) for wide in (large, small))
+            large = self.choose(narrow, "ptr", of_all(v), large)
+            small = self.choose(narrow, "ptr", "@" + micro_name(rows[0], v), small)
         return large, small
 
     def prefetch_far(self, base: str, bytes: str) -> None:

@@ -46,7 +46,7 @@ def source(tile: ConvTile | None = None) -> str:
 def of_tile(host: ConvTile) -> str:
     parts = [micro(host, host.rows[0], v) for v in range(1, host.vectors + 1)]
     parts += [micro(host, host.rows[1], host.vectors)]
-    parts += [micro(host, host.rows[0], host.vectors, ahead=True)] if host.fetches else []
+    parts += [micro(host, host.rows[0], v, ahead=True) for v in range(1, host.vectors + 1)] if host.fetches else []
     return "".join([*parts, plain_table(host), block(host), product(host)])
 
 
@@ -367,8 +367,9 @@ def is_plain(f: LastFunction, d: dict[str, str]) -> str:
 
 
 def block(host: ConvTile) -> str:
-    """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed."""
-    params = f"{OPERANDS}, i64 %p, i64 %stop, i64 %first, i64 %end, ptr %packed, ptr %scratch"
+    """Pixels p .. stop - 1, at most a block of them, times panels first .. end - 1, whose weights lie at %packed. %next:
+    what is read after them (null: nobody knows), and fetched with the last panel."""
+    params = f"{OPERANDS}, i64 %p, i64 %stop, i64 %first, i64 %end, ptr %packed, ptr %next, ptr %scratch"
     f = LastFunction(host, host.named("block"), params)
     d = f.dims()
     last, count = f.sub("%stop", 1), f.sub("%stop", "%p")
@@ -398,9 +399,10 @@ def block(host: ConvTile) -> str:
         left = f.sub(found.made, f.mul(part, host.panel))
         all_weights = f.panel("%packed", f.sub(number, "%first"), found)
         own = f.mul(group, f.choose(of_planes, "i64", f.mul(f.div(d["c"], d["groups"]), d["xc"]), deep))
-        f.loop("0", found.depth, chunk, lambda k: several(k, own, o, left, all_weights))
+        over = f.test("eq", f.add(number, 1), "%end")
+        f.loop("0", found.depth, chunk, lambda k: several(k, over, own, o, left, all_weights))
 
-    def several(k: str, channel: str, o: str, left: str, all_weights: str) -> None:
+    def several(k: str, over: str, channel: str, o: str, left: str, all_weights: str) -> None:
         """The values from k on, of all tiles: whole taps, or channels of the only one."""
         first = f.choose(many, "i64", f.div(k, deep), "0")
         count_taps = f.choose(many, "i64", f.min(f.sub(taps, first), f.div(chunk, deep)), "1")
@@ -409,8 +411,11 @@ def block(host: ConvTile) -> str:
         weights = f.at(all_weights, f.mul(k, host.panel))
         part = f.mul(count_taps, run)
         after, more = f.beyond(weights, f.mul(part, 4 * host.panel)), f.test("sgt", k, 0)
+        over = f.op(f"and i1 {over}, {f.test('sge', f.add(k, chunk), found.depth)}")
+        after = f.choose(over, "ptr", "%next", after)
+        fetches = f.op(f"and i1 {far}, {f.test('ne', after, 'null', 'ptr')}")
         bias = f.choose(more, "ptr", "null", f.beside("%bias", o))
-        large, small = f.micros(left, far, pace)
+        large, small = f.micros(left, fetches, pace)
 
         def tile(p: str) -> None:
             number, here = f.div(p, host.rows[0]), f.sub(count, p)
@@ -429,15 +434,26 @@ def block(host: ConvTile) -> str:
 
 
 def product(host: ConvTile) -> str:
-    """Some rows and columns of a product of matrices, as a convolution of 1 × 1 whose weight is packed."""
+    """Some rows and columns of a product of matrices, as a convolution of 1 × 1 whose weight is packed. With the last panel
+    come the first weights that this thread is likely to need next: its own of the next block, or of the next product."""
     params = f"{OPERANDS}, i64 %row0, i64 %row1, i64 %panel0, i64 %panel1, ptr %scratch"
     f = LastFunction(host, host.named("product"), params)
     d = f.dims()
-    block, packed = f.mul(d["tiles"], host.rows[0]), f.panel("%weight", "%panel0", f.panels(d))
+    block, found = f.mul(d["tiles"], host.rows[0]), f.panels(d)
+    packed = f.panel("%weight", "%panel0", found)
+
+    def begin() -> list[str]:
+        number = f.div(f.mul("%panel0", d["next_panels"]), found.parts)
+        address = f.op(f"inttoptr i64 {d['next']} to ptr")
+        return [f.beyond(address, f.mul(number, d["next_bytes"]))]
+
+    (following,) = f.when(f.test("ne", d["next"], 0), begin, ("ptr", "null"))
 
     def some(p: str) -> None:
-        which = f"i64 {p}, i64 {f.min(f.add(p, block), '%row1')}, i64 %panel0, i64 %panel1"
-        f.call(f"@{host.named('block')}", f"{OPERANDS}, {which}, ptr {packed}, ptr %scratch")
+        stop = f.min(f.add(p, block), "%row1")
+        after = f.choose(f.test("eq", stop, "%row1"), "ptr", following, packed)
+        which = f"i64 {p}, i64 {stop}, i64 %panel0, i64 %panel1"
+        f.call(f"@{host.named('block')}", f"{OPERANDS}, {which}, ptr {packed}, ptr {after}, ptr %scratch")
 
     f.loop("%row0", "%row1", block, some)
     return f.text()
@@ -514,7 +530,8 @@ def strips(host: ConvTile) -> str:
             def one(p: str) -> None:
                 until = f.min(f.add(p, block), high)
                 operands = f"ptr {memory}, ptr %weight, ptr %bias, ptr {out}, ptr {inner}"
-                f.call("@block", f"{operands}, i64 {p}, i64 {until}, i64 0, i64 {every}, ptr %packed, ptr %scratch")
+                which = f"i64 {p}, i64 {until}, i64 0, i64 {every}, ptr %packed, ptr null"
+                f.call("@block", f"{operands}, {which}, ptr %scratch")
                 pixels = f"i64 {f.add(before, p)}, i64 {f.add(before, until)}"
                 f.call("@epilogue", f"ptr %dims, {pixels}, i64 0, i64 {d['o']}")
 
@@ -556,7 +573,8 @@ def whole(host: ConvTile) -> str:
 
     def one_block(p: str, stop: str, first: str, end: str, packed: str) -> None:
         until = f.min(f.add(p, block), stop)
-        f.call("@block", f"{OPERANDS}, i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr %scratch")
+        which = f"i64 {p}, i64 {until}, i64 {first}, i64 {end}, ptr {packed}, ptr null"
+        f.call("@block", f"{OPERANDS}, {which}, ptr %scratch")
         channels = f"i64 {f.channel(first, found)}, i64 {f.channel(end, found)}"
         f.call("@epilogue", f"ptr %dims, i64 {p}, i64 {until}, {channels}")
 
