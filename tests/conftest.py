@@ -119,12 +119,14 @@ def same_numbers():
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
-    """Compiled code of one test is not another test's."""
+    """Compiled code of one test is not another test's. (Nor are sizes dynamic in all that follow: PyTorch 2.11 may leave
+    that behind where several threads call functions compiled with dynamic=True, since the setting is no thread's own.)"""
     yield
     if "torch" in sys.modules:
         import torch
 
         torch._dynamo.reset()
+        torch._dynamo.config.assume_static_by_default = True
 
 
 @pytest.fixture

@@ -373,7 +373,7 @@ def test_state_that_always_changes_is_noted_rarely(watching):
             torch.testing.assert_close(fast(x), model(x))
         assert compilations() == compiled_once
         (guards,) = (each for each in watching if each.name != "G")
-        assert guards.asked == 101 and guards.noted <= 8
+        assert 50 < guards.asked <= 101 and guards.noted <= 8  # a tensor may be where the one before it was
         for _ in range(3 * LONGEST):
             fast(x)
         assert guards.asked < 101 + LONGEST, "what no longer changes is noted again"

@@ -753,7 +753,6 @@ def test_nested() -> None:
     check(f, rows)
 
 
-@torch._dynamo.config.patch(assume_static_by_default=True)  # PyTorch 2.11 may leave False behind: it is no thread's own
 def test_many_threads() -> None:
     def f(x, n):
         y = (x * n).sin()
