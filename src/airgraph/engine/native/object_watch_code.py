@@ -34,9 +34,10 @@ def source(tensor: Sequence[int], autograd: int, gradient: Sequence[int]) -> str
 
 
 def span(places: Sequence[int]) -> tuple[int, int]:
-    """The first word of those at `places`, and how many are read from there on: whole vectors."""
-    first = min(places)
-    return first, -(-(max(places) + 1 - first) // SIDE) * SIDE
+    """The first word that is read, and how many are from there on: whole vectors, which end with the last of `places`."""
+    end = max(places) + 1
+    count = -(-(end - min(places)) // SIDE) * SIDE
+    return max(end - count, 0), count
 
 
 def tensor_holds(tensor: Sequence[int], autograd: int, gradient: Sequence[int]) -> str:

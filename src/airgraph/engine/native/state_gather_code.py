@@ -29,12 +29,6 @@ def attributes() -> str:
     return f.text(f"ptr {f.either(f.test('ne', place, 'null', 'ptr'), 'ptr', lambda: f.word(place, 0, 'ptr'), 'null')}")
 
 
-def dictionary_of(f: Function, owner: str, known: str) -> tuple[str, str]:
-    """Whether a dictionary has attributes of an object (which is not null), and where it is now."""
-    of_object = f.test("ne", owner, "null", "ptr")
-    return of_object, f.either(of_object, "ptr", lambda: f.op(f"call ptr @attributes(ptr {owner})"), known)
-
-
 def pairs_hold() -> str:
     """Whether the values of a row are where they were, although another entry of the dictionary has changed: then it is
     known by its new tag."""
@@ -54,7 +48,8 @@ def pairs_hold() -> str:
 def owner_holds() -> str:
     f = Function("owner_holds", "ptr %row", "i1")
     owner, known = f.word("%row", OwnerWords.OBJECT, "ptr"), f.word("%row", OwnerWords.DICT, "ptr")
-    of_object, found = dictionary_of(f, owner, known)
+    of_object = f.test("ne", owner, "null", "ptr")
+    found = f.either(of_object, "ptr", lambda: f.op(f"call ptr @attributes(ptr {owner})"), known)
     f.give(f.test("ne", found, known, "ptr"), "i1 false")
     f.give(f.test("eq", tag_at(f, known), f.word("%row", OwnerWords.TAG)), "i1 true")
     held = f.either(of_object, "i1", lambda: f.op(f"call i1 @pairs_hold(ptr %row, ptr {known})"), "false")
